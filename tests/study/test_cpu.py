@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.training import Sft
 from pipeline.estimate import cpu, flops
 from pipeline.estimate.flops import QuestionSet, scoring_seconds, training_seconds
-from pipeline.estimate.training_rows import assumed_lengths, positions
+from pipeline.estimate.training_rows import assumed_lengths
 from pipeline.models.shape import Shape, shape_of
 from pipeline.stages.lengths import padded_length
 from pipeline.train.memory import full_model
@@ -84,9 +84,7 @@ def test_a_step_is_padded_as_by_drawing_it(rows: int, micro: int) -> None:
     sample = sorted(length for step in drawn for length in step)[::20]
     assert padded_length(sample, rows, micro, 1e9) == pytest.approx(computed, rel=0.03)
     mean = statistics.fmean(sample)
-    recipe = Sft(name="x", batch_size=rows, micro_batch_size=micro, seq_length=10**6)
-    assert positions(assumed_lengths(mean), recipe) == pytest.approx(computed, rel=0.03)
-    assert positions(sample, replace(recipe, padding_free=True)) == pytest.approx(mean)
+    assert padded_length(assumed_lengths(mean), rows, micro, 1e9) == pytest.approx(computed, rel=0.03)
     assert padded_length(sample, rows, micro, 10) == pytest.approx(10)
 
 

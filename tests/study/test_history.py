@@ -30,8 +30,10 @@ from pipeline.estimate.durations import (
     memory_here,
 )
 from pipeline.estimate.flops import Gpu, cards, training_seconds
+from pipeline.estimate.gpu_budget import longest_row
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import THINKING, count_questions, kinds_of, question_sets_of
+from pipeline.estimate.training_rows import expected_size, expected_steps, row_lengths, row_tokens
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
@@ -136,6 +138,18 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
     assert seconds(hub, lambda: cards()[ON_GPU]) < seconds(hub) / 100
+
+
+def test_packed_rows_are_full(world: Path, base: Path, tmp_path: Path) -> None:
+    """Steps are those of the documents' tokens, and a row has the tokens, and takes the memory, of sft.seq_length."""
+    words = ["stage=cpt", "expert=sandbox_text", "model=trained", f"model.path={base}", f"data_root={world}"]
+    packed, plain = (of(*words, f"runs_dir={tmp_path}", f"sft.packing={value}") for value in ("true", "false"))
+    length, batch = packed.config.sft.seq_length, packed.config.sft.batch_size
+    documents = (training_rows(packed.parents["data"], expected=True) or 0) * statistics.fmean(row_lengths(packed))
+    assert expected_steps(packed) == pytest.approx(documents / length / batch, abs=1)
+    assert row_tokens(packed) == longest_row(packed) == length > longest_row(plain) > row_tokens(plain)
+    given = of(*words, f"runs_dir={tmp_path}", "sft.steps=7")
+    assert expected_size(given) == (7 * batch, 7, 7 * batch * length)
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:

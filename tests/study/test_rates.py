@@ -106,12 +106,12 @@ def test_what_cards_exchange_by_hand() -> None:
     much of 32 GB of gradients; under ddp these twice. Where products take longer nobody waits for it."""
     count = LLAMA_8B.parameters
     shards = Sft(name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="fsdp2", precision="bf16")
-    assert flops.bytes_between(LLAMA_8B, count, shards, 4) == 2 * 0.75 * (2 * 2 + 4) * count
+    assert flops.bytes_between(LLAMA_8B, count, shards) == 2 * 0.75 * (2 * 2 + 4) * count
     copies = Sft(name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="ddp", precision="bf16")
-    assert flops.bytes_between(LLAMA_8B, count, copies, 4) == 2 * 0.75 * 4 * count
+    assert flops.bytes_between(LLAMA_8B, count, copies) == 2 * 0.75 * 4 * count
     every, gpu = full_model(LLAMA_8B), cards()["h100_80"]
     optimizer = 28 * count / 4 / gpu.bandwidth
-    short, long = (training_seconds(LLAMA_8B, every, 8, tokens, shards, gpu, 4) for tokens in (10, 4000))
+    short, long = (training_seconds(LLAMA_8B, every, 8, tokens, shards, gpu) for tokens in (10, 4000))
     assert short == pytest.approx(2 * 0.75 * 8 * count / (450e9 * 0.75) + optimizer)
     products = 8 * 4000 * training_flops(LLAMA_8B, every, 4000, shards.gradient_checkpointing) / (gpu.rate("bf16") * 4)
     assert long == pytest.approx(products + optimizer)

@@ -428,9 +428,8 @@ def row_of(name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     card = 0 if name.startswith("eight layers") and "gathered" not in name else cards()["a100_80"].memory
     measured = measure(config, shape, card)
-    parts = [part for _, part in trained_parts(config, shape)]
-    gathered = stays_gathered(shape, parts, sft.seq_length, sft, card)
-    estimate = training_memory(shape, parts, sft.seq_length, sft, gathered=gathered)
+    gathered = stays_gathered(config, shape, sft.seq_length, card)
+    estimate = training_memory(shape, trained_parts(config, shape).values(), sft.seq_length, sft, gathered=gathered)
     total = sum(estimate.values()) - estimate.pop("context")
     return {
         "name": name, "rows a pass": micro, "tokens a row": sft.seq_length, "passes": passes,

@@ -11,15 +11,15 @@ from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
-from pipeline.estimate.gpu_budget import Bill, scored_to_choose
+from pipeline.estimate.gpu_budget import Bill
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
-from pipeline.estimate.training_rows import row_tokens
+from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
-from pipeline.stages.steps import training_steps
 from pipeline.text import align_columns, first_few
 
 WIDTH, LINES = 120, 24
@@ -92,7 +92,7 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
     Selections, and averages of several scores, take no time of their own."""
-    choosing = scored_to_choose(run for run in runs if isinstance(run.config, SelectStage))
+    choosing = {run.hash for run in order_runs([run for run in runs if isinstance(run.config, SelectStage)])}
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         config = run.config
@@ -110,7 +110,7 @@ def kinds_table(
 ) -> list[str]:
     """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
     unfinished, later = set(reasons), by_kind(waiting)
-    costs = {cost.run.hash: cost for costs in (bill.kinds.values() if bill else ()) for cost in costs}
+    costs = {cost.run.hash: cost for cost in (bill.costs() if bill else ())}
     of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
     rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
     for kind, members in by_kind(runs).items():
@@ -143,11 +143,10 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
             return "", takes(runs, costs, None, history)[0], "", ""
         trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
-    gpus = [cost.run.config.sft.processes if isinstance(cost.run.config, TrainStage) else 1 for cost in known_costs]
-    seconds_each = [3600 * cost.hours / count for cost, count in zip(known_costs, gpus, strict=True)]
+    seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
     return (
-        span(gpus, str), span(seconds_each, format_duration), hours,
+        span((cost.gpus for cost in known_costs), str), span(seconds_each, format_duration), hours,
         memory_text(cost.memory for cost in known_costs),
     )  # fmt: skip
 
@@ -172,13 +171,9 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     if not trainings:
         return []
     settings = [run.config.sft for run in trainings]
-    rows, steps, tokens = [], [], []
-    for run in trainings:
-        if (count := training_steps(run, expected=True)) is not None:
-            steps.append(count)
-            rows.append(count * run.config.sft.batch_size)
-            with suppress(PipelineError):
-                tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
+    sizes = zip(*map(expected_size, trainings), strict=True)
+    rows, steps, tokens = ([count for count in counts if count is not None] for counts in sizes)
+    millions = span((count / 1e6 for count in tokens), "{:,.3g}".format)
 
     def of_knob(name: str, form: str = "{}") -> str:
         return span((getattr(sft, name) for sft in settings), form.format)
@@ -188,8 +183,8 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
-        f"{of_knob('batch_size')}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, rate "
-        f"{of_knob('learning_rate', '{:.3g}')}, {', '.join(dtypes)}, sft.epochs {of_knob('epochs')}"
+        f"{of_knob('batch_size')}{unknown}, {millions} million tokens, rate {of_knob('learning_rate', '{:.3g}')}, "
+        f"{', '.join(dtypes)}, sft.epochs {of_knob('epochs')}"
     ]
 
 

@@ -26,17 +26,15 @@ from pipeline.estimate import cpu
 from pipeline.estimate.flops import Gpu, cards
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.training_rows import row_tokens, source_files
+from pipeline.estimate.training_rows import expected_size, source_files
 from pipeline.files import cores
-from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
 from pipeline.runs.graph import longest_paths
-from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import bytes_of_largest_parent
-from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import LIBRARIES, WIDTH
 
@@ -51,6 +49,7 @@ BASE_ALONE = 0.2  # of that, where nothing but the base of an adapter is read
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
+UNKNOWN = (PipelineError, KeyError, OSError, ValueError)  # a shape that is not known, a file that is not there
 Kind = tuple[Any, ...]
 WORK = {  # knobs that decide how long runs of one name take
     "model": ("path",),
@@ -80,26 +79,17 @@ class History:
     def __init__(self, manifests: Iterable[Manifest] = (), gpu: Callable[[], Gpu | None] = gpu_here) -> None:
         self.gpu = gpu
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
-        self.medians: dict[Kind, float] = {}
-        self.guesses: dict[str, float | None] = {}
-        self.too_large: dict[str, bool] = {}  # for this machine's memory
         for manifest in manifests:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)
-        self.seconds[kind].append(manifest.seconds)
-        self.medians.pop(kind, None)
+        self.seconds[kind_of(manifest.stage, label_in(manifest.name), manifest.config)].append(manifest.seconds)
 
     def predict(self, run: Run) -> float | None:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""
         knobs = {group: vars(getattr(run.config, group)) for group in WORK if hasattr(run.config, group)}
         kind = kind_of(run.config.stage, run.label, knobs)
-        if kind not in self.seconds:
-            return self.guess(run)
-        if kind not in self.medians:
-            self.medians[kind] = statistics.median(self.seconds[kind])
-        return self.medians[kind]
+        return statistics.median(self.seconds[kind]) if kind in self.seconds else guess(run, self.gpu)
 
     def seconds_text(self, run: Run) -> str:
         """The seconds of a run as a plan shows them."""
@@ -110,15 +100,12 @@ class History:
         """Whether a run is too long for this machine's CPU, as predicted, or too large for its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or self.gpu():
             return False
-        if run.hash not in self.too_large:
-            self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
-        return self.too_large[run.hash] or (seconds or 0.0) > DAY
+        return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
 
     def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
         """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
         leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
-        left = left or {}
-        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
+        predicted = [(run, (left or {}).get(run.hash, self.predict(run))) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
@@ -130,17 +117,10 @@ class History:
         if omitted and not predictions:
             return "?", " and ".join(omitted)
         if workers > 1:  # one a GPU: a training of several holds as many
-            cards = {run.hash: run.config.sft.processes for run in runs if isinstance(run.config, TrainStage)}
-            shared = sum(seconds * cards.get(key, 1) for key, seconds in predictions) / workers
+            gpus = {run.hash: run.config.sft.processes for run in runs if isinstance(run.config, TrainStage)}
+            shared = sum(seconds * gpus.get(key, 1) for key, seconds in predictions) / workers
             total = max([shared, *longest_paths(runs, dict(predictions)).values()])
         return f"about {format_duration(total)}", " and ".join(omitted)
-
-    def guess(self, run: Run) -> float | None:
-        """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
-        if key not in self.guesses:
-            self.guesses[key] = guess(run, self.gpu)
-        return self.guesses[key]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
@@ -149,11 +129,14 @@ class History:
 def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     """Seconds of its work on a GPU, or on this machine's CPU; None where its work is not known before."""
     config = run.config
-    with suppress(PipelineError, KeyError, OSError, ValueError):  # an unknown shape, a file that is not there
-        if isinstance(config, TrainStage):
-            return training_seconds(run, gpu())
-        if isinstance(config, EvalStage):
-            return evaluation_seconds(run, gpu())
+    with suppress(*UNKNOWN):
+        if isinstance(config, EvalStage) and is_bundle(run):
+            return 0.2  # averages of scores take almost none
+        if isinstance(config, TrainStage | EvalStage):
+            machine = gpu() or cpu.cpu(shape_for(run), config.threads or cores())
+            return (
+                training_seconds(run, machine) if isinstance(config, TrainStage) else evaluation_seconds(run, machine)
+            )
         if isinstance(config, DataStage):
             return data_seconds(run)
         if config.stage in ("merge", "analyze"):
@@ -162,76 +145,59 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     return 1.0 if config.stage == "select" else None
 
 
-def machine_of(run: Run, shape: Shape, gpu: Gpu | None) -> Gpu:
-    return gpu or cpu.cpu(shape, run.config.threads or cores())
-
-
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_seconds(run: Run[TrainStage], gpu: Gpu | None) -> float:
+def training_seconds(run: Run[TrainStage], machine: Gpu) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
-    sft, shape = run.config.sft, shape_for(run)
-    steps, seconds = training_work(run, shape, machine_of(run, shape, gpu), sft.processes if gpu else 1)
-    files = FILES[gpu is not None] * shape.parameters * WIDTH[sft.weights]
+    sft = run.config.sft
+    steps, seconds = training_work(run, machine)
+    files = FILES[not machine.is_cpu] * shape_for(run).parameters * WIDTH[sft.weights]
     return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
 
 
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
-    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
-    hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
-    sft, steps, rows = run.config.sft, training_steps(run, expected=True), "? rows in ? steps, ? tokens"
-    of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
-    gpu, bytes_here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
-    if steps is not None:
-        count, tokens = steps * sft.batch_size, "?"
-        with suppress(PipelineError):
-            tokens = f"{count * min(row_tokens(run), sft.seq_length):,.0f}"
-        rows = f"{count:,} rows in {steps:,} steps, {tokens} tokens"
-    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
-    about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
-    launcher = run.config.launcher
+    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on the GPU of hardware=,
+    this CPU if it fits, or an A100. options: key -> value of its command."""
+    launcher, processes = run.config.launcher, run.config.sft.processes
+    rows, steps, tokens = ("?" if count is None else f"{count:,.0f}" for count in expected_size(run))
+    named = f"{run.label}: recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
+    about = f"{named}, {rows} rows in {steps} steps, {tokens} tokens"
+    gpu = HARDWARE in options and read_hardware(options[HARDWARE]).get("plan.gpu")
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
-    fits_here = HARDWARE in options or bytes_here is None or bytes_here <= cpu.memory()
-    if gpu is None and not by_job and not visible_gpus() and fits_here:
+    bytes_here = memory_here(run)
+    fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
+    if not (gpu or by_job or visible_gpus()) and fits_here:
         seconds = guess(run, lambda: None)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB, {time}"
     gpu, takes, hours = gpu or ON_GPU, "? GB a GPU", "?"
-    with suppress(PipelineError, KeyError):
+    with suppress(*UNKNOWN):
         card = cards()[gpu]
-        memory = memory_of(run, shape_for(run), sft, card=card.memory)
+        memory = memory_of(run, card=card.memory)
         above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (memory > card.memory)
         takes = f"{memory / 1e9:.0f} GB a GPU{above}"
         hours = f"{training_cost(run, card).hours:.1f}"
-    takes = f"{takes}, {hours} GPU-hours"
-    return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
+    return f"{about}; on {f'{processes} x ' * (processes > 1)}{gpu}: {takes}, {hours} GPU-hours"
 
 
 def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:
     """Bytes that a training, with rows as in `memory_of`, takes of each GPU or, in all processes, of this machine, or
     that a score takes of this machine; None for others and unknown models."""
-    try:
+    with suppress(*UNKNOWN):
         if isinstance(run.config, TrainStage):
-            sft = run.config.sft
-            return memory_of(run, shape_for(run), sft, on_gpu, row) * (1 if on_gpu else sft.processes)
+            return memory_of(run, on_gpu, row) * (1 if on_gpu else run.config.sft.processes)
         if isinstance(run.config, EvalStage):
             return shape_for(run).parameters * WIDTH[dtype_of(run)] + LIBRARIES
-    except (PipelineError, KeyError, OSError, ValueError):
-        pass
     return None
 
 
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def evaluation_seconds(run: Run[EvalStage], gpu: Gpu | None) -> float:
-    """Seconds of an evaluation; averages of several take almost none."""
-    if is_bundle(run):
-        return 0.2
-    shape = shape_for(run)
-    loading = 0.0 if gpu else FILES[False] * shape.parameters
-    return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, gpu))
+def evaluation_seconds(run: Run[EvalStage], machine: Gpu) -> float:
+    """Seconds of loading a model, which a GPU does not wait for, and of scoring it."""
+    return 0.3 + FILES[False] * machine.is_cpu * shape_for(run).parameters + scoring_work(run, machine)
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:

@@ -27,8 +27,8 @@ from pipeline.train.memory import (
     WIDTH,
     Trained,
     adapter_parameters,
-    bytes_per_parameter,
     micro_batches,
+    moment_bytes,
     trained_parameters,
     trained_width,
 )
@@ -123,36 +123,36 @@ def optimizer_bytes(sft: Sft) -> int:
 
     28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
     """
-    return 2 * bytes_per_parameter(sft) - trained_width(sft)
+    return 3 * trained_width(sft) + 2 * moment_bytes(sft)
 
 
 def training_seconds(
-    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1,
-    gathered: bool = False,
-) -> float:  # fmt: skip
+    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, machine: Gpu, gathered: bool = False
+) -> float:
     """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards say to one another
     where that takes longer, as both are done at the same time; then the optimizer at the rate of its memory.
 
-    Simultaneous training is the sum of its two sides. With several GPUs the products are shared; the optimizer's work
-    is done on each under ddp, and shared under fsdp2.
+    Simultaneous training is the sum of its two sides. Several GPUs share the products, and under fsdp2 the optimizer's
+    work, which each does under ddp. Processes on a CPU share its threads.
     """
     rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = trained_parameters(shape, trained, rank)
     precision = sft.precision if sft.weights == "float32" else "bf16"
-    seconds = flops / (gpu.rate(precision, bool(rank)) * gpus)
-    if gpus > 1 and gpu.link:
-        exchanged = steps * bytes_between(shape, moved, sft, gpus, gathered)
-        seconds = max(seconds, exchanged / (gpu.link * LINK_SHARE))
+    gpus = 1 if machine.is_cpu else sft.processes
+    seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
+    if machine.link:
+        exchanged = steps * bytes_between(shape, moved, sft, gathered)
+        seconds = max(seconds, exchanged / (machine.link * LINK_SHARE))
     shards = gpus if sft.parallel == "fsdp2" else 1
-    return seconds + steps * moved / shards * optimizer_bytes(sft) / gpu.bandwidth
+    return seconds + steps * moved / shards * optimizer_bytes(sft) / machine.bandwidth
 
 
-def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int, gathered: bool = False) -> float:
+def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
     """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and, unless
     they stay gathered, backward, and of the gradients, which are added up in fp32; under ddp of the gradients, added up
     and given out again."""
-    peers_share = (gpus - 1) / gpus
+    peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
     weights = shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
@@ -174,7 +174,7 @@ MGSM = {
     "th": (112, 173, 104),
 }  # fmt: skip
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
-ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
+ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
 LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
 COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
@@ -194,7 +194,7 @@ class QuestionSet:
     question: float
     answer: float = 0.0
     prefixes: int = 1
-    room: int = 512
+    room: int = ROOM
     logits: float = 1
 
 
@@ -203,29 +203,27 @@ def question_sets(
 ) -> list[QuestionSet]:
     """What a task puts to a model in one language.
 
-    MGSM, and what else ends in a number, by measured tokens. The others by English counts, times how much longer MGSM's
-    problems are in the language than in English (they are translations, as these tasks are). The English counts are
-    assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the names of two languages 10.
+    MGSM, and what else ends in a number, by measured tokens, those in English for a language without. The others by
+    English counts, times how much longer MGSM's problems are in the language than in English (they are translations, as
+    these tasks are). The English counts are assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the
+    names of two languages 10.
     """
-    question, exemplar, answer = tokens[language]
+    question, exemplar, answer = tokens.get(language, tokens["en"])
     benchmark = benchmark_of(task)
     alike = benchmark.continuation_tokens
     questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
     if benchmark.kind == "number":
-        return [QuestionSet(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+        return [QuestionSet(questions, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":
         english, pair = benchmark.tokens, shots * (tokens_each + benchmark.tokens)
         return [
             QuestionSet(questions, pair, english + 10, tokens_each),
             QuestionSet(questions, pair, tokens_each + 10, english),
         ]
-    if benchmark.kind == "answer":
-        return [QuestionSet(questions, shots * tokens_each, tokens_each, benchmark.tokens)]
     if benchmark.kind == "program":
         return [QuestionSet(questions, shots * (tokens_each + 160), tokens_each + 90, 70)]
-    return [
-        QuestionSet(questions, shots * tokens_each, tokens_each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))
-    ]
+    written, exemplars = benchmark.tokens if benchmark.kind == "answer" else 0, shots * tokens_each
+    return [QuestionSet(questions, exemplars, tokens_each, written, benchmark.exemplar_sets, logits=max(1, alike))]
 
 
 def scoring_seconds(

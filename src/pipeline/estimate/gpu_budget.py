@@ -8,13 +8,13 @@ the CPU and not counted, nor are resume points, which go when their training end
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, OF_ALL_WEIGHTS, read_hardware
+from pipeline.config.defaults import HARDWARE, hardware_for, read_hardware
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
@@ -29,17 +29,16 @@ from pipeline.estimate.flops import (
 )
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
-from pipeline.estimate.training_rows import padded_row, row_tokens
+from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
-from pipeline.models.shape import Shape
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.graph import order_runs
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
-    bytes_per_parameter,
+    moment_bytes,
     stays_gathered,
     trained_parameters,
     trained_parts,
@@ -51,14 +50,14 @@ from pipeline.train.steps import snapshot_steps
 
 @dataclass
 class Cost:
-    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk; of a score the rows
-    that are computed together, of its questions with the fewest."""
+    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, GPUs, bytes on disk; of a score the
+    rows that are computed together, of its questions with the fewest."""
 
     run: Run
-    shape: Shape
     hours: float
     memory: float
     host: float
+    gpus: int = 1
     weights: int = 0
     snapshots: int = 0
     rows: int = 0
@@ -66,32 +65,33 @@ class Cost:
 
 @dataclass
 class Bill:
-    """Cost of the unfinished runs of a plan. unknown: run -> why it has no estimate; causes: why runs do not fit."""
+    """Cost of the unfinished runs of a plan, by kind. unknown: why runs have none; causes: why runs do not fit."""
 
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
     disk: float = 0.0
     freed: float = 0.0  # the disk with free_snapshots=true
-    unknown: dict[str, tuple[str, str]] = field(default_factory=dict)  # run hash -> its kind, and why
+    unknown: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
 
+    def costs(self) -> list[Cost]:
+        return [*chain.from_iterable(self.kinds.values())]
+
     def basis(self) -> str:
         """What the hours are by: the rates of the card, and rows of scores that are computed together."""
-        rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
-        ends = " to ".join(map(str, dict.fromkeys(rows[:: max(1, len(rows) - 1)])))
-        return cards()[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
+        rates, rows = cards()[self.plan.gpu or ""].basis(), {cost.rows for cost in self.costs() if cost.rows}
+        if not rows:
+            return rates
+        return f"{rates}; {' to '.join(map(str, sorted({min(rows), max(rows)})))} rows scored at once"
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with the first reason."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for kind, reason in self.unknown.values():
-            reasons[kind].append(reason)
         return [
-            f"{len(of_kind):,} of {len(of_kind) + len(self.kinds.get(kind, ())):,} of {kind} ({of_kind[0]})"
-            for kind, of_kind in reasons.items()
+            f"{len(reasons):,} of {len(reasons) + len(self.kinds.get(kind, ())):,} of {kind} ({reasons[0]})"
+            for kind, reasons in self.unknown.items()
         ]
 
 
@@ -107,43 +107,35 @@ def estimate_costs(
     assert plan.gpu is not None
     total, gpu = Bill(plan), cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
-    scored = scored_to_choose(selections)
-    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
-    computing = [run for run in computing if not is_bundle(run)]  # whose scores are runs of their own
+    behind_selections = {run.hash for run in order_runs(selections)}
+    # a bundle's scores are runs of their own
+    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run)]
     for run in [*computing, *waiting]:
-        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
+        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in behind_selections else run.config.stage
         try:
             cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
-            total.unknown[run.hash] = kind, str(error).strip("'")
+            total.unknown[kind].append(str(error).strip("'"))
             continue
         total.kinds[kind].append(cost)
-    trainings = [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])]
-    total.disk, total.freed = (disk_bytes(trainings, selections, freed) for freed in (free_snapshots, True))
-    total.causes = [
-        message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan, typed)
-    ]
+    total.disk, total.freed = (disk_bytes(total.costs(), selections, freed) for freed in (free_snapshots, True))
+    for kind, costs in total.kinds.items():
+        total.causes += infeasibility_messages(kind, costs, plan, typed)
     return total
 
 
-def scored_to_choose(selections: Iterable[Run]) -> set[str]:
-    """Hashes of what selections compare: of bundles too, and of the runs that score these."""
-    inputs = [member for run in selections for member in parent_runs(run.parents)]
-    return {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
-
-
-def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
+def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
     """Bytes of weights and snapshots. Where these are freed once they are ranked, those of one selection are there at a
     time, and of each selection the one that it chose."""
-    total = float(sum(cost.weights + cost.snapshots for cost in trainings))
+    total = float(sum(cost.weights + cost.snapshots for cost in costs))
     if not free_snapshots:
         return total
-    by_hash = {cost.run.hash: cost for cost in trainings}
-    ranked = [{snapshot.run.hash for snapshot in compared(run)} & by_hash.keys() for run in selections]
-    snapshots = {key: cost.snapshots for key, cost in by_hash.items()}
-    at_once = max((sum(map(snapshots.__getitem__, keys)) for keys in ranked), default=0)
-    chosen = sum(max((by_hash[key].weights for key in keys), default=0) for keys in ranked)
-    return total - sum(snapshots[key] for key in set().union(*ranked)) + at_once + chosen
+    ranked = [{snapshot.run.hash for snapshot in compared(run)} for run in selections]
+    candidates = [[cost for cost in costs if cost.run.hash in hashes] for hashes in ranked]
+    at_once = max((sum(cost.snapshots for cost in group) for group in candidates), default=0)
+    chosen = sum(max((cost.weights for cost in group), default=0) for group in candidates)
+    freed = set().union(*ranked)
+    return total - sum(cost.snapshots for cost in costs if cost.run.hash in freed) + at_once + chosen
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -151,23 +143,32 @@ def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: boo
 
 def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
-    sft, shape = run.config.sft, shape_for(run)
-    steps, seconds = training_work(run, shape, gpu, sft.processes)
-    files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
+    _, seconds = training_work(run, gpu)
+    gpus, files = run.config.sft.processes, bytes_of_training(run)
     return Cost(
-        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft, card=gpu.memory),
-        host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
+        run, seconds * gpus / 3600, memory_of(run, card=gpu.memory),
+        host_memory(shape_for(run).parameters, "float32", gpus), gpus, files["weights"], files["snapshots"],
     )  # fmt: skip
 
 
-def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu, processes: int) -> tuple[int, float]:
-    """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
-    sft, steps = run.config.sft, training_steps(run, expected=True)
-    if steps is None:
+def training_work(
+    run: Run[TrainStage], machine: Gpu, steps: int | None = None, length: float | None = None
+) -> tuple[int, float]:
+    """(optimizer steps, seconds of all of them) on this machine; of simultaneous training of its sides, half the steps
+    each. Raises PipelineError as `training_cost`.
+
+    steps, length: by default those that the training will take, and the positions of its rows.
+    """
+    if (steps := steps or expected_steps(run)) is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    if sft.packing and sft.steps is None:
-        steps = max(1, round(steps * row_tokens(run) / sft.seq_length))
-    return steps, seconds_of_parts(run, shape, steps, lambda side: padded_row(run, side), machine, processes)
+    sft, shape = run.config.sft, shape_for(run)
+    parts = trained_parts(run.config, shape)
+    rows = steps // len(parts) * sft.batch_size
+    gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
+    return steps, sum(
+        training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
+        for side, part in parts.items()
+    )
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -178,9 +179,11 @@ def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    snapshots = len(snapshot_steps(sft, training_steps(run, expected=True) or 0))
-    points = 1 if sft.resume_minutes is None else 2
-    return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
+    trained = sum(
+        trained_parameters(shape, part, sft.adapter_rank) for part in trained_parts(run.config, shape).values()
+    )
+    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
+    return written_bytes(sft, shape.parameters, trained, snapshots, points=1 if sft.resume_minutes is None else 2)
 
 
 def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: int) -> dict[str, int]:
@@ -192,37 +195,16 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     bytes_per_weight = trained_width(sft)
     saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
-    states = trained * (bytes_per_parameter(sft) - 2 * bytes_per_weight)  # neither weight nor gradient
-    point = saved * bytes_per_weight + states
+    point = saved * bytes_per_weight + trained * moment_bytes(sft)
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 
-def seconds_of_parts(
-    run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int
-) -> float:
-    """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
-    tokens: side -> positions of a row."""
-    sft, parts = run.config.sft, trained_parts(run.config, shape)
-    rows = steps // len(parts) * sft.batch_size
-    gathered = stays_gathered(shape, [part for _, part in parts], longest_row(run), sft, gpu.memory)
-    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus, gathered) for side, part in parts)
-
-
-def moved(run: Run[TrainStage], shape: Shape) -> int:
-    """Number of trained parameters."""
-    rank = run.config.sft.adapter_rank
-    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run.config, shape))
-
-
-def memory_of(
-    run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None, card: float = 0.0
-) -> float:
+def memory_of(run: Run[TrainStage], on_gpu: bool = True, row: float | None = None, card: float = 0.0) -> float:
     """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
     its GPU, on which weights may stay gathered; 0: the least that it needs."""
-    parts = [part for _, part in trained_parts(run.config, shape)]
-    row = longest_row(run) if row is None else row
-    gathered = stays_gathered(shape, parts, row, sft, card)
-    return sum(training_memory(shape, parts, row, sft, on_gpu, gathered).values())
+    config, shape, row = run.config, shape_for(run), longest_row(run) if row is None else row
+    parts, gathered = trained_parts(config, shape).values(), stays_gathered(config, shape, row, card)
+    return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
 
 
 def longest_row(run: Run[TrainStage]) -> float:
@@ -237,23 +219,22 @@ def longest_row(run: Run[TrainStage]) -> float:
 
 def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
-    dtype, shape = dtype_of(run), shape_for(run)
-    hours = scoring_work(run, shape, gpu) / 3600
+    dtype, shape, hours = dtype_of(run), shape_for(run), scoring_work(run, gpu) / 3600
     rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
-    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype), rows=rows)
+    return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype), rows=rows)
 
 
-def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
+def scoring_work(run: Run[EvalStage], machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
-    config, kinds = run.config.eval, question_sets_of(run)
+    config = run.config.eval
     vllm = config.backend == "vllm"
     products = "ieee" if machine.is_cpu else config.products
     how = (dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix, products)
-    return sum(scoring_seconds(shape, kinds, machine, *how))
+    return sum(scoring_seconds(shape_for(run), question_sets_of(run), machine, *how))
 
 
-def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    kinds = map(prompts_of, question_sets_of(run))
+def least_memory(run: Run[EvalStage], dtype: str) -> float:
+    shape, kinds = shape_for(run), map(prompts_of, question_sets_of(run))
     return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
 
 
@@ -266,20 +247,20 @@ def dtype_of(run: Run[EvalStage]) -> str:
 
 def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Container[str] = ()) -> Iterator[str]:
     """One sentence per cause why runs of a kind do not fit: which, what they need, and overrides that would fit."""
-    trainings = [cost for cost in costs if isinstance(cost.run.config, TrainStage)]
-    largest = max(trainings, key=lambda cost: cost.run.config.sft.processes, default=None)
-    if largest and (count := largest.run.config.sft.processes) > plan.gpus:
-        above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
-        yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.label}), more than plan.gpus={plan.gpus}"
+    widest = max(costs, key=lambda cost: cost.gpus)
+    if widest.gpus > plan.gpus:
+        above, label = sum(cost.gpus > plan.gpus for cost in costs), widest.run.label
+        yield f"{above} runs of {kind} need up to {widest.gpus} GPUs ({label}), more than plan.gpus={plan.gpus}"
     room = cards()[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
-    largest = max(large, key=lambda cost: cost.memory)
-    models = [(cost.run, cost.shape) for cost in large]
-    fitting = hardware_that_fits(models, room, plan.gpu, typed) if trainings else []
-    if not trainings and all(least_memory(run, shape, "bfloat16") <= room for run, shape in models):
-        fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
+    largest, fitting = max(large, key=lambda cost: cost.memory), []
+    if isinstance(largest.run.config, TrainStage):
+        options = hardware_that_fits([cost.run for cost in large], typed=typed)
+        fitting = [option for option, card in options if card == plan.gpu] or [option for option, _ in options[:1]]
+    elif all(least_memory(cost.run, "bfloat16") <= room for cost in large):
+        fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
     fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
     problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
@@ -288,30 +269,27 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 
 
 def hardware_that_fits(
-    large: Sequence[tuple[Run, Shape]], room: float, gpu: str | None = None, typed: Container[str] = ()
-) -> list[str]:
-    """The options of hardware= with which these trainings fit; typed keys stay as they are. Without `gpu` into `room`
-    bytes; with it on that card, else on the smallest other card."""
-
-    def fits(values: Mapping[str, Any], room: float) -> bool:
-        for run, shape in large:
-            unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
-            decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
-            keys = [key for key in decided if key.startswith("sft.") and key not in unchanged and key not in typed]
-            knobs = {key.removeprefix("sft."): decided[key] for key in keys}
-            if memory_of(run, shape, replace(run.config.sft, **knobs)) > room:
-                return False
-        return True
-
+    large: Sequence[Run[TrainStage]], room: float | None = None, typed: Container[str] = ()
+) -> list[tuple[str, str]]:
+    """(option of hardware=, its card) with which these trainings fit into `room` bytes, by default those of its card;
+    the smallest node first. typed: keys that stay as they are."""
     found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         values = read_hardware(name)
         if card := values.get("plan.gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
-                if fits(values, room if gpu is None else memory):
+                needed = max(memory_of(on_hardware(run, name, typed)) for run in large)
+                if needed <= (memory if room is None else room):
                     found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
-    options = [option for _, option, _ in sorted(found)]
-    if gpu is None:
-        return options
-    return [option for _, option, card in sorted(found) if card == gpu] or options[:1]
+    return [(option, card) for _, option, card in sorted(found)]
+
+
+def on_hardware(run: Run[TrainStage], name: str, typed: Container[str]) -> Run[TrainStage]:
+    """A training with the knobs of an option of hardware= that are not typed."""
+    settings = {"stage": run.config.stage, "sft.adapter": run.config.sft.adapter}
+    decided = {"sft.micro_batch_size": None, **hardware_for(name, settings)}  # which another option may have set
+    knobs = {
+        key.removeprefix("sft."): value for key, value in decided.items() if key.startswith("sft.") and key not in typed
+    }
+    return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

@@ -15,8 +15,7 @@ from pipeline.runs.run import External, Parent, Run, Snapshot
 
 def shape_for(run: Run) -> Shape:
     """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
-    changed = run.runs_dir.stat().st_mtime_ns if run.runs_dir.is_dir() else 0
-    if shape := shape_of_parent(run, _known(run.runs_dir, changed)):
+    if shape := shape_of_model(run):
         return shape
     raise PipelineError(
         f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch first, or name a "
@@ -24,22 +23,12 @@ def shape_for(run: Run) -> Shape:
     )
 
 
-@lru_cache(maxsize=8)
-def _known(runs_dir: Path, changed: int) -> dict[str, Shape]:
-    """Hash -> shape, until another run is published, whose files may say otherwise than its name."""
-    return {}
-
-
-def shape_of_parent(run: Parent, shapes: dict[str, Shape]) -> Shape | None:
+def shape_of_model(run: Parent) -> Shape | None:
     """The shape of a model: by its config.json, its parents, or its name; None if it is not known."""
-    if run.hash not in shapes:
-        shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
-        inherited = (shape_of_parent(parent, shapes) for parent in models_of(run))
-        shape = shape or next(filter(None, inherited), None) or named_shape(run)
-        if shape is None:
-            return None
-        shapes[run.hash] = shape
-    return shapes[run.hash]
+    if (run.folder / "config.json").is_file():
+        return shape_in(run.folder)
+    inherited = map(shape_of_model, models_of(run))
+    return next(filter(None, inherited), None) or named_shape(run)
 
 
 def named_shape(run: Parent) -> Shape | None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.data import Source
-from pipeline.config.stages import DataStage, TrainStage
-from pipeline.config.training import Sft
+from pipeline.config.stages import TrainStage
 from pipeline.data.load import example_of
 from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Example, is_wanted, source_columns
@@ -22,16 +21,17 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.flops import ROW
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
-from pipeline.stages.steps import rows_of_sets
+from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
+from pipeline.stages.steps import rows_of_sets, training_steps
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
 ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
-WORLD_ROW = 200  # bytes of a row of the small world
+WORLD_ROW = 50  # tokens of a row of the small world
 SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
 
@@ -40,93 +40,79 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
     data, tokenizer = run.parents["data"], tokenizer_of(run)
-    if (data_file := data.folder / ROWS).is_file():
-        return sampled_lengths(data_file, (), tokenizer, rows)
-    files = [file for _, _, file in source_files(data)]
+    own = data.folder / ROWS
+    files = [own] if own.is_file() else [file for _, _, file in source_files(data)]
     return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
 class Cut(NamedTuple):
-    """Numbers of rows: cut by sft.seq_length, cut so far that nothing is trained on, examined; whether these are all.
-    problem: why the rows cannot be trained on; certain: whether the training is sure to have them."""
+    """How many rows of a set sft.seq_length cuts, as a sentence; or why they cannot be trained on, and whether the
+    training is certain to have them."""
 
-    cut: int
-    lost: int
-    rows: int
-    all_rows: bool = True
+    sentence: str = ""
     problem: str = ""
     certain: bool = False
 
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
-    """The first training of each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
-    by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
+    """The first training of each set of rows that is not packed, and what was found."""
+    first: dict[Hashable, Run[TrainStage]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
                     sft.loss_on, sft.separator)  # fmt: skip
-            if kind not in by_set:
-                _counted[kind] = _counted.get(kind) or count_cut(run)
-                by_set[kind] = run, _counted[kind]
-    return [(run, cut) for run, cut in by_set.values() if cut.cut or cut.problem]
+            first.setdefault(kind, run)
+            if kind not in _counted:
+                _counted[kind] = count_cut(run)
+    return [(run, _counted[kind]) for kind, run in first.items()]
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
-    lines = []
-    for run, cut in cut_sets(runs):
-        if cut.problem:
-            lines += [f"{run.name}: {cut.problem}"] * (not cut.certain)
-            continue
-        rows = f"{'' if cut.all_rows else 'the first '}{cut.rows:,} rows of {run.parents['data'].name}"
-        lines.append(f"{cut_words(run.config.sft, cut.cut, cut.lost, rows)} ({run.name})")
-    return lines
+    """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be trained on."""
+    found = [(run, cut) for run, cut in cut_sets(runs) if not cut.certain and (cut.sentence or cut.problem)]
+    return [f"{cut.sentence} ({run.name})" if cut.sentence else f"{run.name}: {cut.problem}" for run, cut in found]
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
-    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set."""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    lacking = (f"{run.name}: {problem}" for run in trainings if (problem := too_few_rows(run)))
-    return [*(f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.problem and cut.certain), *lacking]
-
-
-def too_few_rows(run: Run[TrainStage]) -> str:
-    """Why a training has fewer rows, at most, than its steps need; empty where it does not, or rows are not known."""
-    sft, data = run.config.sft, run.parents["data"]
-    if sft.packing or not isinstance(data, Run):
-        return ""
-    rows = rows_of_sets(sft, data, expected=True)
-    if None in rows.values():
-        return ""
-    try:
-        steps_of(sft, {side: count or 0 for side, count in rows.items()})
-    except PipelineError as error:
-        return str(error)
-    return ""
+    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set, or have
+    fewer, at most, than their steps need."""
+    problems = [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.certain]
+    for run in runs:
+        if isinstance(run.config, TrainStage) and isinstance(run.parents["data"], Run) and not run.config.sft.packing:
+            counts = rows_of_sets(run.config.sft, run.parents["data"], expected=True)
+            try:
+                if None not in counts.values():
+                    steps_of(run.config.sft, {side: count or 0 for side, count in counts.items()})
+            except PipelineError as error:
+                problems.append(f"{run.name}: {error}")
+    return problems
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
     """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
     count from the text of the first rows."""
-    sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run)
+    sft, data, tokenizer, (rows, all_rows) = run.config.sft, run.parents["data"], tokenizer_of(run), known_rows(run)
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
-        return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
+        cut = sum(length > sft.seq_length for length in lengths)
+        return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
     if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
-        return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
+        return Cut()  # as a token has a byte or more; without importing transformers
     try:
         loaded = load_tokenizer(tokenizer.parent)
     except (PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        return Cut(0, 0, 0)
-    here = (run.parents["data"].folder / ROWS).is_file()
-    takes_all = all_rows and (here or run.config.data.size is None is run.config.expert.size)
+        return Cut()
+    here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
-        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {run.parents['data'].name}")
+        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
     except PipelineError as error:
-        return Cut(0, 0, len(rows), here, str(error), takes_all)
-    return Cut(cut, len(lost), len(rows), here, side_without_loss(rows, lost, sft), all_rows)
+        takes_some = not here and (run.config.data.size or run.config.expert.size)
+        return Cut("", str(error), all_rows and not takes_some)
+    if problem := side_without_loss(rows, lost, sft):
+        return Cut("", problem, all_rows)
+    return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
 
 
 def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
@@ -158,50 +144,68 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
     read, or all."""
     if not isinstance(data, Run):
         return []
-    sources, root = data.config.expert.sources.items(), data.parents.get("data_root")
-    if all(is_here(source) for _, source in sources):
-        files = [(name, source, Path(source.url or "")) for name, source in sources]
-    elif root is not None and root.folder.is_dir():
-        files = [(name, source, root.folder / source.file) for name, source in sources]
-    else:
-        return []
+    files, root = [], data.parents.get("data_root")
+    for name, source in data.config.expert.sources.items():
+        if is_here(source):
+            files.append((name, source, Path(source.url or "")))
+        elif root is not None and root.folder.is_dir():
+            files.append((name, source, root.folder / source.file))
+        else:
+            return []
     return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
+def expected_steps(run: Run[TrainStage]) -> int | None:
+    """Optimizer steps of a training; None where its rows are not known. Packed, by the tokens of the documents that are
+    here; others are taken to fill a row each."""
+    sft, steps = run.config.sft, training_steps(run, expected=True)
+    documents = row_lengths(run) if sft.packing and sft.steps is None else ()
+    if steps is None or not documents:
+        return steps
+    return max(1, round(steps * statistics.fmean(documents) / sft.seq_length))
+
+
+def expected_size(run: Run[TrainStage]) -> tuple[int | None, int | None, float | None]:
+    """Rows, optimizer steps and tokens of a training; None for what is not known."""
+    if (steps := expected_steps(run)) is None:
+        return None, None, None
+    rows = steps * run.config.sft.batch_size
+    with suppress(PipelineError):
+        return rows, steps, rows * row_tokens(run)
+    return rows, steps, None
+
+
 def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
-    """Mean tokens of a training's rows, of one side of a joint set: by the rows that are here, else as assumed of the
-    papers' sets. Packed, a document of an unknown set fills a row.
+    """Mean tokens of the rows that the steps of a training take, of one side of a joint set: by the rows that are here,
+    else as assumed, cut by sft.seq_length; packed rows are full.
 
     Raises:
         PipelineError: neither is known.
     """
-    sft, expert = run.config.sft, run.config.expert
-    if lengths := row_lengths(run):
-        return statistics.fmean(lengths)
+    sft = run.config.sft
     if sft.packing:
         return sft.seq_length
-    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
-        return WORLD_ROW / BYTES
-    first, _, second = expert.name.partition("_")
-    joint = {"math": [first], "language": [second], "both": [first, second]}
-    names = joint[side or "both"] if expert.side == "both" else [expert.name]
+    lengths = row_lengths(run) or assumed_tokens(run, side)
+    return statistics.fmean(min(length, sft.seq_length) for length in lengths)
+
+
+def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
+    """Mean tokens of the sets that a training's rows come from. Raises PipelineError for one that is unknown."""
+    expert = run.config.expert
+    if any(source.config.expert.world for source in behind_data(run)):
+        return [WORLD_ROW]
+    names = [name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)] or [expert.name]
     if unknown := [name for name in names if name not in ROW]:
         raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
-    return statistics.fmean(min(ROW[name], sft.seq_length) for name in names)
+    return [ROW[name] for name in names]
 
 
 def padded_row(run: Run[TrainStage], side: str | None = None) -> float:
     """Positions that a row takes in a step, padding included. Raises PipelineError as `row_tokens`."""
-    sft = run.config.sft
-    if sft.packing:
-        return sft.seq_length
-    return positions(row_lengths(run) or assumed_lengths(min(row_tokens(run, side), sft.seq_length)), sft)
-
-
-def positions(lengths: Sequence[float], sft: Sft) -> float:
-    """Positions that are computed for a row, padding included; lengths: of a sample of rows, sorted."""
-    if sft.padding_free:
-        return statistics.fmean(min(length, sft.seq_length) for length in lengths)
+    sft, mean = run.config.sft, row_tokens(run, side)
+    if sft.packing or sft.padding_free:
+        return mean
+    lengths = row_lengths(run) or assumed_lengths(mean)
     return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
 
 
@@ -214,5 +218,4 @@ def assumed_lengths(mean: float) -> list[float]:
 
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
-    data = run.parents["data"]
-    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
+    return order_runs(parent_runs({"data": run.parents["data"]}))

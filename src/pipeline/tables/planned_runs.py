@@ -220,11 +220,6 @@ class Planning:
         """The run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
 
-    def primary_number(self, score: ScoreRef) -> float | None:
-        """The primary number of a finished score; None if it is unfinished."""
-        run = self.evaluation_of(score)
-        return primary_value(run) if run else None
-
     # ------------------------------------------------------------------------------------------ specs
 
     def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:

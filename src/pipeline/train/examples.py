@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +144,17 @@ def words_in(text: str, tokenizer: Any) -> str:
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
     """What is wrong where the rows `lost` are all of a side; else nothing."""
     sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
-    left = Counter(sides) - Counter(sides[number] for number in lost)
-    if not (empty := sorted(set(sides) - left.keys())):
-        return ""
-    of = f" of side {empty[0]}" if empty[0] else ""
-    return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+    for side, count in sorted(Counter(sides).items()):
+        if count == sum(sides[number] == side for number in lost):
+            of = f" of side {side}" if side else ""
+            return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+    return ""
 
 
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
+    """How many of some rows are truncated, and how many of these are `lost`; empty where none is."""
+    if not cut:
+        return ""
     without_loss = f", {lost:,} of them before any response: these are dropped" if lost else ""
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 
@@ -202,6 +205,6 @@ def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plai
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:
     """Write the first rows of the trainer's sets: their tokens, and the labels, -100 where there is no loss."""
-    shown = chain.from_iterable(rows.select(range(min(SHOWN, len(rows)))) for rows in sets.values())
+    shown = chain.from_iterable(islice(rows, SHOWN) for rows in sets.values())
     lines = (json.dumps({"input_ids": row["input_ids"], "labels": row["labels"]}) for row in shown)
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

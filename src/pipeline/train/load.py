@@ -28,6 +28,7 @@ from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
 from pipeline.text import one_line
 from pipeline.train.memory import is_sharded
+from pipeline.train.steps import SIDES
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
@@ -139,9 +140,8 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     model, dtype = run.config.model, getattr(torch, run.config.sft.weights)
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
-        fields = dict(model.architecture)
-        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-        config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = AutoConfig.for_model(vocab_size=len(tokenizer), **ids, **model.architecture)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:
@@ -172,7 +172,7 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     side_of: dict[str, Any] = dict.fromkeys(names, "all")
     side_of |= sides_of_all(partition, anatomy(names)) if partition else {}
     side_of |= dict.fromkeys(towers(names), "frozen")
-    trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, ("all",))
+    trained_parts = {"partial": (sft.side,), "simultaneous": SIDES}.get(sft.method, ("all",))
     if sft.adapter == "lora":
         model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
     parameters = dict(model.named_parameters())
@@ -197,17 +197,18 @@ def narrow_frozen(model: Any, sft: Sft) -> None:
     embeddings that are tied to it, stay as they are: TRL's loss reads it without autocast."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     untied = type(embedding) is torch.nn.Embedding and embedding.weight is not head.weight
-    looked_up = embedding if untied and embedding.weight.dtype == torch.float32 and sft.adapter == "lora" else None
     for module in model.modules():
         if sft.lora_dropout == 0 and hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
         is_linear = type(module) is torch.nn.Linear and module is not head
-        if (is_linear or module is looked_up) and not module.weight.requires_grad:
-            weight, narrow = module.weight.data, module.weight.data.bfloat16()
-            if weight.dtype == torch.float32 and bool((narrow == weight).all()):
-                module.weight.data = narrow
-    if looked_up is not None and looked_up.weight.dtype == torch.bfloat16:
-        looked_up.register_forward_hook(lambda _, inputs, found: found.float())
+        is_looked_up = module is embedding and untied and sft.adapter == "lora"
+        if not (is_linear or is_looked_up) or module.weight.requires_grad or module.weight.dtype != torch.float32:
+            continue
+        weight, narrow = module.weight.data, module.weight.data.bfloat16()
+        if (narrow == weight).all():
+            module.weight.data = narrow
+            if is_looked_up:
+                module.register_forward_hook(lambda _, inputs, found: found.float())
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:

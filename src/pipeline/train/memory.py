@@ -12,7 +12,7 @@ adapters, which stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
 from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
+from pipeline.train.steps import SIDES
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
@@ -39,10 +40,9 @@ def trained_width(sft: Sft) -> int:
     return 4 if sft.adapter == "lora" else WIDTH[sft.weights]
 
 
-def bytes_per_parameter(sft: Sft) -> int:
-    """Bytes per trained parameter: weight + gradient + optimizer moments."""
-    width = trained_width(sft)
-    return 2 * width + 2 * (1 if sft.optimizer == "adamw_8bit" else width)
+def moment_bytes(sft: Sft) -> int:
+    """Bytes of the two moments of a trained weight."""
+    return 2 * (1 if sft.optimizer == "adamw_8bit" else trained_width(sft))
 
 
 def refuse_without_torchao(sft: Sft) -> None:
@@ -77,10 +77,10 @@ def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
     """Number of trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
-    of_mlp = shape.mlp + shape.norms // 2 * shape.width
-    whole = {"attention": shape.attention + shape.around_attention, "mlp": of_mlp, "shared_norm": shape.width}
-    whole[OUTSIDE.kind] = shape.outside
-    sizes = adapter_parameters(shape, lora_rank) if lora_rank else whole
+    sizes = adapter_parameters(shape, lora_rank) if lora_rank else {
+        "attention": shape.attention + shape.around_attention, "mlp": shape.mlp + shape.norms // 2 * shape.width,
+        "shared_norm": shape.width, OUTSIDE.kind: shape.outside,
+    }  # fmt: skip
     return sum(sizes.get(site.kind, 0) for site in trained)
 
 
@@ -91,7 +91,7 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
     return {"attention": rank * attention, "mlp": rank * 3 * (shape.width + shape.inner)}
 
 
-def frozen_matrices(shape: Shape, parts: Sequence[Trained]) -> int:
+def frozen_matrices(shape: Shape, parts: Collection[Trained]) -> int:
     """Number of weights of the layers' matrices that no part trains."""
     frozen = full_model(shape).difference(*parts)
     return sum({"attention": shape.attention, "mlp": shape.mlp}.get(site.kind, 0) for site in frozen)
@@ -112,25 +112,25 @@ def is_sharded(sft: Sft) -> bool:
     return sft.parallel == "fsdp2" and sft.processes > 1
 
 
-def trained_parts(config: TrainStage, shape: Shape) -> list[tuple[str, Trained]]:
-    """(side of the rows, what they move): simultaneous training is two, all else one."""
+def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
+    """Side of the rows -> what they move: simultaneous training is two, all else one."""
     sft, expert, partition = config.sft, config.expert, config.partition
     if partition is None:
-        return [(expert.side, full_model(shape))]
+        return {expert.side: full_model(shape)}
     if sft.method == "partial":
-        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
-    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
+        return {expert.side: one_side(shape, partition, sft.side or expert.side)}
+    return {side: one_side(shape, partition, side) for side in SIDES}
 
 
-def stays_gathered(shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, card: float) -> bool:
+def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float) -> bool:
     """Whether weights that a forward pass has gathered stay until the backward pass, which then gathers none: where a
     card of so many bytes holds them. The bits are the same."""
-    held = training_memory(shape, parts, length, sft, gathered=True)
-    return is_sharded(sft) and sum(held.values()) <= SPARE * card
+    held = training_memory(shape, trained_parts(config, shape).values(), length, config.sft, gathered=True)
+    return is_sharded(config.sft) and sum(held.values()) <= SPARE * card
 
 
 def training_memory(
-    shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True, gathered: bool = False
+    shape: Shape, parts: Collection[Trained], length: float, sft: Sft, on_gpu: bool = True, gathered: bool = False
 ) -> dict[str, float]:
     """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a tenth of the sum of
     all tensors (tests/train/shapes_on_fake_tensors.py, results/bench/shapes.json).
@@ -184,7 +184,7 @@ def training_memory(
     return {
         "weights": (shape.parameters * width - (width - cast) * (narrow + looked_up) + 4 * lora * trained) / shards,
         "gradients": gradients,
-        "moments": trained * (bytes_per_parameter(sft) - 2 * dtype) / shards,
+        "moments": trained * moment_bytes(sft) / shards,
         "gathered" if sharded else "casts": copies, "activations": activations,
         "context": CONTEXT if on_gpu else LIBRARIES,
     }  # fmt: skip
