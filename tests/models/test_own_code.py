@@ -106,6 +106,9 @@ def test_files_that_another_version_wrote_are_refused_by_their_name(load: Callab
     change(folder / "tokenizer.json", model={"type": "of a later version"})
     with pytest.raises(PipelineError, match=r"the tokenizer of .*model cannot be read \(.*, or update transformers"):
         load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(PipelineError, match="model has no tokenizer: put" if load is trained else "cannot be read"):
+        load(folder)
 
 
 def test_a_type_that_transformers_has_is_loaded_by_its_class(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.checkpoint import read_header, read_json, weight_files
+from pipeline.models.files import TOKENIZERS
 from pipeline.models.names import unwrapped
 
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -30,6 +31,10 @@ def load_tokenizer(folder: Path) -> Any:
             f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy its files again, or update "
             "transformers and tokenizers, where newer ones wrote them"
         ) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def take_generation_config(model: Any, folder: Path) -> None:

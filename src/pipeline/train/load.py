@@ -47,14 +47,11 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
     folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
-    try:
-        tokenizer = load.load_tokenizer(folder)
-    except PipelineError:
-        raise
-    except (OSError, ValueError) as error:
+    if not load.has_tokenizer(folder):
         raise PipelineError(
             f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the weights"
-        ) from error
+        )
+    tokenizer = load.load_tokenizer(folder)
     if tokenizer.eos_token is None:
         raise PipelineError(
             f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
