@@ -174,7 +174,6 @@ MGSM = {
     "th": (112, 173, 104),
 }  # fmt: skip
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
-ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
 LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
 COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
@@ -212,7 +211,7 @@ def question_sets(
     alike = benchmark.continuation_tokens
     questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
     if benchmark.kind == "number":
-        return [QuestionSet(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+        return [QuestionSet(questions, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":
         english, pair = benchmark.tokens, shots * (tokens_each + benchmark.tokens)
         return [

@@ -20,17 +20,15 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
+ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
 THINKING = 0.25  # of eval.max_gen_toks
 
 
 def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
     """What a task puts to the model, with the questions and lengths of its local files where they are here. A model
     that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING)."""
-    config, benchmark = run.config, benchmark_of(task.task)
-    count, room = (
-        count_questions(run, task, language),
-        config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks),
-    )
+    config, benchmark = run.config.eval, benchmark_of(task.task)
+    count = count_questions(run, task, language)
     kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
@@ -40,12 +38,13 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
         columns = (*columns, "answer") if worked else columns
         shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
         kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
+    room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
     return [
         replace(
             kind,
-            questions=config.eval.answers * (count if file or benchmark.of_harness else min(kind.questions, count)),
-            room=room or kind.room,
-            answer=(room or kind.room) * THINKING if config.eval.think_end and kind.answer else kind.answer,
+            questions=config.answers * count,
+            room=room,
+            answer=room * THINKING if config.think_end and kind.answer else kind.answer,
             prefixes=min(kind.prefixes, count),
         )
         for kind in kinds
@@ -54,31 +53,26 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
 
 def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
     """The local file of a task's questions, if it is here."""
-    root = run.parents.get("data_root")
-    if root is None or (isinstance(root, Run) and not root.folder.is_dir()) or benchmark_of(task.task).built_from:
+    benchmark, root = benchmark_of(task.task), run.parents.get("data_root")
+    if root is None or benchmark.built_from:
         return None
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
-    files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
+    files = {path.stem: path for path in benchmark.files(root.folder, language)}
     return next((files[stem] for stem in names if stem in files), None)
 
 
 def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
-    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
-    config, root = run.config, run.parents.get("data_root")
+    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size;
+    of one's own items there may be more."""
+    config, root = run.config.eval, run.parents.get("data_root")
     benchmark = benchmark_of(task.task)
-    limit = config.eval.limit or benchmark.questions
-    if config.eval.limit and benchmark.question_column:
-        limit = min(math.ceil(config.eval.limit * benchmark.parts), benchmark.questions)
+    file = scored_file(run, task, language)
+    if benchmark.of_harness:
+        file = scored_rows(task.task, root.folder if root else None)
+    count = count_lines(file) if file else benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
-        return min(limit, root.config.expert.questions(config.eval.split) or limit)
-    if benchmark.of_harness and (rows := scored_rows(task.task, root.folder if root else None)):
-        count = count_lines(rows)
-        return min(config.eval.limit or count, count)
-    local_file = scored_file(run, task, language)
-    if local_file is None:
-        return limit
-    count = count_lines(local_file)  # also of one's own items, which may be more than were published
-    return min(limit, count) if config.eval.limit else count
+        count = root.config.expert.questions(config.split) or count
+    return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit else count
 
 
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
