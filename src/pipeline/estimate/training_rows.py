@@ -47,86 +47,73 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
 
 
 class Cut(NamedTuple):
-    """Numbers of rows: cut by sft.seq_length, cut so far that nothing is trained on, examined; whether these are all.
-    problem: why the rows cannot be trained on; certain: whether the training is sure to have them."""
+    """How many rows of a set sft.seq_length cuts, as a sentence; or why they cannot be trained on, and whether the
+    training is certain to have them."""
 
-    cut: int
-    lost: int
-    rows: int
-    all_rows: bool = True
+    sentence: str = ""
     problem: str = ""
     certain: bool = False
 
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
-    """The first training of each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
-    by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
+    """The first training of each set of rows that is not packed, and what was found."""
+    first: dict[Hashable, Run[TrainStage]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
                     sft.loss_on, sft.separator)  # fmt: skip
-            if kind not in by_set:
-                _counted[kind] = _counted.get(kind) or count_cut(run)
-                by_set[kind] = run, _counted[kind]
-    return [(run, cut) for run, cut in by_set.values() if cut.cut or cut.problem]
+            first.setdefault(kind, run)
+            if kind not in _counted:
+                _counted[kind] = count_cut(run)
+    return [(run, _counted[kind]) for kind, run in first.items()]
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
-    lines = []
-    for run, cut in cut_sets(runs):
-        if cut.problem:
-            lines += [f"{run.name}: {cut.problem}"] * (not cut.certain)
-            continue
-        rows = f"{'' if cut.all_rows else 'the first '}{cut.rows:,} rows of {run.parents['data'].name}"
-        lines.append(f"{cut_words(run.config.sft, cut.cut, cut.lost, rows)} ({run.name})")
-    return lines
+    """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be trained on."""
+    found = [(run, cut) for run, cut in cut_sets(runs) if not cut.certain and (cut.sentence or cut.problem)]
+    return [f"{cut.sentence} ({run.name})" if cut.sentence else f"{run.name}: {cut.problem}" for run, cut in found]
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
-    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set."""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    lacking = (f"{run.name}: {problem}" for run in trainings if (problem := too_few_rows(run)))
-    return [*(f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.problem and cut.certain), *lacking]
-
-
-def too_few_rows(run: Run[TrainStage]) -> str:
-    """Why a training has fewer rows, at most, than its steps need; empty where it does not, or rows are not known."""
-    sft, data = run.config.sft, run.parents["data"]
-    if sft.packing or not isinstance(data, Run):
-        return ""
-    rows = rows_of_sets(sft, data, expected=True)
-    if None in rows.values():
-        return ""
-    try:
-        steps_of(sft, {side: count or 0 for side, count in rows.items()})
-    except PipelineError as error:
-        return str(error)
-    return ""
+    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set, or have
+    fewer, at most, than their steps need."""
+    problems = [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.certain]
+    for run in runs:
+        if isinstance(run.config, TrainStage) and isinstance(run.parents["data"], Run) and not run.config.sft.packing:
+            counts = rows_of_sets(run.config.sft, run.parents["data"], expected=True)
+            try:
+                if None not in counts.values():
+                    steps_of(run.config.sft, {side: count or 0 for side, count in counts.items()})
+            except PipelineError as error:
+                problems.append(f"{run.name}: {error}")
+    return problems
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
     """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
     count from the text of the first rows."""
-    sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run)
+    sft, data, tokenizer, (rows, all_rows) = run.config.sft, run.parents["data"], tokenizer_of(run), known_rows(run)
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
-        return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
+        cut = sum(length > sft.seq_length for length in lengths)
+        return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
     if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
-        return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
+        return Cut()  # as a token has a byte or more; without importing transformers
     try:
         loaded = load_tokenizer(tokenizer.parent)
     except (PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        return Cut(0, 0, 0)
-    here = (run.parents["data"].folder / ROWS).is_file()
-    takes_all = all_rows and (here or run.config.data.size is None is run.config.expert.size)
+        return Cut()
+    here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
-        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {run.parents['data'].name}")
+        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
     except PipelineError as error:
-        return Cut(0, 0, len(rows), here, str(error), takes_all)
-    return Cut(cut, len(lost), len(rows), here, side_without_loss(rows, lost, sft), all_rows)
+        takes_all = here or run.config.data.size is None is run.config.expert.size
+        return Cut("", str(error), all_rows and takes_all)
+    if problem := side_without_loss(rows, lost, sft):
+        return Cut("", problem, all_rows)
+    return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
 
 
 def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:

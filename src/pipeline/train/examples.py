@@ -152,6 +152,9 @@ def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft
 
 
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
+    """How many of some rows are truncated, and how many of these are `lost`; empty where none is."""
+    if not cut:
+        return ""
     without_loss = f", {lost:,} of them before any response: these are dropped" if lost else ""
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 

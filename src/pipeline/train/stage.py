@@ -110,8 +110,8 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
     if problem := examples.side_without_loss(rows, lost, config.sft):
         raise PipelineError(problem)
-    if cut:
-        warn(examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"))
+    if sentence := examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"):
+        warn(sentence)
     return cut
 
 
