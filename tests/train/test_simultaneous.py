@@ -121,8 +121,9 @@ def test_turns_are_a_function_of_seed_and_step() -> None:
     rows = {"math": 9, "language": 8}
     assert steps_of(recipe, rows) == ({"math": 2, "language": 2}, {"math": 1, "language": 0})
     steps = 4
-    flat = order_of_turns(rows, recipe, steps, seed=3)
-    assert flat == order_of_turns(rows, recipe, steps, seed=3) != order_of_turns(rows, recipe, steps, seed=4)
+    lengths = {side: [7] * count for side, count in rows.items()}
+    flat = order_of_turns(lengths, recipe, steps, seed=3)
+    assert flat == order_of_turns(lengths, recipe, steps, seed=3) != order_of_turns(lengths, recipe, steps, seed=4)
     assert all(row < 9 for row in flat[:8]) and sorted(flat[8:]) == list(range(9, 17))  # two steps each
     assert len(set(flat)) == 16  # no row twice
     assert [side_of_step(step, 2) for step in range(5)] == ["math", "math", "language", "language", "math"]

@@ -22,7 +22,7 @@ from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
 from pipeline.train.save import save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer, pass_order, plan_steps, sort_by_length, trainer_arguments
+from pipeline.train.trainer import Trainer, order_of_turns, plan_steps, trainer_arguments
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -200,7 +200,7 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
     more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
     ours = tiny_trainer(tmp_path / "ours", recipe, rows, of=tiny(model_type=kind, **more))
     lengths = [len(ids) for ids in ours.train_dataset["input_ids"]]
-    ordered = sort_by_length(pass_order(len(rows), recipe, 0), lengths, 4)
+    ordered = order_of_turns({"all": lengths}, recipe, 4, seed=0)
     args = trainer_arguments(stage(recipe), False, False, tmp_path / "bare")
     args.train_sampling_strategy = "sequential"
     plan_steps(args, recipe, 4)

@@ -5,7 +5,7 @@ dtypes. Loss and labels are TRL's.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
@@ -70,11 +70,9 @@ def stays_gathered(trainer: Any, config: TrainStage, longest: int) -> bool:
     """Whether the GPUs of all processes hold the weights from the forward pass to the backward pass, by the plan's
     estimate for rows of `longest` tokens; no for a model whose shape it does not know."""
     smallest = trainer.accelerator.gather(torch.tensor([card_memory()], device=trainer.args.device)).min().item()
-    try:
-        shape = shape_of(trainer.model.config.to_dict())
-    except PipelineError:
-        return False
-    return memory.stays_gathered(config, shape, longest, smallest)
+    with suppress(PipelineError):
+        return memory.stays_gathered(config, shape_of(trainer.model.config.to_dict()), longest, smallest)
+    return False
 
 
 def card_memory() -> int:
@@ -109,9 +107,7 @@ class Trainer(SFTTrainer):
         These take every n-th micro-batch: a step's are the same rows, however many processes share them."""
         from datasets import concatenate_datasets
 
-        counts = {side: len(lengths) for side, lengths in self.lengths.items()}
-        order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
-        order = sort_by_length(order, [*chain.from_iterable(self.lengths.values())], self.sft.batch_size)
+        order = order_of_turns(self.lengths, self.sft, self.args.max_steps, self.args.seed)
         self.train_dataset = concatenate_datasets([*self.sets.values()]).select(order)
         return super().get_train_dataloader()
 
@@ -176,22 +172,20 @@ def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
     return order
 
 
-def order_of_turns(rows: dict[str, int], sft: Sft, steps: int, seed: int) -> list[int]:
-    """Row numbers of the steps; those of a step are all from one side's set. They count the sets' rows one set after
-    the other. Each set is shuffled by the seed, anew for each pass."""
-    orders, first = {}, 0
-    for number, (side, count) in enumerate(rows.items()):
-        orders[side] = iter([first + row for row in pass_order(count, sft, seed * len(rows) + number)])
-        first += count
-    turns = (side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(steps))
-    return [row for side in turns for row in islice(orders[side], sft.batch_size)]
-
-
-def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """`order` with the rows of each `step` of them sorted by length: micro-batches need hardly any padding, and a
-    step's rows, and so its loss, stay the same."""
-    steps = (order[start : start + step] for start in range(0, len(order), step))
-    return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
+def order_of_turns(lengths: dict[str, list[int]], sft: Sft, steps: int, seed: int) -> list[int]:
+    """Row numbers of the steps, which count the sets' rows one set after the other; each set is shuffled by the seed,
+    anew for each pass. The rows of a step are all from one side's set, sorted by length: micro-batches need hardly any
+    padding, and the step's rows, and so its loss, stay the same. lengths: side -> tokens of each row of its set."""
+    of_all = [*chain.from_iterable(lengths.values())]
+    passes, first = {}, 0
+    for number, (side, rows) in enumerate(lengths.items()):
+        passes[side] = iter([first + row for row in pass_order(len(rows), sft, seed * len(lengths) + number)])
+        first += len(rows)
+    order: list[int] = []
+    for step in range(steps):
+        side = side_of_step(step, sft.steps_per_switch, [*lengths])
+        order += sorted(islice(passes[side], sft.batch_size), key=of_all.__getitem__)
+    return order
 
 
 # ---------------------------------------------------------------------------------------------------- the recipe
