@@ -8,7 +8,7 @@ import tiny
 import torch
 
 from pipeline.train import memory
-from pipeline.train.memory import bytes_per_parameter
+from pipeline.train.memory import moment_bytes, trained_width
 from pipeline.train.trainer import Trainer, trainer_arguments, warn_of_rate
 
 CHOICES = [(weights, optimizer) for weights in ("float32", "bfloat16") for optimizer in ("adamw", "adamw_8bit")]
@@ -30,7 +30,7 @@ def test_bytes_a_parameter_are_those_of_the_table(tmp_path: Path, weights: str, 
     weight_bytes = sum(p.numel() * p.element_size() for p in made.model.parameters())
     count = sum(p.numel() for p in made.model.parameters())
     total = 2 * weight_bytes + state_bytes(made.optimizer)  # a gradient is as large as its weight
-    assert total / count == pytest.approx(bytes_per_parameter(recipe), rel=0.02)
+    assert total / count == pytest.approx(2 * trained_width(recipe) + moment_bytes(recipe), rel=0.02)
 
 
 @pytest.mark.parametrize(("weights", "optimizer"), CHOICES)

@@ -27,8 +27,8 @@ from pipeline.train.memory import (
     WIDTH,
     Trained,
     adapter_parameters,
-    bytes_per_parameter,
     micro_batches,
+    moment_bytes,
     trained_parameters,
     trained_width,
 )
@@ -123,7 +123,7 @@ def optimizer_bytes(sft: Sft) -> int:
 
     28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
     """
-    return 2 * bytes_per_parameter(sft) - trained_width(sft)
+    return 3 * trained_width(sft) + 2 * moment_bytes(sft)
 
 
 def training_seconds(

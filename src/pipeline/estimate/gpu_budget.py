@@ -38,7 +38,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
-    bytes_per_parameter,
+    moment_bytes,
     stays_gathered,
     trained_parameters,
     trained_parts,
@@ -187,8 +187,7 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     bytes_per_weight = trained_width(sft)
     saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
-    states = trained * (bytes_per_parameter(sft) - 2 * bytes_per_weight)  # neither weight nor gradient
-    point = saved * bytes_per_weight + states
+    point = saved * bytes_per_weight + trained * moment_bytes(sft)
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 

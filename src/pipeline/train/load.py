@@ -197,17 +197,18 @@ def narrow_frozen(model: Any, sft: Sft) -> None:
     embeddings that are tied to it, stay as they are: TRL's loss reads it without autocast."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     untied = type(embedding) is torch.nn.Embedding and embedding.weight is not head.weight
-    looked_up = embedding if untied and embedding.weight.dtype == torch.float32 and sft.adapter == "lora" else None
     for module in model.modules():
         if sft.lora_dropout == 0 and hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
         is_linear = type(module) is torch.nn.Linear and module is not head
-        if (is_linear or module is looked_up) and not module.weight.requires_grad:
-            weight, narrow = module.weight.data, module.weight.data.bfloat16()
-            if weight.dtype == torch.float32 and bool((narrow == weight).all()):
-                module.weight.data = narrow
-    if looked_up is not None and looked_up.weight.dtype == torch.bfloat16:
-        looked_up.register_forward_hook(lambda _, inputs, found: found.float())
+        is_looked_up = module is embedding and untied and sft.adapter == "lora"
+        if not (is_linear or is_looked_up) or module.weight.requires_grad or module.weight.dtype != torch.float32:
+            continue
+        weight, narrow = module.weight.data, module.weight.data.bfloat16()
+        if (narrow == weight).all():
+            module.weight.data = narrow
+            if is_looked_up:
+                module.register_forward_hook(lambda _, inputs, found: found.float())
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:

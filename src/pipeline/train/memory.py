@@ -40,10 +40,9 @@ def trained_width(sft: Sft) -> int:
     return 4 if sft.adapter == "lora" else WIDTH[sft.weights]
 
 
-def bytes_per_parameter(sft: Sft) -> int:
-    """Bytes per trained parameter: weight + gradient + optimizer moments."""
-    width = trained_width(sft)
-    return 2 * width + 2 * (1 if sft.optimizer == "adamw_8bit" else width)
+def moment_bytes(sft: Sft) -> int:
+    """Bytes of the two moments of a trained weight."""
+    return 2 * (1 if sft.optimizer == "adamw_8bit" else trained_width(sft))
 
 
 def refuse_without_torchao(sft: Sft) -> None:
@@ -185,7 +184,7 @@ def training_memory(
     return {
         "weights": (shape.parameters * width - (width - cast) * (narrow + looked_up) + 4 * lora * trained) / shards,
         "gradients": gradients,
-        "moments": trained * (bytes_per_parameter(sft) - 2 * dtype) / shards,
+        "moments": trained * moment_bytes(sft) / shards,
         "gathered" if sharded else "casts": copies, "activations": activations,
         "context": CONTEXT if on_gpu else LIBRARIES,
     }  # fmt: skip
