@@ -109,7 +109,7 @@ def kinds_table(
 ) -> list[str]:
     """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
     unfinished, later = set(reasons), by_kind(waiting)
-    costs = {cost.run.hash: cost for costs in (bill.kinds.values() if bill else ()) for cost in costs}
+    costs = {cost.run.hash: cost for cost in (bill.costs() if bill else ())}
     of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
     rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
     for kind, members in by_kind(runs).items():

@@ -222,7 +222,7 @@ def size_text(size: float) -> str:
 def host_line(bill: Bill | None) -> Iterator[str]:
     """The memory of a node, the disk of trainings, rows that are scored together, and what the hours are by."""
     if bill is not None and bill.kinds:
-        host = memory_text(cost.host for costs in bill.kinds.values() for cost in costs)
+        host = memory_text(cost.host for cost in bill.costs())
         yield f"host memory: up to {host} GB" + (f"; trainings write {size_text(bill.disk)}" if bill.disk else "")
         yield bill.basis()
 

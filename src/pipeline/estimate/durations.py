@@ -107,8 +107,7 @@ class History:
     def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
         """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
         leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
-        left = left or {}
-        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
+        predicted = [(run, (left or {}).get(run.hash, self.predict(run))) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
@@ -120,8 +119,8 @@ class History:
         if omitted and not predictions:
             return "?", " and ".join(omitted)
         if workers > 1:  # one a GPU: a training of several holds as many
-            cards = {run.hash: run.config.sft.processes for run in runs if isinstance(run.config, TrainStage)}
-            shared = sum(seconds * cards.get(key, 1) for key, seconds in predictions) / workers
+            gpus = {run.hash: run.config.sft.processes for run in runs if isinstance(run.config, TrainStage)}
+            shared = sum(seconds * gpus.get(key, 1) for key, seconds in predictions) / workers
             total = max([shared, *longest_paths(runs, dict(predictions)).values()])
         return f"about {format_duration(total)}", " and ".join(omitted)
 

@@ -218,13 +218,10 @@ def question_sets(
             QuestionSet(questions, pair, english + 10, tokens_each),
             QuestionSet(questions, pair, tokens_each + 10, english),
         ]
-    if benchmark.kind == "answer":
-        return [QuestionSet(questions, shots * tokens_each, tokens_each, benchmark.tokens)]
     if benchmark.kind == "program":
         return [QuestionSet(questions, shots * (tokens_each + 160), tokens_each + 90, 70)]
-    return [
-        QuestionSet(questions, shots * tokens_each, tokens_each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))
-    ]
+    written, exemplars = benchmark.tokens if benchmark.kind == "answer" else 0, shots * tokens_each
+    return [QuestionSet(questions, exemplars, tokens_each, written, benchmark.exemplar_sets, logits=max(1, alike))]
 
 
 def scoring_seconds(

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from pipeline.config import conf
@@ -78,11 +79,15 @@ class Bill:
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
 
+    def costs(self) -> list[Cost]:
+        return [*chain.from_iterable(self.kinds.values())]
+
     def basis(self) -> str:
         """What the hours are by: the rates of the card, and rows of scores that are computed together."""
-        rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
-        ends = " to ".join(map(str, dict.fromkeys(rows[:: max(1, len(rows) - 1)])))
-        return cards()[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
+        rates, rows = cards()[self.plan.gpu or ""].basis(), {cost.rows for cost in self.costs() if cost.rows}
+        if not rows:
+            return rates
+        return f"{rates}; {' to '.join(map(str, sorted({min(rows), max(rows)})))} rows scored at once"
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with the first reason."""
@@ -115,11 +120,9 @@ def estimate_costs(
             total.unknown[kind].append(str(error).strip("'"))
             continue
         total.kinds[kind].append(cost)
-    trainings = [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])]
-    total.disk, total.freed = (disk_bytes(trainings, selections, freed) for freed in (free_snapshots, True))
-    total.causes = [
-        message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan, typed)
-    ]
+    total.disk, total.freed = (disk_bytes(total.costs(), selections, freed) for freed in (free_snapshots, True))
+    for kind, costs in total.kinds.items():
+        total.causes += infeasibility_messages(kind, costs, plan, typed)
     return total
 
 
@@ -129,18 +132,18 @@ def scored_to_choose(selections: Iterable[Run]) -> set[str]:
     return {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
 
 
-def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
+def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
     """Bytes of weights and snapshots. Where these are freed once they are ranked, those of one selection are there at a
     time, and of each selection the one that it chose."""
-    total = float(sum(cost.weights + cost.snapshots for cost in trainings))
+    total = float(sum(cost.weights + cost.snapshots for cost in costs))
     if not free_snapshots:
         return total
-    by_hash = {cost.run.hash: cost for cost in trainings}
-    ranked = [{snapshot.run.hash for snapshot in compared(run)} & by_hash.keys() for run in selections]
-    snapshots = {key: cost.snapshots for key, cost in by_hash.items()}
-    at_once = max((sum(map(snapshots.__getitem__, keys)) for keys in ranked), default=0)
-    chosen = sum(max((by_hash[key].weights for key in keys), default=0) for keys in ranked)
-    return total - sum(snapshots[key] for key in set().union(*ranked)) + at_once + chosen
+    ranked = [{snapshot.run.hash for snapshot in compared(run)} for run in selections]
+    candidates = [[cost for cost in costs if cost.run.hash in hashes] for hashes in ranked]
+    at_once = max((sum(cost.snapshots for cost in group) for group in candidates), default=0)
+    chosen = sum(max((cost.weights for cost in group), default=0) for group in candidates)
+    freed = set().union(*ranked)
+    return total - sum(cost.snapshots for cost in costs if cost.run.hash in freed) + at_once + chosen
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -197,10 +200,8 @@ def seconds_of_parts(
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each. length:
     positions of a row, by default those of its rows."""
     sft, parts = run.config.sft, trained_parts(run.config, shape)
-    rows, gathered = (
-        steps // len(parts) * sft.batch_size,
-        stays_gathered(run.config, shape, longest_row(run), machine.memory),
-    )
+    rows = steps // len(parts) * sft.batch_size
+    gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
     return sum(
         training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
         for side, part in parts.items()
