@@ -167,12 +167,11 @@ class Checkpoints(TrainerCallback):
                 "snapshots": self.snapshots, "seconds": seconds, "resumed": self.resumed, "machine": machine_facts(),
             }  # fmt: skip
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
+            update_state(self.run.workplace, step=state.global_step)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
         self.beat()
         if self.asked_to_stop:
-            if self.trainer.is_world_process_zero():
-                update_state(self.run.workplace, step=state.global_step)
             say(
                 f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}, its resume point is "
                 "written; rerun the same command to resume"

@@ -144,11 +144,11 @@ def words_in(text: str, tokenizer: Any) -> str:
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
     """What is wrong where the rows `lost` are all of a side; else nothing."""
     sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
-    left = Counter(sides) - Counter(sides[number] for number in lost)
-    if not (empty := sorted(set(sides) - left.keys())):
-        return ""
-    of = f" of side {empty[0]}" if empty[0] else ""
-    return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+    for side, count in sorted(Counter(sides).items()):
+        if count == sum(sides[number] == side for number in lost):
+            of = f" of side {side}" if side else ""
+            return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+    return ""
 
 
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:

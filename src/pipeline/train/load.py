@@ -28,6 +28,7 @@ from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
 from pipeline.text import one_line
 from pipeline.train.memory import is_sharded
+from pipeline.train.steps import SIDES
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
@@ -172,7 +173,7 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     side_of: dict[str, Any] = dict.fromkeys(names, "all")
     side_of |= sides_of_all(partition, anatomy(names)) if partition else {}
     side_of |= dict.fromkeys(towers(names), "frozen")
-    trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, ("all",))
+    trained_parts = {"partial": (sft.side,), "simultaneous": SIDES}.get(sft.method, ("all",))
     if sft.adapter == "lora":
         model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
     parameters = dict(model.named_parameters())

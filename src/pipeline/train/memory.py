@@ -77,10 +77,10 @@ def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
     """Number of trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
-    of_mlp = shape.mlp + shape.norms // 2 * shape.width
-    whole = {"attention": shape.attention + shape.around_attention, "mlp": of_mlp, "shared_norm": shape.width}
-    whole[OUTSIDE.kind] = shape.outside
-    sizes = adapter_parameters(shape, lora_rank) if lora_rank else whole
+    sizes = adapter_parameters(shape, lora_rank) if lora_rank else {
+        "attention": shape.attention + shape.around_attention, "mlp": shape.mlp + shape.norms // 2 * shape.width,
+        "shared_norm": shape.width, OUTSIDE.kind: shape.outside,
+    }  # fmt: skip
     return sum(sizes.get(site.kind, 0) for site in trained)
 
 

@@ -76,14 +76,14 @@ def write_card(run: Run[TrainStage], folder: Path) -> None:
     config, decided = run.config, run.decided_by["config"]
     made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
     base = run.parents["model"].name if "model" in run.parents else "random weights"
-    chosen = {key: value for key, value in sorted(flatten_dict(decided).items()) if key != "stage"}
+    chosen = [(key, format_value(value)) for key, value in sorted(flatten_dict(decided).items()) if key != "stage"]
     lines = [
         f"# {run.label}",
         "",
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
         "All other settings are at their defaults.",
         "",
-        *markdown_table(("setting", "value"), [(key, format_value(value)) for key, value in chosen.items()]),
+        *markdown_table(("setting", "value"), chosen),
         "",
         data_section(made_of),
     ]
