@@ -32,8 +32,8 @@ from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
 from pipeline.runs.graph import longest_paths
-from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.manifest import Manifest
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import bytes_of_largest_parent
 from pipeline.text import pluralize
@@ -80,7 +80,6 @@ class History:
     def __init__(self, manifests: Iterable[Manifest] = (), gpu: Callable[[], Gpu | None] = gpu_here) -> None:
         self.gpu = gpu
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
-        self.guesses: dict[str, float | None] = {}
         for manifest in manifests:
             self.add(manifest)
 
@@ -91,7 +90,7 @@ class History:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""
         knobs = {group: vars(getattr(run.config, group)) for group in WORK if hasattr(run.config, group)}
         kind = kind_of(run.config.stage, run.label, knobs)
-        return statistics.median(self.seconds[kind]) if kind in self.seconds else self.guess(run)
+        return statistics.median(self.seconds[kind]) if kind in self.seconds else guess(run, self.gpu)
 
     def seconds_text(self, run: Run) -> str:
         """The seconds of a run as a plan shows them."""
@@ -123,13 +122,6 @@ class History:
             shared = sum(seconds * gpus.get(key, 1) for key, seconds in predictions) / workers
             total = max([shared, *longest_paths(runs, dict(predictions)).values()])
         return f"about {format_duration(total)}", " and ".join(omitted)
-
-    def guess(self, run: Run) -> float | None:
-        """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
-        if key not in self.guesses:
-            self.guesses[key] = guess(run, self.gpu)
-        return self.guesses[key]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
