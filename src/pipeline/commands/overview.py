@@ -11,11 +11,12 @@ from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
-from pipeline.estimate.gpu_budget import Bill, scored_to_choose
+from pipeline.estimate.gpu_budget import Bill
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
 from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
@@ -91,7 +92,7 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
     Selections, and averages of several scores, take no time of their own."""
-    choosing = scored_to_choose(run for run in runs if isinstance(run.config, SelectStage))
+    choosing = {run.hash for run in order_runs([run for run in runs if isinstance(run.config, SelectStage)])}
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         config = run.config

@@ -8,7 +8,7 @@ the CPU and not counted, nor are resume points, which go when their training end
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -34,7 +34,8 @@ from pipeline.estimate.training_rows import expected_steps, padded_row, row_toke
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.graph import order_runs
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
 from pipeline.train.memory import (
@@ -109,11 +110,11 @@ def estimate_costs(
     assert plan.gpu is not None
     total, gpu = Bill(plan), cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
-    scored = scored_to_choose(selections)
+    behind_selections = {run.hash for run in order_runs(selections)}
     computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
     computing = [run for run in computing if not is_bundle(run)]  # whose scores are runs of their own
     for run in [*computing, *waiting]:
-        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
+        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in behind_selections else run.config.stage
         try:
             cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
@@ -124,12 +125,6 @@ def estimate_costs(
     for kind, costs in total.kinds.items():
         total.causes += infeasibility_messages(kind, costs, plan, typed)
     return total
-
-
-def scored_to_choose(selections: Iterable[Run]) -> set[str]:
-    """Hashes of what selections compare: of bundles too, and of the runs that score these."""
-    inputs = [member for run in selections for member in parent_runs(run.parents)]
-    return {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
 
 
 def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,6 @@ def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plai
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:
     """Write the first rows of the trainer's sets: their tokens, and the labels, -100 where there is no loss."""
-    shown = chain.from_iterable(rows.select(range(min(SHOWN, len(rows)))) for rows in sets.values())
+    shown = chain.from_iterable(islice(rows, SHOWN) for rows in sets.values())
     lines = (json.dumps({"input_ids": row["input_ids"], "labels": row["labels"]}) for row in shown)
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
