@@ -296,6 +296,9 @@ def on_hardware(run: Run[TrainStage], values: Mapping[str, Any], typed: Containe
     """A training with the knobs of an option of hardware= that are not typed."""
     unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
     decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
-    keys = [key for key in decided if key.startswith("sft.") and key not in unchanged and key not in typed]
-    sft = replace(run.config.sft, **{key.removeprefix("sft."): decided[key] for key in keys})
-    return replace(run, config=replace(run.config, sft=sft))
+    knobs = {
+        key.removeprefix("sft."): value
+        for key, value in decided.items()
+        if key.startswith("sft.") and key not in unchanged and key not in typed
+    }
+    return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

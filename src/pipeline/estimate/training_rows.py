@@ -40,9 +40,8 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
     data, tokenizer = run.parents["data"], tokenizer_of(run)
-    if (data_file := data.folder / ROWS).is_file():
-        return sampled_lengths(data_file, (), tokenizer, rows)
-    files = [file for _, _, file in source_files(data)]
+    own = data.folder / ROWS
+    files = [own] if own.is_file() else [file for _, _, file in source_files(data)]
     return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
@@ -145,13 +144,14 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
     read, or all."""
     if not isinstance(data, Run):
         return []
-    sources, root = data.config.expert.sources.items(), data.parents.get("data_root")
-    if all(is_here(source) for _, source in sources):
-        files = [(name, source, Path(source.url or "")) for name, source in sources]
-    elif root is not None and root.folder.is_dir():
-        files = [(name, source, root.folder / source.file) for name, source in sources]
-    else:
-        return []
+    files, root = [], data.parents.get("data_root")
+    for name, source in data.config.expert.sources.items():
+        if is_here(source):
+            files.append((name, source, Path(source.url or "")))
+        elif root is not None and root.folder.is_dir():
+            files.append((name, source, root.folder / source.file))
+        else:
+            return []
     return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
@@ -194,9 +194,7 @@ def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
     expert = run.config.expert
     if any(source.config.expert.world for source in behind_data(run)):
         return [WORLD_ROW]
-    first, _, second = expert.name.partition("_")
-    joint = {"math": [first], "language": [second], "both": [first, second]}
-    names = joint[side or "both"] if expert.side == "both" else [expert.name]
+    names = [name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)] or [expert.name]
     if unknown := [name for name in names if name not in ROW]:
         raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
     return [ROW[name] for name in names]
