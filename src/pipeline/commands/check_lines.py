@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import driver_version, visible_gpus
 from pipeline.estimate.flops import Gpu, cards
-from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
+from pipeline.estimate.gpu_budget import memory_of, seconds_of_steps, written_bytes
 from pipeline.files import cores
 from pipeline.launch.in_process import reason_of
 from pipeline.models.shape import shape_in, shape_of
@@ -208,7 +208,7 @@ class Checking:
         """Dtypes as in the recipe; tokens a second and memory next to the plan's, with rows of sft.seq_length."""
         run: Run[TrainStage] = build_single(self.training(method))
         sft, length, room = run.config.sft, float(run.config.sft.seq_length), min(r["memory"] for r in self.ranks)
-        if (needed := memory_of(run, self.shape, self.on_gpu, length, room)) > room:
+        if (needed := memory_of(run, self.on_gpu, length, room)) > room:
             raise LeftOut(
                 f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
                 "see stage=plan for knobs that fit"
@@ -222,7 +222,7 @@ class Checking:
         self.made[method] = manifest
         check_dtypes(manifest, sft)
         needed -= CONTEXT if self.on_gpu else 0
-        seconds = seconds_of_parts(run, self.shape, 2 * STEPS, self.machine(), length)
+        seconds = seconds_of_steps(run, 2 * STEPS, self.machine(), length)
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
             "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),

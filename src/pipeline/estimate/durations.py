@@ -28,7 +28,6 @@ from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, trai
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import expected_size, source_files
 from pipeline.files import cores
-from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
 from pipeline.runs.graph import longest_paths
@@ -143,8 +142,8 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     return 1.0 if config.stage == "select" else None
 
 
-def machine_of(run: Run, shape: Shape, gpu: Gpu | None) -> Gpu:
-    return gpu or cpu.cpu(shape, run.config.threads or cores())
+def machine_of(run: Run, gpu: Gpu | None) -> Gpu:
+    return gpu or cpu.cpu(shape_for(run), run.config.threads or cores())
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -152,9 +151,9 @@ def machine_of(run: Run, shape: Shape, gpu: Gpu | None) -> Gpu:
 
 def training_seconds(run: Run[TrainStage], gpu: Gpu | None) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
-    sft, shape = run.config.sft, shape_for(run)
-    steps, seconds = training_work(run, shape, machine_of(run, shape, gpu))
-    files = FILES[gpu is not None] * shape.parameters * WIDTH[sft.weights]
+    sft = run.config.sft
+    steps, seconds = training_work(run, machine_of(run, gpu))
+    files = FILES[gpu is not None] * shape_for(run).parameters * WIDTH[sft.weights]
     return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
 
 
@@ -176,7 +175,7 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     gpu, takes, hours = gpu or ON_GPU, "? GB a GPU", "?"
     with suppress(*UNKNOWN):
         card = cards()[gpu]
-        memory = memory_of(run, shape_for(run), card=card.memory)
+        memory = memory_of(run, card=card.memory)
         above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (memory > card.memory)
         takes = f"{memory / 1e9:.0f} GB a GPU{above}"
         hours = f"{training_cost(run, card).hours:.1f}"
@@ -188,7 +187,7 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
     that a score takes of this machine; None for others and unknown models."""
     with suppress(*UNKNOWN):
         if isinstance(run.config, TrainStage):
-            return memory_of(run, shape_for(run), on_gpu, row) * (1 if on_gpu else run.config.sft.processes)
+            return memory_of(run, on_gpu, row) * (1 if on_gpu else run.config.sft.processes)
         if isinstance(run.config, EvalStage):
             return shape_for(run).parameters * WIDTH[dtype_of(run)] + LIBRARIES
     return None
@@ -201,9 +200,8 @@ def evaluation_seconds(run: Run[EvalStage], gpu: Gpu | None) -> float:
     """Seconds of an evaluation; averages of several take almost none."""
     if is_bundle(run):
         return 0.2
-    shape = shape_for(run)
-    loading = 0.0 if gpu else FILES[False] * shape.parameters
-    return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, gpu))
+    loading = 0.0 if gpu else FILES[False] * shape_for(run).parameters
+    return 0.3 + loading + scoring_work(run, machine_of(run, gpu))
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:

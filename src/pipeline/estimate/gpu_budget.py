@@ -33,7 +33,6 @@ from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
-from pipeline.models.shape import Shape
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
@@ -56,7 +55,6 @@ class Cost:
     rows that are computed together, of its questions with the fewest."""
 
     run: Run
-    shape: Shape
     hours: float
     memory: float
     host: float
@@ -146,19 +144,19 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
 
 def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
-    gpus, shape, files = run.config.sft.processes, shape_for(run), bytes_of_training(run)
-    _, seconds = training_work(run, shape, gpu)
+    _, seconds = training_work(run, gpu)
+    gpus, files = run.config.sft.processes, bytes_of_training(run)
     return Cost(
-        run, shape, seconds * gpus / 3600, memory_of(run, shape, card=gpu.memory),
-        host_memory(shape.parameters, "float32", gpus), gpus, files["weights"], files["snapshots"],
+        run, seconds * gpus / 3600, memory_of(run, card=gpu.memory),
+        host_memory(shape_for(run).parameters, "float32", gpus), gpus, files["weights"], files["snapshots"],
     )  # fmt: skip
 
 
-def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu) -> tuple[int, float]:
+def training_work(run: Run[TrainStage], machine: Gpu) -> tuple[int, float]:
     """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
     if (steps := expected_steps(run)) is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    return steps, seconds_of_parts(run, shape, steps, machine)
+    return steps, seconds_of_steps(run, steps, machine)
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -189,12 +187,11 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 
-def seconds_of_parts(
-    run: Run[TrainStage], shape: Shape, steps: int, machine: Gpu, length: float | None = None
-) -> float:
+def seconds_of_steps(run: Run[TrainStage], steps: int, machine: Gpu, length: float | None = None) -> float:
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each. length:
     positions of a row, by default those of its rows."""
-    sft, parts = run.config.sft, trained_parts(run.config, shape)
+    sft, shape = run.config.sft, shape_for(run)
+    parts = trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
     gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
     return sum(
@@ -203,12 +200,10 @@ def seconds_of_parts(
     )
 
 
-def memory_of(
-    run: Run[TrainStage], shape: Shape, on_gpu: bool = True, row: float | None = None, card: float = 0.0
-) -> float:
+def memory_of(run: Run[TrainStage], on_gpu: bool = True, row: float | None = None, card: float = 0.0) -> float:
     """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
     its GPU, on which weights may stay gathered; 0: the least that it needs."""
-    config, row = run.config, longest_row(run) if row is None else row
+    config, shape, row = run.config, shape_for(run), longest_row(run) if row is None else row
     parts, gathered = trained_parts(config, shape).values(), stays_gathered(config, shape, row, card)
     return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
 
@@ -225,23 +220,22 @@ def longest_row(run: Run[TrainStage]) -> float:
 
 def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
-    dtype, shape = dtype_of(run), shape_for(run)
-    hours = scoring_work(run, shape, gpu) / 3600
+    dtype, shape, hours = dtype_of(run), shape_for(run), scoring_work(run, gpu) / 3600
     rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
-    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype), rows=rows)
+    return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype), rows=rows)
 
 
-def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
+def scoring_work(run: Run[EvalStage], machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
-    config, kinds = run.config.eval, question_sets_of(run)
+    config = run.config.eval
     vllm = config.backend == "vllm"
     products = "ieee" if machine.is_cpu else config.products
     how = (dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix, products)
-    return sum(scoring_seconds(shape, kinds, machine, *how))
+    return sum(scoring_seconds(shape_for(run), question_sets_of(run), machine, *how))
 
 
-def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    kinds = map(prompts_of, question_sets_of(run))
+def least_memory(run: Run[EvalStage], dtype: str) -> float:
+    shape, kinds = shape_for(run), map(prompts_of, question_sets_of(run))
     return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
 
 
@@ -264,9 +258,9 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
         return
     largest, fitting = max(large, key=lambda cost: cost.memory), []
     if isinstance(largest.run.config, TrainStage):
-        options = hardware_that_fits([(cost.run, cost.shape) for cost in large], typed=typed)
+        options = hardware_that_fits([cost.run for cost in large], typed=typed)
         fitting = [option for option, card in options if card == plan.gpu] or [option for option, _ in options[:1]]
-    elif all(least_memory(cost.run, cost.shape, "bfloat16") <= room for cost in large):
+    elif all(least_memory(cost.run, "bfloat16") <= room for cost in large):
         fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
     fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
@@ -276,7 +270,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 
 
 def hardware_that_fits(
-    large: Sequence[tuple[Run[TrainStage], Shape]], room: float | None = None, typed: Container[str] = ()
+    large: Sequence[Run[TrainStage]], room: float | None = None, typed: Container[str] = ()
 ) -> list[tuple[str, str]]:
     """(option of hardware=, its card) with which these trainings fit into `room` bytes, by default those of its card;
     the smallest node first. typed: keys that stay as they are."""
@@ -286,7 +280,7 @@ def hardware_that_fits(
         if card := values.get("plan.gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
-                needed = max(memory_of(on_hardware(run, values, typed), shape) for run, shape in large)
+                needed = max(memory_of(on_hardware(run, values, typed)) for run in large)
                 if needed <= (memory if room is None else room):
                     found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
     return [(option, card) for _, option, card in sorted(found)]

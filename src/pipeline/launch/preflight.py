@@ -29,7 +29,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import hardware_that_fits
-from pipeline.estimate.models import models_of, shape_for
+from pipeline.estimate.models import models_of
 from pipeline.estimate.training_rows import row_problems, source_files
 from pipeline.evaluate.before import (
     define_tasks,
@@ -118,7 +118,7 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
-        options = [option for option, _ in hardware_that_fits([(largest, shape_for(largest))], room)]
+        options = [option for option, _ in hardware_that_fits([largest], room)]
         remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
         raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
     raise PipelineError(
