@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import driver_version, visible_gpus
 from pipeline.estimate.flops import Gpu, cards
-from pipeline.estimate.gpu_budget import memory_of, seconds_of_steps, written_bytes
+from pipeline.estimate.gpu_budget import memory_of, training_work, written_bytes
 from pipeline.files import cores
 from pipeline.launch.in_process import reason_of
 from pipeline.models.shape import shape_in, shape_of
@@ -222,7 +222,7 @@ class Checking:
         self.made[method] = manifest
         check_dtypes(manifest, sft)
         needed -= CONTEXT if self.on_gpu else 0
-        seconds = seconds_of_steps(run, 2 * STEPS, self.machine(), length)
+        _, seconds = training_work(run, self.machine(), 2 * STEPS, length)
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
             "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),

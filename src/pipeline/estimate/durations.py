@@ -130,10 +130,11 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     """Seconds of its work on a GPU, or on this machine's CPU; None where its work is not known before."""
     config = run.config
     with suppress(*UNKNOWN):
-        if isinstance(config, TrainStage):
-            return training_seconds(run, gpu())
-        if isinstance(config, EvalStage):
-            return evaluation_seconds(run, gpu())
+        if isinstance(config, EvalStage) and is_bundle(run):
+            return 0.2  # averages of scores take almost none
+        if isinstance(config, TrainStage | EvalStage):
+            machine = gpu() or cpu.cpu(shape_for(run), config.threads or cores())
+            return training_seconds(run, machine) if config.stage != "eval" else evaluation_seconds(run, machine)
         if isinstance(config, DataStage):
             return data_seconds(run)
         if config.stage in ("merge", "analyze"):
@@ -142,18 +143,14 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     return 1.0 if config.stage == "select" else None
 
 
-def machine_of(run: Run, gpu: Gpu | None) -> Gpu:
-    return gpu or cpu.cpu(shape_for(run), run.config.threads or cores())
-
-
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_seconds(run: Run[TrainStage], gpu: Gpu | None) -> float:
+def training_seconds(run: Run[TrainStage], machine: Gpu) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
     sft = run.config.sft
-    steps, seconds = training_work(run, machine_of(run, gpu))
-    files = FILES[gpu is not None] * shape_for(run).parameters * WIDTH[sft.weights]
+    steps, seconds = training_work(run, machine)
+    files = FILES[not machine.is_cpu] * shape_for(run).parameters * WIDTH[sft.weights]
     return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
 
 
@@ -196,12 +193,9 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def evaluation_seconds(run: Run[EvalStage], gpu: Gpu | None) -> float:
-    """Seconds of an evaluation; averages of several take almost none."""
-    if is_bundle(run):
-        return 0.2
-    loading = 0.0 if gpu else FILES[False] * shape_for(run).parameters
-    return 0.3 + loading + scoring_work(run, machine_of(run, gpu))
+def evaluation_seconds(run: Run[EvalStage], machine: Gpu) -> float:
+    """Seconds of loading a model, which a GPU does not wait for, and of scoring it."""
+    return 0.3 + FILES[False] * machine.is_cpu * shape_for(run).parameters + scoring_work(run, machine)
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:

@@ -152,11 +152,24 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     )  # fmt: skip
 
 
-def training_work(run: Run[TrainStage], machine: Gpu) -> tuple[int, float]:
-    """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
-    if (steps := expected_steps(run)) is None:
+def training_work(
+    run: Run[TrainStage], machine: Gpu, steps: int | None = None, length: float | None = None
+) -> tuple[int, float]:
+    """(optimizer steps, seconds of all of them) on this machine; of simultaneous training of its sides, half the steps
+    each. Raises PipelineError as `training_cost`.
+
+    steps, length: by default those that the training will take, and the positions of its rows.
+    """
+    if (steps := steps or expected_steps(run)) is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    return steps, seconds_of_steps(run, steps, machine)
+    sft, shape = run.config.sft, shape_for(run)
+    parts = trained_parts(run.config, shape)
+    rows = steps // len(parts) * sft.batch_size
+    gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
+    return steps, sum(
+        training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
+        for side, part in parts.items()
+    )
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -185,19 +198,6 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
     point = saved * bytes_per_weight + trained * moment_bytes(sft)
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
-
-
-def seconds_of_steps(run: Run[TrainStage], steps: int, machine: Gpu, length: float | None = None) -> float:
-    """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each. length:
-    positions of a row, by default those of its rows."""
-    sft, shape = run.config.sft, shape_for(run)
-    parts = trained_parts(run.config, shape)
-    rows = steps // len(parts) * sft.batch_size
-    gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
-    return sum(
-        training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
-        for side, part in parts.items()
-    )
 
 
 def memory_of(run: Run[TrainStage], on_gpu: bool = True, row: float | None = None, card: float = 0.0) -> float:
