@@ -134,7 +134,9 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
             return 0.2  # averages of scores take almost none
         if isinstance(config, TrainStage | EvalStage):
             machine = gpu() or cpu.cpu(shape_for(run), config.threads or cores())
-            return training_seconds(run, machine) if config.stage != "eval" else evaluation_seconds(run, machine)
+            return (
+                training_seconds(run, machine) if isinstance(config, TrainStage) else evaluation_seconds(run, machine)
+            )
         if isinstance(config, DataStage):
             return data_seconds(run)
         if config.stage in ("merge", "analyze"):

@@ -109,8 +109,8 @@ def estimate_costs(
     total, gpu = Bill(plan), cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     behind_selections = {run.hash for run in order_runs(selections)}
-    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
-    computing = [run for run in computing if not is_bundle(run)]  # whose scores are runs of their own
+    # a bundle's scores are runs of their own
+    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run)]
     for run in [*computing, *waiting]:
         kind = "selection" if isinstance(run.config, EvalStage) and run.hash in behind_selections else run.config.stage
         try:

@@ -108,8 +108,8 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     try:
         cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
     except PipelineError as error:
-        takes_all = here or run.config.data.size is None is run.config.expert.size
-        return Cut("", str(error), all_rows and takes_all)
+        takes_some = not here and (run.config.data.size or run.config.expert.size)
+        return Cut("", str(error), all_rows and not takes_some)
     if problem := side_without_loss(rows, lost, sft):
         return Cut("", problem, all_rows)
     return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
