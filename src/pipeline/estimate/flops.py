@@ -174,6 +174,7 @@ MGSM = {
     "th": (112, 173, 104),
 }  # fmt: skip
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
+ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
 LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
 COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
@@ -193,7 +194,7 @@ class QuestionSet:
     question: float
     answer: float = 0.0
     prefixes: int = 1
-    room: int = 512
+    room: int = ROOM
     logits: float = 1
 
 
@@ -202,11 +203,12 @@ def question_sets(
 ) -> list[QuestionSet]:
     """What a task puts to a model in one language.
 
-    MGSM, and what else ends in a number, by measured tokens. The others by English counts, times how much longer MGSM's
-    problems are in the language than in English (they are translations, as these tasks are). The English counts are
-    assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the names of two languages 10.
+    MGSM, and what else ends in a number, by measured tokens, those in English for a language without. The others by
+    English counts, times how much longer MGSM's problems are in the language than in English (they are translations, as
+    these tasks are). The English counts are assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the
+    names of two languages 10.
     """
-    question, exemplar, answer = tokens[language]
+    question, exemplar, answer = tokens.get(language, tokens["en"])
     benchmark = benchmark_of(task)
     alike = benchmark.continuation_tokens
     questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]

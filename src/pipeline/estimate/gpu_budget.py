@@ -8,14 +8,13 @@ the CPU and not counted, nor are resume points, which go when their training end
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, OF_ALL_WEIGHTS, read_hardware
+from pipeline.config.defaults import HARDWARE, hardware_for, read_hardware
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
@@ -280,19 +279,17 @@ def hardware_that_fits(
         if card := values.get("plan.gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
-                needed = max(memory_of(on_hardware(run, values, typed)) for run in large)
+                needed = max(memory_of(on_hardware(run, name, typed)) for run in large)
                 if needed <= (memory if room is None else room):
                     found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
     return [(option, card) for _, option, card in sorted(found)]
 
 
-def on_hardware(run: Run[TrainStage], values: Mapping[str, Any], typed: Container[str]) -> Run[TrainStage]:
+def on_hardware(run: Run[TrainStage], name: str, typed: Container[str]) -> Run[TrainStage]:
     """A training with the knobs of an option of hardware= that are not typed."""
-    unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
-    decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
+    settings = {"stage": run.config.stage, "sft.adapter": run.config.sft.adapter}
+    decided = {"sft.micro_batch_size": None, **hardware_for(name, settings)}  # which another option may have set
     knobs = {
-        key.removeprefix("sft."): value
-        for key, value in decided.items()
-        if key.startswith("sft.") and key not in unchanged and key not in typed
+        key.removeprefix("sft."): value for key, value in decided.items() if key.startswith("sft.") and key not in typed
     }
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

@@ -15,12 +15,11 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.evaluation import EvalTask
 from pipeline.config.stages import EvalStage
-from pipeline.estimate.flops import MGSM, QuestionSet, question_sets
+from pipeline.estimate.flops import ROOM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
-ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
 THINKING = 0.25  # of eval.max_gen_toks
 
 
@@ -29,7 +28,7 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING)."""
     config, benchmark = run.config.eval, benchmark_of(task.task)
     count = count_questions(run, task, language)
-    kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
+    kinds = question_sets(task.task, task.num_fewshot, language)
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
     if file and columns and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run))):
