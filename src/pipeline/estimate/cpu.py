@@ -8,7 +8,6 @@ Other machines differ by a factor of about two, which finished runs correct (his
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
 from pipeline.estimate.flops import Gpu
 from pipeline.models.shape import Shape
@@ -19,7 +18,6 @@ BF16 = {True: 1.8, False: 0.2}  # of the rate of fp32: with instructions for bfl
 BANDWIDTH = 8e9  # bytes a second that a thread reads
 
 
-@lru_cache(maxsize=1)
 def memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -163,11 +163,11 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     rows, steps, tokens = ("?" if count is None else f"{count:,.0f}" for count in expected_size(run))
     named = f"{run.label}: recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
     about = f"{named}, {rows} rows in {steps} steps, {tokens} tokens"
-    gpu = read_hardware(options[HARDWARE]).get("plan.gpu") if HARDWARE in options else None
+    gpu = HARDWARE in options and read_hardware(options[HARDWARE]).get("plan.gpu")
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
     bytes_here = memory_here(run)
     fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
-    if gpu is None and not by_job and not visible_gpus() and fits_here:
+    if not (gpu or by_job or visible_gpus()) and fits_here:
         seconds = guess(run, lambda: None)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB, {time}"

@@ -140,9 +140,8 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     model, dtype = run.config.model, getattr(torch, run.config.sft.weights)
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
-        fields = dict(model.architecture)
-        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-        config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = AutoConfig.for_model(vocab_size=len(tokenizer), **ids, **model.architecture)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:

@@ -54,8 +54,7 @@ def trainer_of(
             "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"
         )
     if memory.is_sharded(sft):
-        longest = max(max(lengths) for lengths in trainer.lengths.values())
-        trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(trainer, config, longest)
+        trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(trainer, config)
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
     counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
@@ -66,9 +65,10 @@ def trainer_of(
     return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
 
 
-def stays_gathered(trainer: Any, config: TrainStage, longest: int) -> bool:
+def stays_gathered(trainer: Any, config: TrainStage) -> bool:
     """Whether the GPUs of all processes hold the weights from the forward pass to the backward pass, by the plan's
-    estimate for rows of `longest` tokens; no for a model whose shape it does not know."""
+    estimate for the longest row; no for a model whose shape it does not know."""
+    longest = max(chain.from_iterable(trainer.lengths.values()))
     smallest = trainer.accelerator.gather(torch.tensor([card_memory()], device=trainer.args.device)).min().item()
     with suppress(PipelineError):
         return memory.stays_gathered(config, shape_of(trainer.model.config.to_dict()), longest, smallest)
