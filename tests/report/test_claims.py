@@ -61,6 +61,7 @@ def test_a_claim_is_read():
     [
         ({"treshold": 1}, "claim one: unknown key treshold: did you mean threshold?"),
         ({"test": "wilcoxn", "threshold": 0}, "test 'wilcoxn': did you mean wilcoxon?"),
+        ({"test": ["difference"]}, "test \"['difference']\": did you mean difference?"),
         ({"direction": "up"}, "direction 'up': there are higher, lower, within, differ"),
         ({"threshold": "much"}, "threshold much is neither points nor N%"),
         ({"left": []}, "left is empty"),

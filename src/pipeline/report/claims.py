@@ -144,7 +144,7 @@ def claim_of(keys: Any, table: str, file: str) -> Claim:
             raise PipelineError(f"{where}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in keys]:
         raise PipelineError(f"{where}: {missing[0]} is missing")
-    test, direction, units = keys["test"], keys["direction"], keys.get("units") or ""
+    test, direction, units = (str(keys.get(key) or "") for key in ("test", "direction", "units"))
     for key, value, names in (("test", test, RULES), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
         if value not in names:
             raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
