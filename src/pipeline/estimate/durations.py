@@ -102,10 +102,10 @@ class History:
             return False
         return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
 
-    def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
+    def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] = {}) -> tuple[str, str]:
         """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
         leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
-        predicted = [(run, (left or {}).get(run.hash, self.predict(run))) for run in runs]
+        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
