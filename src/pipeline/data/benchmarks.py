@@ -21,7 +21,7 @@ from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.rows import read_jsonl
-from pipeline.data.sources import Example, Row, words_of
+from pipeline.data.sources import Row, words_of
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.hub.lock import Lock, part_of, read_lock
@@ -73,11 +73,11 @@ class Known:
             variants[unmatched] = self.without_numbers.marks_of([texts[index] for index in unmatched])
         return exact, variants
 
-    def has_short(self, example: Example) -> bool:
+    def has_short(self, text: str) -> bool:
         """Whether a line of a row, with or without a label before a colon, is one of the texts without an n-gram."""
         from pipeline.data.ngrams import words_in
 
-        lines = [line for line in words_of(example).splitlines() if len(line) < LONGEST] if self.short else []
+        lines = [line for line in text.splitlines() if len(line) < LONGEST] if self.short else []
         return any(" ".join(words_in(text)) in self.short for line in lines for text in (line, LABEL.sub("", line)))
 
 

@@ -54,8 +54,9 @@ class Candidates:
             rows["place"], rows["source"] = begin + np.cumsum([0, *map(len, lines)])[:-1], index
             rows["digest"] = list(map(hash, lines))
             rows["math"] = [language_set and is_word_problem(example) for example in batch]
-            rows["marks"], rows["variants"] = self.known.shared([words_of(example) for example in batch])
-            rows["short"] = list(map(self.known.has_short, batch))
+            texts = list(map(words_of, batch))
+            rows["marks"], rows["variants"] = self.known.shared(texts)
+            rows["short"] = list(map(self.known.has_short, texts))
             self.batches.append(rows)
 
     def lines(self, places: Any) -> Iterator[bytes]:
