@@ -60,7 +60,7 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     """Message for a key that does not exist. holder: the type in which its last name was looked up."""
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
-    known = {*conf.groups_read(stage), *names_of(kind)}
+    known = sorted({*conf.groups_read(stage), *names_of(kind)})
     if group in conf.groups() and group not in known:
         return not_read(key, stage)
     if holder is kind and "." not in key:
