@@ -160,9 +160,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
         **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
     }
     for key in ("prompt", "completion") if "prompt" in rows else ():
-        if not are_columns(str(rows.get(key))) and not close_matches(
-            key, map(str, settings)
-        ):  # which is refused as misspelt
+        misspelt = close_matches(key, map(str, settings))  # which the command refuses as unknown
+        if not misspelt and not are_columns(str(rows.get(key))):
             problem = f"{key}={rows.get(key)!r} names no column of {file}"
             raise refuse(f"experts: {name}", f'{problem}: write {key}: "{{COLUMN}}", with its columns in braces')
     side = settings.setdefault("side", side_of(name, settings))
