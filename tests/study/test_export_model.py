@@ -173,6 +173,18 @@ def test_paths_that_libraries_keep_stay_here(
     assert json.loads((out / "tokenizer_config.json").read_text())["unk_token"] == "a"
 
 
+def test_a_tokenizer_of_vocab_txt_alone_is_one(
+    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
+) -> None:
+    """An older BERT vocabulary: scoring takes such a folder, and so does an export."""
+    source = complete(models["qwen2"][1], tmp_path / "ada")
+    (source / "tokenizer.json").unlink()
+    told = export(source)
+    assert told.status == 1 and "has no tokenizer: copy that of its base into" in told.err
+    (source / "vocab.txt").write_text("[UNK]\na\n")
+    assert export(source).status == 0 and (tmp_path / "out" / "vocab.txt").read_text() == "[UNK]\na\n"
+
+
 # ------------------------------------------------------------------------------------------------ the cards of runs
 
 

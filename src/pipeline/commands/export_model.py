@@ -31,6 +31,7 @@ from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 HUB = "hub:"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 LOCAL_KEYS = ("name_or_path", "_file")  # suffixes of the keys in which libraries store paths
 
@@ -178,8 +178,7 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
 
 def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) -> None:
     """Raise PipelineError if the model has no tokenizer, or does not fit on the disk."""
-    directories = merge.layout.folder, merge.layout.model.folder
-    if not any((directory / name).is_file() for directory in directories for name in TOKENIZERS):
+    if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
     size, staging = merge.bytes()["written"], staging_folder(config, str(config.export.to).startswith(HUB))
     if shutil.disk_usage(staging).free < size:
