@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 
 from pipeline.commands.plan import show_plan
+from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops, questions
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
+from pipeline.files import read_yaml
 from pipeline.models.shape import LLAMA_8B
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
@@ -162,10 +164,10 @@ def ranked(selection: Run) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def same_length(task: str, shots: int, language: str) -> list[flops.QuestionSet]:
-    """`flops.asked` with one count of tokens for all languages, the mean of the ten, as by hand."""
-    mean = tuple(sum(flops.MGSM[one][place] for one in TEN) / 10 for place in range(3))
-    return flops.question_sets(task, shots, language, dict.fromkeys(flops.MGSM, mean))  # type: ignore[arg-type]
+def mean_tokens() -> dict[str, Any]:
+    """One count of tokens for all languages, the mean of the ten, as by hand."""
+    texts = read_yaml(conf.folder() / "tokens.yaml")["mgsm"]
+    return {"mgsm": dict.fromkeys(texts, [sum(texts[one][place] for one in TEN) / 10 for place in range(3)])}
 
 
 def selection(kind: str) -> tuple[int, float]:
@@ -187,8 +189,9 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 math snapshots in ten languages of 37 s: 2.5 h. 96 language snapshots of 16 minutes, which is Swahili's
     length: 26 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 66 h."""
     assert selection("language") == (96, near(63))
-    monkeypatch.setattr(questions, "question_sets", same_length)
-    assert selection("math") == (24, near(2.5))
+    with monkeypatch.context() as patch:
+        patch.setattr(flops, "token_counts", mean_tokens)
+        assert selection("math") == (24, near(2.5))
     monkeypatch.setattr(
         questions, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw")
     )
@@ -201,7 +204,7 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen; with the 26 x 36 swaps of the shipped grid 1,548 and 18 h; two of them, the base in te and bn, are compared
     by selections too and stand there. Of unreasonable 788 are printed, and 16 with chat templates.
     """
-    monkeypatch.setattr(questions, "question_sets", same_length)
+    monkeypatch.setattr(flops, "token_counts", mean_tokens)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 18.0), (UNREASONABLE, 788 + 16, 7.9)):
         waiting = {}
         for planning, _ in map(planned, tables):

@@ -2,7 +2,7 @@
 
 Measured on one thread of an EPYC 9004 with SmolLM2 135M and a Gemma 3 of 270M: products of 576 columns at 7e10 FLOP/s
 in fp32 and 1.3e11 in bf16, one step of decoding at what its weights, products and attention take one after the other.
-Other machines differ by a factor of about two, which finished runs correct (history.py).
+Other machines differ by a factor of about two, which finished runs correct (durations.py).
 """
 
 from __future__ import annotations

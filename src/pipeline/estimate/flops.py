@@ -5,8 +5,8 @@ formulas.
 
 What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Measured
 where a card has a record, else assumed, is what is reached of its data sheet (conf/cards.yaml); assumed are the time
-that Python takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row. Loading and saving are not
-counted.
+that Python takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row (conf/tokens.yaml). Loading
+and saving are not counted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
@@ -166,19 +167,17 @@ def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
 
 # ---------------------------------------------------------------------------------------------------- scoring
 
-# Mean tokens of MGSM's question, exemplar (question and worked answer) and worked answer: the 250 problems and the 8
-# exemplars of each language, measured with Llama 3.1's tokenizer. Other models cut Bengali and Telugu otherwise.
-MGSM = {
-    "en": (64, 91, 55), "de": (85, 114, 70), "fr": (84, 115, 68), "zh": (76, 101, 60), "ru": (87, 123, 71),
-    "es": (81, 107, 62), "ja": (88, 120, 66), "bn": (287, 344, 191), "sw": (108, 136, 78), "te": (452, 600, 318),
-    "th": (112, 173, 104),
-}  # fmt: skip
-ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
 ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
 LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
 COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
 IDLE = 1 / 16  # rows that wait: a GPU fills an eighth of them at once (REFILL in evaluate/decode.py)
+
+
+@lru_cache(maxsize=1)
+def token_counts() -> dict[str, Any]:
+    """Mean tokens of conf/tokens.yaml: of MGSM's texts by language, and of training rows by set."""
+    return read_yaml(shipped_conf() / "tokens.yaml")  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -198,9 +197,7 @@ class QuestionSet:
     logits: float = 1
 
 
-def question_sets(
-    task: str, shots: int, language: str, tokens: Mapping[str, tuple[float, float, float]] = MGSM
-) -> list[QuestionSet]:
+def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     """What a task puts to a model in one language.
 
     MGSM, and what else ends in a number, by measured tokens, those in English for a language without. The others by
@@ -208,10 +205,11 @@ def question_sets(
     these tasks are). The English counts are assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the
     names of two languages 10.
     """
-    question, exemplar, answer = tokens.get(language, tokens["en"])
+    mgsm = token_counts()["mgsm"]
+    question, exemplar, answer = mgsm.get(language, mgsm["en"])
     benchmark = benchmark_of(task)
     alike = benchmark.continuation_tokens
-    questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
+    questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / mgsm["en"][0]
     if benchmark.kind == "number":
         return [QuestionSet(questions, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":

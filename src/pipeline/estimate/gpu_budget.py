@@ -262,10 +262,9 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     elif all(least_memory(cost.run, "bfloat16") <= room for cost in large):
         fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
     fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
-    count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
-    problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
-    remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
-    yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy} ({largest.run.label})"
+    need = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)} up to {largest.memory / 1e9:.0f} GB"
+    remedy = ", or ".join(fitting) or "no knob here"
+    yield f"{need} a GPU, and {plan.gpu} has {room / 1e9:.0f}: {remedy} makes them fit ({largest.run.label})"
 
 
 def hardware_that_fits(

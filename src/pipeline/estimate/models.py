@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,17 +41,6 @@ def named_shape(run: Parent) -> Shape | None:
     return SHAPES.get(model.name)
 
 
-def ancestors(run: Parent, visited: set[str] | None = None) -> Iterator[Parent]:
-    """A run and the models that it is derived from, each once."""
-    visited = set() if visited is None else visited
-    if run.hash in visited:
-        return
-    visited.add(run.hash)
-    yield run
-    for parent in models_of(run):
-        yield from ancestors(parent, visited)
-
-
 def models_of(run: Parent) -> list[Parent]:
     """The parents of a run except data."""
     if isinstance(run, Snapshot):
@@ -68,6 +56,7 @@ def by_hub(hub: str) -> str:
     return paths.get(f"hub:{hub.partition('@')[0]}", "")
 
 
-def tokenizer_of(run: Run) -> Path | None:
-    """The tokenizer.json of the model that a run trains or scores, if it is on this disk."""
-    return next((file for ancestor in ancestors(run) if (file := ancestor.folder / "tokenizer.json").is_file()), None)
+def tokenizer_of(run: Parent) -> Path | None:
+    """The tokenizer.json of the model that a run trains or scores, its own or its parents', if it is on this disk."""
+    file = run.folder / "tokenizer.json"
+    return file if file.is_file() else next(filter(None, map(tokenizer_of, models_of(run))), None)

@@ -18,7 +18,7 @@ from pipeline.data.load import example_of
 from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import ROW
+from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.graph import order_runs
@@ -80,10 +80,9 @@ def row_problems(runs: Sequence[Run]) -> list[str]:
     problems = [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.certain]
     for run in runs:
         if isinstance(run.config, TrainStage) and isinstance(run.parents["data"], Run) and not run.config.sft.packing:
-            counts = rows_of_sets(run.config.sft, run.parents["data"], expected=True)
             try:
-                if None not in counts.values():
-                    steps_of(run.config.sft, {side: count or 0 for side, count in counts.items()})
+                if counts := rows_of_sets(run.config.sft, run.parents["data"], expected=True):
+                    steps_of(run.config.sft, counts)
             except PipelineError as error:
                 problems.append(f"{run.name}: {error}")
     return problems
@@ -195,9 +194,10 @@ def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
     if any(source.config.expert.world for source in behind_data(run)):
         return [WORLD_ROW]
     names = [name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)] or [expert.name]
-    if unknown := [name for name in names if name not in ROW]:
+    known = token_counts()["rows"]
+    if unknown := [name for name in names if name not in known]:
         raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
-    return [ROW[name] for name in names]
+    return [known[name] for name in names]
 
 
 def padded_row(run: Run[TrainStage], side: str | None = None) -> float:

@@ -21,7 +21,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, is_adapter, read_json
-from pipeline.models.load import has_tokenizer, wrapped_names
+from pipeline.models.load import refuse_without_tokenizer, wrapped_names
 from pipeline.runs.run import Folder
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def refuse_model(folder: Path, settings: Eval) -> None:
             f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint {folder}, named by what held "
             f"the model in training: write it anew, stage=export checkpoint={folder}, or score it with eval.backend=hf"
         )
-    if not has_tokenizer(folder):
-        raise PipelineError(f"checkpoint {folder} has no tokenizer: copy that of its base into the folder")
+    refuse_without_tokenizer(folder)
     if settings.chat_template and not has_chat_template(folder):
         raise PipelineError(f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off")
 

@@ -20,9 +20,11 @@ SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. Raises PipelineError for custom Python code, and for files that cannot be read."""
+    """The tokenizer of a folder. Raises PipelineError where there is none, for custom Python code, and for files that
+    cannot be read."""
     from transformers import AutoTokenizer
 
+    refuse_without_tokenizer(folder)
     refuse_own_code(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, **SAFE)
@@ -31,6 +33,14 @@ def load_tokenizer(folder: Path) -> Any:
             f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy its files again, or update "
             "transformers and tokenizers, where newer ones wrote them"
         ) from error
+
+
+def refuse_without_tokenizer(folder: Path) -> None:
+    if not has_tokenizer(folder):
+        raise PipelineError(
+            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the weights, for a "
+            "trained model those of its base"
+        )
 
 
 def has_tokenizer(folder: Path) -> bool:

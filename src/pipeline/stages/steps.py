@@ -51,12 +51,13 @@ def available_rows(data: Run[DataStage]) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
-def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int | None]:
+def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int]:
     """Rows of the sets on which a training takes turns, as `training_rows` counts them: side -> rows, or all -> rows
-    of its one set."""
+    of its one set; {} where those of one are unknown."""
     alternating = sft.method == "simultaneous"
     sets = {part.config.expert.side: part for part in parent_runs(data.parents)} if alternating else {"all": data}
-    return {side: training_rows(part, expected) for side, part in sets.items()}
+    rows = {side: count for side, part in sets.items() if (count := training_rows(part, expected)) is not None}
+    return rows if len(rows) == len(sets) else {}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
@@ -68,5 +69,5 @@ def training_steps(training: Run[TrainStage], expected: bool = False) -> int | N
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):
         return sft.steps
-    rows = rows_of_sets(sft, data, expected).values()
-    return None if None in rows else available_steps(sft, [count or 0 for count in rows])
+    rows = rows_of_sets(sft, data, expected)
+    return available_steps(sft, [*rows.values()]) if rows else None

@@ -47,10 +47,6 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
     folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
-    if not load.has_tokenizer(folder):
-        raise PipelineError(
-            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the weights"
-        )
     tokenizer = load.load_tokenizer(folder)
     if tokenizer.eos_token is None:
         raise PipelineError(
