@@ -54,6 +54,25 @@ def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
     assert f"choosing snapshots takes {chosen} of {total} GPU-hours: every.select.eval.limit or sft" in text
 
 
+@pytest.mark.parametrize(("asked", "key"), [
+    ("table=unreasonable_lora_sw hardware=gpu_48", "every.sft.gradient_checkpointing=false"),
+    ("expert=math sft=lora model=llama3.1_8b hardware=h100_80x1 data.size=64000", "sft.gradient_checkpointing=false"),
+    ("expert=math sft=lora model=llama3.1_8b hardware=gpu_24 data.size=64000", ""),
+])  # fmt: skip
+def test_hours_that_computing_activations_twice_takes_where_they_fit(asked: str, key: str, tmp_path: Path) -> None:
+    """What is told is the difference of two plans, whose trainings also fit the card without."""
+    words = (*asked.split(), f"runs_dir={tmp_path}", "plan.lines=1")
+    text, _ = planned(*words)
+    told = re.search(r"^(?:KNOW  |      )?(\S+=false) fits, and takes ([\d.]+) GPU-hours less$", text, re.MULTILINE)
+    assert (told[1] if told else "") == key
+    prefix = "every." * ("table=" in asked)
+    once, refused = planned(*words, f"{prefix}sft.gradient_checkpointing=false")
+    assert "GPU-hours less" not in once and bool(refused) != bool(key)
+    if told:
+        twice, without = (float(re.search(r"^([\d.]+) GPU-", plan, re.MULTILINE)[1]) for plan in (text, once))  # type: ignore[index]
+        assert float(told[2]) == pytest.approx(twice - without, abs=0.16) and float(told[2]) > 0
+
+
 def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_path: Path) -> None:
     words = ("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
     text, refused = planned(*words, free=3e12)

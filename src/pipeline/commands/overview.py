@@ -109,20 +109,16 @@ def kinds_table(
     runs: Sequence[Run], waiting: Sequence[Run], reasons: Iterable[str], bill: Bill | None, history: History
 ) -> list[str]:
     """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
-    unfinished, later = set(reasons), by_kind(waiting)
+    unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
     costs = {cost.run.hash: cost for cost in (bill.costs() if bill else ())}
-    of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
-    rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
-    for kind, members in by_kind(runs).items():
+    takes_what = ("GPUs each", "time each", "GPU-hours", "GB a GPU") if bill else ("time each", "in all", "GB")
+    rows: list[tuple[str, ...]] = [("", "runs", "done", *takes_what)]
+    for kind in dict.fromkeys([*planned, *later]):
+        members, further = planned.get(kind, []), later.get(kind, [])
         remaining = [run for run in members if run.hash in unfinished]
-        further = later.pop(kind, [])
-        count = f"{len(members):,}" + (f" + {len(further):,}" if further else "")
+        count = f"{len(members):,}" + f" + {len(further):,}" * bool(further)
         done = f"{len(members) - len(remaining):,}"
         rows.append((kind, count, done, *takes([*remaining, *further], costs, bill, history)))
-    rows += [
-        (kind, f"0 + {len(later_runs):,}", "0", *takes(later_runs, costs, bill, history))
-        for kind, later_runs in later.items()
-    ]
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
@@ -131,15 +127,15 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
     if not runs:
         return ("",) * (3 if bill is None else 4)
     if bill is None:
-        seconds = [history.predict(run) for run in runs]
+        seconds, memory = [history.predict(run) for run in runs], memory_text(map(memory_here, runs))
         if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
-            return "needs a GPU", "?", memory_text(memory_here(run) for run in runs)
+            return "needs a GPU", "?", memory
         known_seconds = [value for value in seconds if value is not None]
         total = format_duration(sum(known_seconds)) if len(known_seconds) == len(runs) else "?"
-        return span(known_seconds, format_duration), total, memory_text(memory_here(run) for run in runs)
+        return span(known_seconds, format_duration), total, memory
     known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
-        if cpu_work(runs[0]):
+        if not isinstance(runs[0].config, TrainStage | EvalStage):  # of the CPU
             return "", takes(runs, costs, None, history)[0], "", ""
         trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
@@ -151,15 +147,10 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
     )  # fmt: skip
 
 
-def cpu_work(run: Run) -> bool:
-    return not isinstance(run.config, TrainStage | EvalStage)
-
-
 def memory_text(sizes: Iterable[float | None]) -> str:
     """The largest of some sizes, in GB."""
-    known_sizes = [size for size in sizes if size is not None]
-    largest = max(known_sizes, default=None)
-    return "" if largest is None else f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}"
+    largest = max(filter(None, sizes), default=0.0)
+    return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}" if largest else ""
 
 
 # ---------------------------------------------------------------------------------------------------- details

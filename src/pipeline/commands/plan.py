@@ -25,7 +25,8 @@ from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
-from pipeline.estimate.gpu_budget import Bill, estimate_costs
+from pipeline.estimate.flops import cards
+from pipeline.estimate.gpu_budget import Bill, estimate_costs, memory_of, training_cost, with_recipe
 from pipeline.estimate.training_rows import cut_lines, first_rows, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
@@ -48,7 +49,7 @@ from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
 from pipeline.text import align_columns, pluralize
-from pipeline.train.memory import emulated
+from pipeline.train.memory import SPARE, emulated
 
 
 def show_plan(config: PlanStage) -> str:
@@ -147,14 +148,15 @@ def plan_text(
             check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
-    if config.command is not None:  # whose knobs are its own
-        fix = [cause.replace("every.", "") for cause in fix]
-    know = [*selection_lines(bill), *missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
+    know = [*shorter_lines(bill)] if bill else []
+    know += [*missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
     know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
     else:
         know += about_trainings(remaining, lambda config: emulated(config.sft))
+    if config.command is not None:  # whose knobs are its own
+        fix, know = ([text.replace("every.", "") for text in texts] for texts in (fix, know))
     overview = replace(
         overview, fix=fix, know=know,
         total=total_text(config, runs, remaining, bill, history, overview.without, len(fix), len(know)),
@@ -289,14 +291,20 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def selection_lines(bill: Bill | None) -> Iterator[str]:
-    """A line where choosing snapshots takes most of the hours: what would shorten it."""
-    if bill is None or "selection" not in bill.kinds:
-        return
-    chosen, hours = bill.hours("selection"), sum(map(bill.hours, bill.kinds))
-    if chosen > hours / 2:
+def shorter_lines(bill: Bill) -> Iterator[str]:
+    """What would make a plan much shorter: fewer questions where choosing snapshots takes most of its hours, and
+    activations that are computed once where all trainings fit without, their rows being as long as they may be."""
+    hours, card = sum(map(bill.hours, bill.kinds)), cards()[bill.plan.gpu or ""]
+    if (chosen := bill.hours("selection")) > hours / 2:
         remedy = "every.select.eval.limit or sft.snapshot_every reduces it"
         yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
+    trainings = [cost for cost in bill.costs() if isinstance(cost.run.config, TrainStage)]
+    twice = [cost for cost in trainings if cost.run.config.sft.gradient_checkpointing]
+    once = [with_recipe(cost.run, gradient_checkpointing=False) for cost in twice]
+    needed = max((memory_of(run, row=run.config.sft.seq_length, card=card.memory) for run in once), default=0.0)
+    saved = sum(cost.hours for cost in twice) - sum(training_cost(run, card).hours for run in once)
+    if saved > hours / 10 and needed <= SPARE * card.memory:
+        yield f"every.sft.gradient_checkpointing=false fits, and takes {saved:,.1f} GPU-hours less"
 
 
 def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:

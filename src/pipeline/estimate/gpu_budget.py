@@ -12,6 +12,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.defaults import HARDWARE, hardware_for, read_hardware
@@ -75,7 +76,7 @@ class Bill:
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
-        return sum(cost.hours for cost in self.kinds[kind])
+        return sum(cost.hours for cost in self.kinds.get(kind, ()))
 
     def costs(self) -> list[Cost]:
         return [*chain.from_iterable(self.kinds.values())]
@@ -278,17 +279,21 @@ def hardware_that_fits(
         if card := values.get("plan.gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
-                needed = max(memory_of(on_hardware(run, name, typed)) for run in large)
+                needed = max(memory_of(with_recipe(run, **knobs_of(name, run, typed))) for run in large)
                 if needed <= (memory if room is None else room):
                     found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
     return [(option, card) for _, option, card in sorted(found)]
 
 
-def on_hardware(run: Run[TrainStage], name: str, typed: Container[str]) -> Run[TrainStage]:
-    """A training with the knobs of an option of hardware= that are not typed."""
+def knobs_of(name: str, run: Run[TrainStage], typed: Container[str]) -> dict[str, Any]:
+    """The knobs of sft that an option of hardware= sets in a training, and that are not typed."""
     settings = {"stage": run.config.stage, "sft.adapter": run.config.sft.adapter}
     decided = {"sft.micro_batch_size": None, **hardware_for(name, settings)}  # which another option may have set
-    knobs = {
+    return {
         key.removeprefix("sft."): value for key, value in decided.items() if key.startswith("sft.") and key not in typed
     }
+
+
+def with_recipe(run: Run[TrainStage], **knobs: Any) -> Run[TrainStage]:
+    """A training with other knobs of sft."""
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

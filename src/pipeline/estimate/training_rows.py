@@ -70,8 +70,8 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
     """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be trained on."""
-    found = [(run, cut) for run, cut in cut_sets(runs) if not cut.certain and (cut.sentence or cut.problem)]
-    return [f"{cut.sentence} ({run.name})" if cut.sentence else f"{run.name}: {cut.problem}" for run, cut in found]
+    found = [(run.name, cut.sentence or cut.problem) for run, cut in cut_sets(runs) if not cut.certain]
+    return [f"{name}: {text}" for name, text in found if text]
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
