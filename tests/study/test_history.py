@@ -197,8 +197,8 @@ def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
 def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     """gsm8k says no size: its file has 100 rows, of which 10 are for validation; 22 steps of 4."""
     (tmp_path / "gsm8k").mkdir()
-    row = json.dumps({"question": "Mia has 3 cups.", "answer": "3 + 0 = <<3+0=3>>3\n#### 3"})
-    (tmp_path / "gsm8k/train.jsonl").write_text(f"{row}\n" * 100)
+    rows = [{"question": f"Mia has {n} cups.", "answer": f"{n} + 0 = <<{n}+0={n}>>{n}\n#### {n}"} for n in range(100)]
+    (tmp_path / "gsm8k/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
     assert (

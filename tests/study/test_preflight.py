@@ -177,6 +177,20 @@ def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -
         make_run(data)
 
 
+@pytest.mark.parametrize("stage", ["plan", "sft"])
+def test_copies_and_rows_with_a_blank_column_are_no_rows_of_a_plan(
+    stage: str, mine: Command, tmp_path: Path, call: Call
+) -> None:
+    """Nine of the fifteen rows are left, as the training says that the plan has let through otherwise."""
+    rows = [f"How much is {n} and {n}?,{2 * n}" for n in range(9)]
+    (tmp_path / "own.csv").write_text("\n".join(["q,a", *rows, *rows[:4], "What now?,", ",7"]) + "\n")
+    words = ["model=./base", "recipe=sandbox_math", "expert=own", "expert.sources.own.url=own.csv",
+             "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'", "sft.batch_size=4",
+             "sft.micro_batch_size=4", "sft.steps=3", "runs_dir=./runs", "tracking.mode=disabled"]  # fmt: skip
+    told = call(f"stage={stage}", *words)
+    assert told.status == 1 and "sft.steps=3 of sft.batch_size=4 needs more rows than there are (9 in each" in told.err
+
+
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json", "own.csv", "own.tsv"])
 @pytest.mark.parametrize("template", ["plain", "chat"])
 def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
@@ -208,11 +222,11 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
     """By the reading that counts rows which are cut, too: a plan of these looks at a file's first rows once."""
     read: list[Path] = []
     monkeypatch.setattr(training_rows, "read_rows", lambda file: read.append(file) or read_rows(file))
-    rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "none": " ", "a": f"{n}"} for n in range(12)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:2]]))
+    rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "none": " ", "a": f"{n}"} for n in range(24)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:5]]))
     own = {"stage": "sft", "model": "trained", "model.path": "./base", "expert": "own", "expert.sources.own.url":
            "./own.jsonl", "expert.sources.own.completion": "{a}"}  # fmt: skip
-    told = "own.jsonl: 9 of 14 rows are dropped, as their column hint is blank: {hint?} keeps them in a template with"
+    told = "own.jsonl: 19 of 29 rows are dropped, as their column hint is blank: {hint?} keeps them in a template with"
 
     def plan_of(prompt: str) -> Any:
         runs = {"base": {"checkpoint": "./base"}, "math": own | {"expert.sources.own.prompt": prompt}}
@@ -220,10 +234,10 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
 
     with_blanks, without = (show_plan(plan_of(prompt)) for prompt in ("{q} {hint}", "{q} {hint?}"))
     assert told in with_blanks and told not in without and "sft.learning_rate=1e-06 is the default, for mo" in without
-    assert "own.jsonl: 2 of 14 rows are dropped, as a row before says the same" in without
+    assert "own.jsonl: 5 of 29 rows are dropped, as a row before says the same" in without
     assert [file.name for file in read] == ["own.jsonl"]
     (cause,) = refused(show_plan, plan_of("{q} {none}"))
-    assert cause.startswith("source own (./own.jsonl): none of its 14 rows can be used (14 null or blank")
+    assert cause.startswith("source own (./own.jsonl): none of its 29 rows can be used (29 null or blank")
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -12,10 +15,13 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
-from pipeline.data.sources import is_wanted, language_column
+from pipeline.data.load import example_of
+from pipeline.data.sources import is_wanted, language_column, source_columns
+from pipeline.errors import PipelineError
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
+LARGE = 10_000_000  # bytes of a file above which its lines are counted, and not what they say
 READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted
 
 
@@ -31,19 +37,24 @@ def is_here(source: Source) -> bool:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats and for a missing
-    file."""
+    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats, and for a file that
+    is missing or cannot be read. Of files that are not large those count that can be used, copies once."""
     if path.suffix not in READABLE or not path.is_file():
         return None
-    if language_column(source):
-        return count_in_language(path, source.rows, source.language, source.language_column)
+    if language_column(source) or path.stat().st_size <= LARGE:
+        return count_examples(path, path.stat().st_mtime_ns, json.dumps(asdict(source)))
     return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
 
 
 @lru_cache(maxsize=256)
-def count_in_language(path: Path, rows: str, code: str | None, column: str | None) -> int:
-    source = Source(rows=rows, language=code, language_column=column)
-    return sum(is_wanted(row, source) for row in read_rows(path))
+def count_examples(path: Path, changed: int, fields: str) -> int | None:
+    """Number of different examples that a source, whose fields are given, makes of a file's rows, as its data run."""
+    source = Source(**json.loads(fields))
+    with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
+        columns = source_columns(path.name, source)
+        examples = (example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source))
+        return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
+    return None
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
