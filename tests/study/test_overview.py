@@ -51,7 +51,7 @@ def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
     assert dict((row[0], row[2]) for row in rows)["trainings"] == "4"  # GPUs of a training
     assert int(rows[0][1]) == 15
     chosen = rows[1][3]
-    assert f"choosing snapshots takes {chosen} of {total} GPU-hours: every.select.eval.limit or sft" in text
+    assert f"choosing snapshots takes {chosen} of {total} GPU-hours: set every.select.eval.limit or a larger" in text
 
 
 @pytest.mark.parametrize(("asked", "key"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -59,10 +60,10 @@ class Overview:
 
 
 def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
-    """A text in at most `line_limit` lines; what is cut ends with an ellipsis."""
+    """A text in at most `line_limit` lines, runs named without their hashes; what is cut ends with an ellipsis."""
     return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=" " * (len(first) or 2), max_lines=line_limit,
-        placeholder=" …", break_on_hyphens=False,
+        re.sub(r"-[0-9a-f]{12}\b", "", text), WIDTH, initial_indent=first,
+        subsequent_indent=" " * (len(first) or 2), max_lines=line_limit, placeholder=" …", break_on_hyphens=False,
     )  # fmt: skip
 
 

@@ -296,7 +296,7 @@ def shorter_lines(bill: Bill) -> Iterator[str]:
     activations that are computed once where all trainings fit without, their rows being as long as they may be."""
     hours, card = sum(map(bill.hours, bill.kinds)), cards()[bill.plan.gpu or ""]
     if (chosen := bill.hours("selection")) > hours / 2:
-        remedy = "every.select.eval.limit or sft.snapshot_every reduces it"
+        remedy = "set every.select.eval.limit or a larger every.sft.snapshot_every"
         yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
     trainings = [cost for cost in bill.costs() if isinstance(cost.run.config, TrainStage)]
     twice = [cost for cost in trainings if cost.run.config.sft.gradient_checkpointing]
