@@ -67,7 +67,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.batch_size=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " parts that depend on these" in str(refused.value) and "2 things to fix" in refused.value.output
+    assert " runs and cells need these" in str(refused.value) and "2 things to fix" in refused.value.output
     found = Planning.of(config)  # type: ignore[arg-type]
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
     assert f"{len(unplanned):,} of 1,108 scores, which cannot be planned" in refused.value.output

@@ -321,7 +321,7 @@ def not_planned(planning: Planning) -> list[str]:
     lines = [
         f"cannot be planned: {problem}{f' ({count} times)' if count > 1 else ''}" for problem, count in causes.items()
     ]
-    return [*lines[:-1], f"{lines[-1]}, and {dependents} parts that depend on these"] if lines and dependents else lines
+    return [*lines[:-1], f"{lines[-1]}; {dependents} runs and cells need these"] if lines and dependents else lines
 
 
 def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> list[str]:
