@@ -124,6 +124,15 @@ def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
     assert f" of the language expert {outside}" in " ".join(text.split()), text
 
 
+def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path: Path) -> None:
+    """A data run's folder in place of data_root keeps its whole name, which that of a run does not."""
+    text, refused = planned(
+        "plan.stage=cpt", "expert=math", "model=sandbox", f"data_root={world}", f"runs_dir={tmp_path}"
+    )
+    told = f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to use the Hub"
+    assert refused.endswith(told) and world.name in text and "1 thing to fix" in text
+
+
 def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     words = ("table=sandbox", f"runs_dir={tmp_path}")
     plain, _ = planned(*words)

@@ -62,7 +62,7 @@ class Overview:
 def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
     """A text in at most `line_limit` lines, runs named without their hashes; what is cut ends with an ellipsis."""
     return textwrap.wrap(
-        re.sub(r"-[0-9a-f]{12}\b", "", text), WIDTH, initial_indent=first,
+        re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text), WIDTH, initial_indent=first,
         subsequent_indent=" " * (len(first) or 2), max_lines=line_limit, placeholder=" …", break_on_hyphens=False,
     )  # fmt: skip
 

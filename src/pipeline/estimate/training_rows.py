@@ -41,7 +41,7 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     neither is here."""
     data, tokenizer = run.parents["data"], tokenizer_of(run)
     own = data.folder / ROWS
-    files = [own] if own.is_file() else [file for _, _, file in source_files(data)]
+    files = [own] if own.is_file() else [file for _, _, file in source_files(data) if file.is_file()]
     return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
@@ -70,8 +70,11 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
     """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be trained on."""
-    found = [(run.name, cut.sentence or cut.problem) for run, cut in cut_sets(runs) if not cut.certain]
-    return [f"{name}: {text}" for name, text in found if text]
+    return [
+        f"{run.name}: {text}"
+        for run, cut in cut_sets(runs)
+        if not cut.certain and (text := cut.sentence or cut.problem)
+    ]
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
