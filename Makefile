@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/python -m pipeline
+	$(BIN)/python -m pipeline $(WORDS)
 
 # A small real model, in about two hours of one CPU, with data from the Hub. A model in a folder: make laptop MODEL=./DIR
 MODEL ?= hub:google/gemma-3-270m

@@ -31,8 +31,8 @@ SUITES = {
     "test-kill": ["make", "test-kill", "N=25", f"SEED={DAY}"],
     **{name: ["make", name] for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest")},
     **{name: ["make", name] for name in ("canary", "notebook")},
-    **{f"demo on {Path(python).name}": ["make", "demo", f"PYTHON={python}", f"VENV=.venv-{Path(python).name}"]
-       for python in PYTHONS},
+    **{f"demo on {name}": ["make", "demo", f"PYTHON={python}", f"VENV=.venv-{name}", f"WORDS=runs_dir=release/{name}"]
+       for python in PYTHONS if (name := Path(python).name)},
     "mutants": [sys.executable, "tests/mutants.py", "--record", "results/bench/mutants.json"],
 }  # fmt: skip
 
@@ -57,6 +57,7 @@ def main() -> None:
 def run_suite(name: str, command: list[str]) -> dict[str, Any]:
     """Run one suite to its end. Its last lines say how many tests passed, and what was left out."""
     LOGS.mkdir(exist_ok=True)
+    shutil.rmtree(LOGS / name.rpartition(" ")[2], ignore_errors=True)  # the runs of a demo, which it would find again
     begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
     print(f"{name}: {' '.join(command)}", flush=True)
     with open(log, "w") as file:

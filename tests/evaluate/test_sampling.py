@@ -163,7 +163,7 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
 
     for text in ("six and four</think>\n The answer is 10.", "a</think>b</think> 7", "no end at all", "</think>7"):
         assert split_thoughts(text, "</think>")[1] == postprocess_generated_text(text, [], "</think>")
-    assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts("7 ", None) == (None, "7 ")
+    assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts(" 7 ", None) == (None, " 7 ")
     definitions = task_definitions(choice(asked("mgsm", 0)), ["te"], None, tmp_path / "tasks")
     samples = [
         {"response": "పది", "thinking": thought, "number": "10", "scores": {"numeric_match": True}}

@@ -110,6 +110,7 @@ def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPa
 
     names = [file(), file(2), file(backend="vllm"), file(dtype="float16"), file(together="c")]
     assert file() == names[0] and len(set(names)) == 5
+    assert store.digest({"backend": "hf", "dtype": "x"}) == store.digest({"dtype": "x", "backend": "hf"})
     monkeypatch.setattr(store, "version", lambda package: "0.0.1")
     assert file() not in names
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.errors import PipelineError
 from pipeline.merge.methods.layer_swap import LayerSwap, layer_swap_weights
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.anatomy import Site, anatomy
@@ -53,3 +54,5 @@ def test_soups():
     assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
     thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
+    with pytest.raises(PipelineError, match=r"merge.weights must sum to 1, got \[0.5, 0.51\], which sum to 1.01"):
+        Soup(experts=["a", "b"], weights=[0.5, 0.51]).shares()
