@@ -43,7 +43,7 @@ def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> 
     head, first, *_ = compared.splitlines()
     assert head.split()[0] == "difference" and head.endswith("95 % interval      p  p (Holm)")
     assert first.startswith("layer swap - base") and first.endswith("+20.0 to +30.0  0.001     0.002")
-    assert "Round brackets: the 95 % interval" in legend and "×: the number of values" in legend
+    assert "Round brackets: 95 % confidence interval" in legend and "×2: computed from 2 values" in legend
     assert f"layer swap: {SWAP}" in legend
     assert f"layer swap: {SWAP}" in (report.parent / "cells.md").read_text()
 
