@@ -52,10 +52,12 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
     html, page = report.read_text(), Page(report)
     first = html[html.index('<div class="first">') : html.index("<nav")]
     assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
-    assert html.index('aria-label="The table"') < html.index("Below a number: its 95")
-    assert html.index('aria-label="Comparisons"') < html.index("In points (for bits and reading")
+    table, comparisons = (html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons"))
+    assert table < html.index("</table>", table) < html.index(BOLD) < html.index("Below a number: its 95") < comparisons
+    assert comparisons < html.index("In points (for bits and reading")
     following = page.text[page.text.index("What to do next", page.text.index("The table")) :]
-    assert following.index("stage=export") < following.index("python -m pipeline stage=table")
+    export, again = (following.index(f"python -m pipeline stage={stage} table=") for stage in ("export", "table"))
+    assert "export.format=latex export.to=t.tex" in following[export:again]
     assert f"layer swap: {SWAP}" in page.text
 
 
