@@ -80,8 +80,8 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         browser.execute_script("arguments[0].click()", link)
     assert HOSTILE in browser.find_element("css selector", "[id^=run-]").get_attribute("textContent")
     lines = answers_shown(browser)
-    assert len(lines) == 3 and [line[6] for line in lines] == [HOSTILE.split()[-1] + str(doc) for doc in range(3)]
-    assert [line[4] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
+    assert len(lines) == 3 and [line[3] for line in lines] == [HOSTILE.split()[-1] + str(doc) for doc in range(3)]
+    assert [line[1] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
     assert browser.execute_script("return window.hit === undefined")
     assert browser.find_elements("css selector", "img, iframe, a[href^='javascript']") == []
     assert len(browser.find_elements("css selector", "script")) == 3
@@ -126,7 +126,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     answers.click()
     lines = answers_shown(browser)
     assert browser.find_element("id", "model").get_attribute("value") == place[0]
-    assert {line[0] for line in lines} == {place[1]} == {"mgsm"} and len(lines) == 10
+    assert {line[6] for line in lines} == {place[1]} == {"mgsm"} and len(lines) == 10
 
     # a training shows its configuration and parents; a key opens it as a click does
     browser.find_element("css selector", "nav a[href='#runs']").click()
@@ -140,7 +140,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     # two models side by side, a search, a filter
     choose(browser, "model", "soup")
     choose(browser, "other", "base")
-    both = {line[2]: (line[5], line[9]) for line in all_lines(browser) if line[0] == "mgsm"}
+    both = {line[0]: (line[2], line[6]) for line in all_lines(browser) if line[10] == "mgsm"}
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
     wanted = [
         {data["strings"][item[2]]: data["strings"][item[5]] for item in data["models"][name]
@@ -149,8 +149,23 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     assert both == {doc: (wanted[0][doc], wanted[1][doc]) for doc in wanted[0]} and len(both) == 40
     search = browser.find_element("css selector", "input[type=search]")
     search.send_keys('"ana HAD 17 loko"')
-    assert {line[2] for line in answers_shown(browser)} == {"17"}
+    assert {line[0] for line in answers_shown(browser)} == {"17"}
     assert errors(browser) == []
+
+
+def test_a_phone_shows_responses_without_scrolling(tmp_path: Path, browser: Any) -> None:
+    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        browser.find_element("css selector", "nav a[href='#answers']").click()
+        responses = [line[1] for line in answers_shown(browser)]
+        cells = browser.find_elements("css selector", "#list tbody td:nth-child(2)")
+        assert all("The answer is" in response for response in responses[:2])
+        assert all(cell.rect["x"] + cell.rect["width"] <= 390 for cell in cells)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def all_lines(browser: Any) -> list[list[str]]:

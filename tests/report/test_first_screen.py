@@ -43,7 +43,7 @@ def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> 
     head, first, *_ = compared.splitlines()
     assert head.split()[0] == "difference" and head.endswith("95 % interval      p  p (Holm)")
     assert first.startswith("layer swap - base") and first.endswith("+20.0 to +30.0  0.001     0.002")
-    assert "Round brackets: the 95 % interval" in legend and "×: the number of values" in legend
+    assert "Round brackets: 95 % confidence interval" in legend and "×2: computed from 2 values" in legend
     assert f"layer swap: {SWAP}" in legend
     assert f"layer swap: {SWAP}" in (report.parent / "cells.md").read_text()
 
@@ -52,10 +52,12 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
     html, page = report.read_text(), Page(report)
     first = html[html.index('<div class="first">') : html.index("<nav")]
     assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
-    assert html.index('aria-label="The table"') < html.index("Below a number: its 95")
-    assert html.index('aria-label="Comparisons"') < html.index("In points (for bits and reading")
+    table, comparisons = (html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons"))
+    assert table < html.index("</table>", table) < html.index(BOLD) < html.index("Below a number: its 95") < comparisons
+    assert comparisons < html.index("In points (for bits and reading")
     following = page.text[page.text.index("What to do next", page.text.index("The table")) :]
-    assert following.index("stage=export") < following.index("python -m pipeline stage=table")
+    export, again = (following.index(f"python -m pipeline stage={stage} table=") for stage in ("export", "table"))
+    assert "export.format=latex export.to=t.tex" in following[export:again]
     assert f"layer swap: {SWAP}" in page.text
 
 

@@ -72,10 +72,12 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         "(95 % interval 11.0 to 29.0, p < 0.001; corrected p < 0.001).",
         "“swap” is better than “base” in “math” by 10.0 points "
         "(95 % interval 5.0 to 15.0, p = 0.001; corrected p = 0.003).",
-        "None of the 2 other differences is significant; detectable with 100 questions: 12 to 13 points.",
+        "None of the 2 other differences is significant; with 100 questions only differences above 12 to 13 points "
+        "would have been found.",
     ]
     assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
-        "The only difference is not significant; detectable with 100 questions: 12 points."
+        "The only difference is not significant; with 100 questions only differences above 12 points "
+        "would have been found."
     ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
@@ -100,15 +102,16 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     assert compare.headline_sentences(found, primary) == [
         "“swap” is better than “base” in “math” by 10.0 points (95 % interval 5.0 to 15.0, p = 0.020; corrected "
         "p = 0.040). It is not significantly better there than “expert” (-9.0).",
-        "None of the 2 other differences is significant; detectable with 40 questions and half of the 5 % error rate: "
-        "12 points.",
+        "None of the 2 other differences is significant; with 40 questions only differences above 12 points "
+        "would have been found.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found)[0] == (
         "“soup” is not significantly different from “base” in “math”: "
         "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "
-        "a difference of 12.0 would be detectable. None of 2 models is significantly better than the latter."
+        "a difference of 12.0 would be detectable. None of the 2 models compared with “base” in “math” is "
+        "significantly better."
     )
 
 

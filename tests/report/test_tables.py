@@ -13,7 +13,7 @@ from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.render.cells import BEST_NOTE, cells_markdown
 from pipeline.report.write import write_report
 
-COUNTS = "×: the number of values that a cell is reduced from."
+COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 PUBLISHED = "Square brackets: the published number."
 
 

@@ -133,12 +133,16 @@ def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_
     told = call(*folders, "stage=report", *options, "every.eval.batch_size=50")
     assert told.status == 0, told.err
     page = Path(told.out.strip()).read_text(encoding="utf-8")
-    (command,) = re.findall(r'<code class="command"[^>]*>(.*?)</code>', page)
+    export, command = re.findall(r'<code class="command"[^>]*>(.*?)</code>', page)
     words = shlex.split(html.unescape(command))
     assert words[:3] == ["python", "-m", "pipeline"] and "every.eval.batch_size=50" in words
     told = call(*words[3:], "tracking.mode=disabled")
     assert told.status == 0, told.err
     assert "[1/" not in told.err and Path(told.out.strip()).read_text(encoding="utf-8").count(command) == 1
+    words = shlex.split(html.unescape(export))
+    assert words[:3] == ["python", "-m", "pipeline"] and words[-1] == "export.to=t.tex"
+    told = call(*words[3:-1], f"export.to={tmp_path}/t.tex")
+    assert told.status == 0 and "tabular" in (tmp_path / "t.tex").read_text(), told.err
 
 
 def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: Path) -> None:

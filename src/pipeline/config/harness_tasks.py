@@ -324,8 +324,8 @@ def option_of_other_shots(name: str, options: list[str]) -> Path | None:
 
 
 def task_of_option(option: str) -> str:
-    """The task of an option of eval= with one task, as its file says; of a harness' task without one by its name:
-    arc_easy of arc_easy_5shot."""
+    """The task that an option of eval= scores: the one that its file lists, else the option's name without its number
+    of exemplars, such as arc_easy for arc_easy_5shot."""
     if conf.option_file("eval", option) is not None:
         tasks = conf.option("eval", option).get("eval", {}).get("tasks") or []
         if len(tasks) == 1:

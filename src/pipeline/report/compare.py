@@ -72,7 +72,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     if omitted > 0:
         sentences += [f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."]
     insignificant = [line for line in further if not is_significant(line)]
-    return sentences + others_sentence(insignificant, "other " if sentences else "", bool(primary))
+    return sentences + others_sentence(insignificant, "other " if sentences else "")
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     unit = line.get("unit", "points")
     rival_place = f"“{line['right']}” in “{line['place']}”"
     rivals = [rival for rival in here if rival["right"] == line["right"]]
-    none = f" None of {len(rivals)} models is significantly better than the latter."
+    none = f" None of the {len(rivals)} models compared with {rival_place} is significantly better."
     if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
         none = ""
     if is_significant(line):
@@ -146,9 +146,8 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
 
 
-def others_sentence(lines: Sequence[Line], adjective: str, after_primary: bool) -> list[str]:
-    """How large a difference would have been detectable where none is significant. after_primary: half of the 5 % is
-    the primary comparison's."""
+def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
+    """How large a difference would have been detectable where none is significant."""
     if not lines:
         return []
     by_unit: dict[str, list[float]] = {}
@@ -162,8 +161,8 @@ def others_sentence(lines: Sequence[Line], adjective: str, after_primary: bool) 
         if count > 1
         else f"The {adjective or 'only '}difference is not"
     )
-    condition = f"{questions} questions" + " and half of the 5 % error rate" * after_primary
-    return [f"{none} significant; detectable with {condition}: {detectable}."]
+    found = f"with {questions} questions only differences above {detectable} would have been found"
+    return [f"{none} significant; {found}."]
 
 
 def interval_text(values: Collection[float], form: str = ".0f") -> str:

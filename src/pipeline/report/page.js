@@ -61,11 +61,11 @@
     if (other.value) lines = lines.filter(function (line) { return line.length > 9; });
     function rank(line) { return data.strings[line[0]] === column ? 0 : 1; }
     lines.sort(function (a, b) { return rank(a) - rank(b); });  // those of the cell that was clicked come first
-    var columns = [["Column", 0], ["Language", 1], ["Question", 2], ["Expected", 4]];  // heads, and places in an item
+    var columns = [["Question", 2]];  // heads, and places in an item; a narrow window shows the first two columns
     names.forEach(function (name, at) {
       [["Response", 7], [name, 5], ["Extracted", 6], ["Scores", 8]].forEach(function (one) { columns.push([one[0], one[1] + 4 * at]); });
     });
-    columns.push(["Prompt", 3]);
+    columns.push(["Expected", 4], ["Column", 0], ["Language", 1], ["Prompt", 3]);
     if (grid) grid.destroy();
     byId("list").replaceChildren();
     grid = new data.Table(byId("list"), {

@@ -34,7 +34,7 @@ from pipeline.tables.schema import TRAININGS
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
-INTERVAL = "Below a number: its 95 % interval over draws of problems, with choices repeated in each draw."
+INTERVAL = "Below a number: its 95 % confidence interval over questions."
 UNLIKE = (
     "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
     "those of a parent, have changed since it was computed."

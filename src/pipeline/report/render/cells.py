@@ -14,8 +14,8 @@ from pipeline.text import align_columns, first_few
 MISSING = "—"
 WIDTH, MOST_COMPARED = 120, 8
 NAMED_AT_MOST = 30  # runs listed by name
-COUNTS = "×: the number of values that a cell is reduced from."
-INTERVAL = "Round brackets: the 95 % interval over draws of problems."
+COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
+INTERVAL = "Round brackets: 95 % confidence interval over questions."
 BOLD = (
     "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
     "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
