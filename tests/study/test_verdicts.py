@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import default_pairs, mark_best, measure_pairs, pairs_across
-from pipeline.report.expression import evaluate
+from pipeline.report.expression import evaluate, reduce_sides
 from pipeline.report.load.answers import answers_of, sample_files
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of
@@ -94,6 +94,12 @@ def test_every_name_of_a_claim_is_there(claim):
     found = PlacedClaim.of(claim, plan_of(claim.table))
     assert found.places and all(len(cells) == len(found.places) for cells in [*found.left, *found.right])
     assert claim in claims_of(claim.table)
+
+
+def test_a_choice_goes_by_what_it_compares_and_shows_the_other() -> None:
+    parts = [(0.2, 0.3), (0.5, 0.1)]  # what is compared, what is shown
+    assert reduce_sides("max", parts) == (0.5, 0.1) and reduce_sides("min", parts) == (0.2, 0.3)
+    assert reduce_sides("mean", parts) == pytest.approx((0.35, 0.2))
 
 
 def test_a_written_row_stands_for_its_rows():
