@@ -134,7 +134,7 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
         return name, settings.get("revision")
     raise PipelineError(
         f"{folder} is an adapter whose base {name} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN"
+        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN, a study base: FOLDER"
     )
 
 
