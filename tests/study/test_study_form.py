@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -87,6 +88,28 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
 
 
+def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sentence about a benchmark that data_root lacks says: null is the Hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "world").mkdir()
+    experts = {"math": {"expert": "math"}, "sw": {"expert": "sw"}}
+    study = STUDY | {"base": "sandbox", "experts": experts, "languages": ["en"], "every": {"data_root": "./world"}}
+
+    def planned(*benchmarks: Any) -> Planning:
+        Path("s.yaml").write_text(yaml.safe_dump(study | {"benchmarks": [*benchmarks]}))
+        return Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
+
+    own = {"eval": "gsm8k_5shot", "data_root": None}
+    roots = {(run.config.eval.name, run.config.data_root) for run in planned("mgsm_0shot", own).scoring()}
+    assert roots == {("mgsm_0shot", "./world"), ("gsm8k_5shot", None)}
+    assert set(planned(own).plan.columns) == {"gsm8k en"}
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "give gsm8k a data_root" not in told.err
+    planned("gsm8k_5shot")
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "give gsm8k a data_root of its own (null: the Hub" in told.err
+
+
 def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks alone."""
     monkeypatch.chdir(tmp_path)
@@ -151,6 +174,8 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"languages": []}, "s.yaml, languages: a study names at least one"),
         ({"languages": ["sw", False]}, r"languages: False is no name: write languages: \[sw, te\], and quote no, yes"),
         ({"benchmarks": [{"data_root": None}]}, r"benchmarks: \{'data_root': None\} is no name: write benchmarks: \["),
+        ({"benchmarks": [{"eval": "arc_easy", "in": "en"}]}, r"\{'eval': 'arc_easy', 'in': 'en'\} is no name: write "),
+        ({"languages": [{"eval": "a", "data_root": None}]}, r"languages: .* is no name: write languages: \[sw, te\]$"),
         ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, bele"),
         ({"experts": ["./math"]}, r"s.yaml, experts: expected names and experts, \{math"),
         ({"experts": {"math": {"run": "a", "side": "maths"}}}, "math: side=maths is neither math nor language"),
