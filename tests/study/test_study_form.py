@@ -134,12 +134,42 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkey
     assert all("data_root" not in run.parents and training_rows(run, expected=True) == 40 for run in data)
     for changes, told in (
         ({"train": "gone.csv"}, "experts: sw: train=gone.csv is not a file of "),
+        ({"train": ["mine.csv"]}, f"experts: sw: train=['mine.csv'] is not a file of {tmp_path}: give one file, not a"),
         ({"completion": "a"}, "experts: sw: completion='a' names no column of mine.csv: write completion: \"{"),
         ({"completion": None, "compeltion": "{a}"}, "run 'sw': stage=sft does not read compeltion: did you mean comp"),
     ):
         Path("s.yaml").write_text(yaml.safe_dump(study | {"experts": {"math": own, "sw": own | changes}}))
         with pytest.raises(PipelineError, match=re.escape(f"./s.yaml, {told}")):
             Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"q,a\n", "./theirs.csv has a header and no rows: write"),
+        (b"q;a\nx;y\n", "./theirs.csv has one column, 'q;a'"),
+        (b"q,a\nx,caf\xe9\n", "./theirs.csv is not readable as UTF-8 text"),
+        (b"", "./theirs.csv has no header"),
+        (b"q,a\nx,y,z\n", "./theirs.csv, line 2 has 3 cells, and the header has 2"),
+    ],
+)
+@pytest.mark.parametrize("steps", [{}, {"sft.steps": 2}])
+def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
+    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data run says why, and neither the steps nor the rows of its training say it again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
+    (tmp_path / "theirs.csv").write_bytes(content)
+    (tmp_path / "data/mgsm/sw").mkdir(parents=True)
+    (tmp_path / "data/mgsm/sw/test.jsonl").write_text('{"question": "1 + 1?", "answer_number": 2}\n')
+    own = {"prompt": "{q}", "completion": "{a}", "sft.batch_size": 4, **steps}
+    experts = {"math": {"train": "mine.csv", **own}, "sw": {"train": "theirs.csv", **own}}
+    study = STUDY | {"base": "sandbox", "experts": experts, "benchmarks": ["mgsm_0shot"], "languages": ["sw"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"every": {"data_root": "./data"}}))
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "1 thing to fix" in told.out and told.err.count("error: ") == 1, told.err
+    assert f"error: {problem}" in told.err
 
 
 def test_a_method_has_a_name_of_its_own_and_may_be_a_file_of_mergekit() -> None:

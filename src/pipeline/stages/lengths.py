@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
 from pipeline.data.sources import is_wanted, language_column
+from pipeline.errors import PipelineError
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
@@ -31,13 +32,21 @@ def is_here(source: Source) -> bool:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats and for a missing
-    file."""
-    if path.suffix not in READABLE or not path.is_file():
+    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats, for a missing file,
+    and for one whose first row cannot be read, of which the check of the data run says why."""
+    if path.suffix not in READABLE or not path.is_file() or not is_begun(path):
         return None
     if language_column(source):
         return count_in_language(path, source.rows, source.language, source.language_column)
     return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
+
+
+def is_begun(path: Path) -> bool:
+    """Whether a first row can be read."""
+    try:
+        return next(read_rows(path), None) is not None
+    except PipelineError:
+        return False
 
 
 @lru_cache(maxsize=256)

@@ -148,7 +148,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
     file = Path(str(settings.pop("train")))
     if not file.is_file():
         raise refuse(
-            f"experts: {name}", f"train={file} is not a file of {Path.cwd()}: give one of JSONL, CSV or parquet"
+            f"experts: {name}",
+            f"train={file} is not a file of {Path.cwd()}: give one file, not a list, of JSONL, CSV or parquet",
         )
     rows = {
         "rows": "template" if "prompt" in settings else "text",
