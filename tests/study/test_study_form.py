@@ -14,6 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.graph import order_runs
 from pipeline.stages.steps import training_rows
 from pipeline.tables.planned_runs import Planning
+from pipeline.tables.schema import read_table
 from pipeline.tables.study import expand_study
 
 STUDY = {
@@ -207,7 +208,7 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"benchmarks": [{"eval": "arc_easy", "in": "en"}]}, r"\{'eval': 'arc_easy', 'in': 'en'\} is no name: write "),
         ({"languages": [{"eval": "a", "data_root": None}]}, r"languages: .* is no name: write languages: \[sw, te\]$"),
         ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, bele"),
-        ({"experts": ["./math"]}, r"s.yaml, experts: expected names and experts, \{math"),
+        ({"experts": ["./math"]}, r"s.yaml, experts: a study needs names and experts, \{math"),
         ({"experts": {"math": {"run": "a", "side": "maths"}}}, "math: side=maths is neither math nor language"),
         ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
         ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
@@ -224,6 +225,13 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
 def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(PipelineError, match=problem):
         expand_study({**STUDY, **changes}, "s.yaml")
+
+
+def test_a_study_without_experts_is_no_table() -> None:
+    """Else its base would be the unknown key of a table."""
+    text = yaml.safe_dump({key: value for key, value in STUDY.items() if key != "experts"})
+    with pytest.raises(PipelineError, match=r"^s.yaml, experts: a study needs names and experts, \{math: ./FOLDER, sw"):
+        read_table(text, "s.yaml")
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float32"])

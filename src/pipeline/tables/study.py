@@ -57,10 +57,10 @@ def expand_study(study: Words, file: str) -> Words:
     for key in study:
         if key not in KEYS:
             raise refuse(key, f"not a key of a study, which has experts: {suggest(key, KEYS)}")
-    if missing := next((key for key in LISTS if not study.get(key)), None):
-        raise refuse(missing, "a study names at least one")
-    lists = {key: as_list(study[key]) for key in LISTS}
+    lists = {key: as_list(study.get(key) or []) for key in LISTS}
     for key, names in lists.items():
+        if not names:
+            raise refuse(key, "a study names at least one")
         if wrong := [name for name in names if not isinstance(name, str) and not has_own_items(key, name)]:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
@@ -69,7 +69,7 @@ def expand_study(study: Words, file: str) -> Words:
     every = as_mapping(file, "every", study.get("every"))
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
-    experts, sides = experts_of(study["experts"], bool(base or "model" in every), refuse)
+    experts, sides = experts_of(study.get("experts"), bool(base or "model" in every), refuse)
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or {}
@@ -123,7 +123,7 @@ def tell_base(expert: str, folder: str, base: str) -> None:
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
     """(the experts as runs of a table, side -> their names). trainable: the study names a model to train."""
     if not isinstance(experts, dict):
-        raise refuse("experts", f"expected names and experts, {EXAMPLE}")
+        raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")
     runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for key, expert in experts.items():

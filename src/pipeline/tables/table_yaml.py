@@ -68,7 +68,7 @@ def parsed_yaml(text: str, file: str) -> Words:
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
     settings = {str(key): value for key, value in content.items()}
-    if "experts" in settings:
+    if {"experts", "benchmarks"} & settings.keys():
         settings = expand_study(settings, file)
     settings |= {key: dotted(settings[key], file, key) for key in ("every", "score") if key in settings}
     for key in ("runs", "columns", "rows"):
