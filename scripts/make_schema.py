@@ -77,13 +77,18 @@ def study_form() -> dict[str, Any]:
     of_side = {"run": {"type": "string"}, "side": {"enum": list(study.SIDES)}}
     made = {"type": "string", "description": "a folder, whole or an adapter, a run, or hub:org/name"}
     experts = {"anyOf": [made, {**WORDS, "type": "object", "properties": of_side}]}
+    benchmark = {"eval": {"type": "string"}, "data_root": {"type": ["string", "null"]}}
+    own_items = {
+        "type": "object", "properties": benchmark, "required": [*benchmark], "additionalProperties": False,
+    }  # fmt: skip
+    benchmarks = [{"enum": conf.options("eval")}, {"type": "string"}, own_items]
     methods = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
     return {
         "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"},
         "base": {"type": "string", "description": "a folder, hub:org/name, or an option of model="},
         "experts": {"type": "object", "additionalProperties": experts}, "languages": LIST_OR_ONE,
         "methods": {"anyOf": [LIST_OR_ONE, {"type": "object", "properties": methods}]},
-        "benchmarks": {"anyOf": [{"items": {"enum": conf.options("eval")}, "type": "array"}, LIST_OR_ONE]},
+        "benchmarks": {"anyOf": [{"items": {"anyOf": benchmarks}, "type": "array"}, *benchmarks]},
         "controls": {"type": "boolean"}, "every": WORDS,
     }  # fmt: skip
 

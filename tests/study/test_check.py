@@ -17,6 +17,7 @@ import pytest
 from fixture_types import Call
 
 from pipeline.commands import check, check_lines, check_processes
+from pipeline.commands.check_inputs import write_base, write_rows
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
@@ -300,6 +301,22 @@ def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the base
+
+
+def test_a_folder_of_this_directory_is_trained_as_by_stage_sft(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """./own has no slash once it is normalized, and would be an option; errors name it as it was typed."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "data", rows=8, length=20)
+    small: Any = compose(["stage=sft", "expert=math", "model=small_bpe"])
+    write_base(tmp_path / "own", check_lines.fields_of(small.model), tmp_path / "data")
+    config: Any = compose(["stage=check", "runs_dir=runs", "model=./own"])
+    plan = check_lines.Checking(config, check.read_words(config), tmp_path / ".check")
+    assert compose(plan.training("full")).model.path == str(tmp_path / "own")  # type: ignore[attr-defined]
+    for folder, problem in (("gone", "is not a folder of"), ("data", "has no manifest.json, so it is not a finished")):
+        told = call("stage=check", f"model=./{folder}", "runs_dir=runs")
+        assert told.status == 1 and told.err.startswith(f"error: model=./{folder} {problem}"), told.err
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -75,20 +75,26 @@ def test_languages_without_data_are_grouped_by_cause(mine: Command, function: An
     assert len(causes) == 3 and any("data_root=data has no mgsm/it/test.jsonl" in one for one in causes)
 
 
-def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Command, tmp_path: Path) -> None:
-    """Without a tokenizer, its base named as on the Hub: refused by the plan, before training, and by stage=eval,
-    unless eval.base names a copy. Its answers are then those of the model that PEFT merges it into."""
+def save_adapter(base: Path, folder: Path, named: str) -> Any:
+    """PEFT's model of a base and an adapter, which it wrote to a folder, with the base named in its settings."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(1)
-    start = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    torch.manual_seed(len(folder.name))
+    start = AutoModelForCausalLM.from_pretrained(base)
     model = get_peft_model(start, LoraConfig(r=3, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * parameter.requires_grad, alpha=2.0)
-    model.peft_config["default"].base_model_name_or_path = "org/base"
-    model.save_pretrained(tmp_path / "theirs")
+    model.peft_config["default"].base_model_name_or_path = named
+    model.save_pretrained(folder)
+    return model
+
+
+def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Command, tmp_path: Path) -> None:
+    """Without a tokenizer, its base named as on the Hub: refused by the plan, before training, and by stage=eval,
+    unless eval.base names a copy. Its answers are then those of the model that PEFT merges it into."""
+    model = save_adapter(tmp_path / "base", tmp_path / "theirs", named="org/base")
     assert {path.name for path in (tmp_path / "theirs").glob("*.json")} == {"adapter_config.json"}
     model.merge_and_unload().save_pretrained(tmp_path / "merged")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -101,10 +107,12 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
     assert cause.startswith(
         "2 evaluations cannot run: theirs is an adapter, and its base hub:org/base cannot be reached"
     )
-    assert "give eval.base=FOLDER" in cause
-    columns["theirs"]["eval.base"] = "./base"
-    text = show_plan(mine("plan", **TWO, **theirs, columns=columns))
-    assert sum(map(int, re.findall(r"^scores(?: of merges)? +(\d+) ", text, re.MULTILINE))) == 4
+    assert "eval.base=FOLDER (a merge: merge.base=FOLDER), in a table among the words of the run" in cause
+    for words in (theirs["runs"]["theirs"], columns["theirs"]):
+        words["eval.base"] = "./base"
+        text = show_plan(mine("plan", **TWO, **theirs, columns=columns))
+        assert sum(map(int, re.findall(r"^scores(?: of merges)? +(\d+) ", text, re.MULTILINE))) == 4
+        del words["eval.base"]
 
     def answers(*words: str) -> list[Any]:
         data = ["data_root=./data", "runs_dir=./runs", "languages=[qac]", "tracking.mode=disabled"]
@@ -112,7 +120,7 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
         lines = (make_run(run) / "samples/mgsm.qac.jsonl").read_text().splitlines()
         return [json.loads(line)["response"] for line in lines]
 
-    with pytest.raises(PipelineError, match="theirs is an adapter, and its base .* or give eval.base=FOLDER"):
+    with pytest.raises(PipelineError, match=r"theirs is an adapter, and its base .*: eval.base=FOLDER"):
         answers("checkpoint=./theirs")
     assert (
         answers("checkpoint=./theirs", "eval.base=./base")
@@ -124,6 +132,30 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
             PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from elsewhere"
         ):
             answers(*words, "eval.base=./base")
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"), [("org/base", "its base hub:org/base cannot be reached"), ("/gone/base", "is not here")]
+)
+def test_adapters_of_a_base_that_is_not_here_are_scored_on_that_of_a_study(
+    named: str, problem: str, mine: Command, tmp_path: Path
+) -> None:
+    """The study names a copy as its base, which merges and scores take."""
+    mine("plan")
+    for name in ("math", "language"):
+        save_adapter(tmp_path / "base", tmp_path / name, named)
+    study = {
+        "experts": {"math": "./math", "language": "./language"},
+        "methods": ["soup"], "languages": ["en"], "benchmarks": ["mgsm_2shot"], "every": {"data_root": "./data"},
+    }  # fmt: skip
+
+    def planned(**base: str) -> Any:
+        (tmp_path / "study.yaml").write_text(json.dumps(study | base))
+        return compose(["stage=plan", "table=./study.yaml", "runs_dir=./runs", "tracking.mode=disabled"])
+
+    causes = "".join(refused(show_plan, planned()))
+    assert problem in causes and "a study base: FOLDER" in causes, causes
+    assert "scores" in show_plan(planned(base="./base"))
 
 
 def test_a_matrix_that_the_base_does_not_have_is_refused_by_the_plan(mine: Command) -> None:

@@ -42,6 +42,8 @@ STUDY = "experts: {math: ./a, sw: {run: ./b, side: language}}\nlanguages: [sw]\n
     ("text", "said"),
     [
         (STUDY, None),
+        (STUDY.replace("[mgsm_2shot]", "[mgsm_2shot, {eval: gsm8k_5shot, data_root: null}]"), None),
+        (STUDY.replace("[mgsm_2shot]", "[{eval: gsm8k_5shot}]"), "is not valid under any of the given schemas"),
         (STUDY + "method: [soup]\n", "'method' was unexpected"),
         (STUDY.replace("side: language", "side: lang"), "not valid"),
         (STUDY.replace("languages", "language"), "'languages' is a required property"),

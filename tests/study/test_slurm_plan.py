@@ -148,20 +148,25 @@ def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, tools: P
 
 
 def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> None:
-    """--mem-per-gpu of jobs with GPUs; launcher.memory comes first, and a data run asks for none."""
-    for gpus, memory, asked in ((4, None, "--mem-per-gpu=48G"), (4, "9G", "--mem=9G"), (0, None, "")):
-        launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
+    """--mem-per-gpu of jobs with GPUs; launcher.memory comes first. A data run asks for none, but for one GPU's where
+    it has a partition of its own, whose nodes may give a job one core and its memory."""
+    for gpus, memory, cpu_partition, asked in (
+        (4, None, None, "--mem-per-gpu=48G"), (4, "9G", None, "--mem=9G"), (0, None, None, ""),
+        (0, None, "cpu", "--mem=48G"), (0, "9G", "cpu", "--mem=9G"), (4, None, "cpu", "--mem-per-gpu=48G"),
+    ):  # fmt: skip
+        launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G", cpu_partition=cpu_partition)
         given = asked_of_sbatch(launcher, gpus, None, tools, tmp_path)
         assert " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem")) == asked
 
 
 def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Path) -> None:
-    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the site's cores."""
+    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the cores of one;
+    where they have none, with the site's."""
     launcher = Launcher(name="slurm", partition="gpu", cpu_partition="cpu")
     for gpus, threads, knobs, asked in (
         (4, None, {}, ["gpu", "32"]), (4, None, {"cpus_per_gpu": 4}, ["gpu", "16"]), (2, 6, {}, ["gpu", "6"]),
-        (0, None, {}, ["cpu", None]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
-        (1, None, {"cpus_per_gpu": None}, ["gpu", None]),
+        (0, None, {}, ["cpu", "8"]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
+        (1, None, {"cpus_per_gpu": None}, ["gpu", None]), (0, None, {"cpus_per_gpu": None}, ["cpu", None]),
     ):  # fmt: skip
         given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, tools, tmp_path)
         assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
@@ -206,7 +211,7 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
     told = r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c, launcher.memory=4G"
-    told += ", 0 GPUs, --comment=x$"
+    told += ", 0 GPUs, 8 cores, --comment=x$"
     with pytest.raises(PipelineError, match=told):
         launcher = Launcher(name="slurm", partition="p", cpu_partition="c", memory="4G", options=["--comment=x"])
         slurm.execute(launcher, None, targets)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.graph import order_runs
 from pipeline.stages.steps import training_rows
 from pipeline.tables.planned_runs import Planning
+from pipeline.tables.schema import read_table
 from pipeline.tables.study import expand_study
 
 STUDY = {
@@ -87,6 +89,28 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
 
 
+def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sentence about a benchmark that data_root lacks says: null is the Hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "world").mkdir()
+    experts = {"math": {"expert": "math"}, "sw": {"expert": "sw"}}
+    study = STUDY | {"base": "sandbox", "experts": experts, "languages": ["en"], "every": {"data_root": "./world"}}
+
+    def planned(*benchmarks: Any) -> Planning:
+        Path("s.yaml").write_text(yaml.safe_dump(study | {"benchmarks": [*benchmarks]}))
+        return Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
+
+    own = {"eval": "gsm8k_5shot", "data_root": None}
+    roots = {(run.config.eval.name, run.config.data_root) for run in planned("mgsm_0shot", own).scoring()}
+    assert roots == {("mgsm_0shot", "./world"), ("gsm8k_5shot", None)}
+    assert set(planned(own).plan.columns) == {"gsm8k en"}
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "give gsm8k a data_root" not in told.err
+    planned("gsm8k_5shot")
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "give gsm8k a data_root of its own (null: the Hub" in told.err
+
+
 def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks alone."""
     monkeypatch.chdir(tmp_path)
@@ -111,12 +135,42 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkey
     assert all("data_root" not in run.parents and training_rows(run, expected=True) == 40 for run in data)
     for changes, told in (
         ({"train": "gone.csv"}, "experts: sw: train=gone.csv is not a file of "),
+        ({"train": ["mine.csv"]}, f"experts: sw: train=['mine.csv'] is not a file of {tmp_path}: give one file, not a"),
         ({"completion": "a"}, "experts: sw: completion='a' names no column of mine.csv: write completion: \"{"),
         ({"completion": None, "compeltion": "{a}"}, "run 'sw': stage=sft does not read compeltion: did you mean comp"),
     ):
         Path("s.yaml").write_text(yaml.safe_dump(study | {"experts": {"math": own, "sw": own | changes}}))
         with pytest.raises(PipelineError, match=re.escape(f"./s.yaml, {told}")):
             Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"q,a\n", "./theirs.csv has a header and no rows: write"),
+        (b"q;a\nx;y\n", "./theirs.csv has one column, 'q;a'"),
+        (b"q,a\nx,caf\xe9\n", "./theirs.csv is not readable as UTF-8 text"),
+        (b"", "./theirs.csv has no header"),
+        (b"q,a\nx,y,z\n", "./theirs.csv, line 2 has 3 cells, and the header has 2"),
+    ],
+)
+@pytest.mark.parametrize("steps", [{}, {"sft.steps": 2}])
+def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
+    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data run says why, and neither the steps nor the rows of its training say it again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
+    (tmp_path / "theirs.csv").write_bytes(content)
+    (tmp_path / "data/mgsm/sw").mkdir(parents=True)
+    (tmp_path / "data/mgsm/sw/test.jsonl").write_text('{"question": "1 + 1?", "answer_number": 2}\n')
+    own = {"prompt": "{q}", "completion": "{a}", "sft.batch_size": 4, **steps}
+    experts = {"math": {"train": "mine.csv", **own}, "sw": {"train": "theirs.csv", **own}}
+    study = STUDY | {"base": "sandbox", "experts": experts, "benchmarks": ["mgsm_0shot"], "languages": ["sw"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"every": {"data_root": "./data"}}))
+    told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
+    assert "1 thing to fix" in told.out and told.err.count("error: ") == 1, told.err
+    assert f"error: {problem}" in told.err
 
 
 def test_a_method_has_a_name_of_its_own_and_may_be_a_file_of_mergekit() -> None:
@@ -151,8 +205,10 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"languages": []}, "s.yaml, languages: a study names at least one"),
         ({"languages": ["sw", False]}, r"languages: False is no name: write languages: \[sw, te\], and quote no, yes"),
         ({"benchmarks": [{"data_root": None}]}, r"benchmarks: \{'data_root': None\} is no name: write benchmarks: \["),
+        ({"benchmarks": [{"eval": "arc_easy", "in": "en"}]}, r"\{'eval': 'arc_easy', 'in': 'en'\} is no name: write "),
+        ({"languages": [{"eval": "a", "data_root": None}]}, r"languages: .* is no name: write languages: \[sw, te\]$"),
         ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, bele"),
-        ({"experts": ["./math"]}, r"s.yaml, experts: expected names and experts, \{math"),
+        ({"experts": ["./math"]}, r"s.yaml, experts: a study needs names and experts, \{math"),
         ({"experts": {"math": {"run": "a", "side": "maths"}}}, "math: side=maths is neither math nor language"),
         ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
         ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
@@ -169,6 +225,13 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
 def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(PipelineError, match=problem):
         expand_study({**STUDY, **changes}, "s.yaml")
+
+
+def test_a_study_without_experts_is_no_table() -> None:
+    """Else its base would be the unknown key of a table."""
+    text = yaml.safe_dump({key: value for key, value in STUDY.items() if key != "experts"})
+    with pytest.raises(PipelineError, match=r"^s.yaml, experts: a study needs names and experts, \{math: ./FOLDER, sw"):
+        read_table(text, "s.yaml")
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float32"])

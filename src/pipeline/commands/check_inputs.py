@@ -38,7 +38,7 @@ def write_rows(folder: Path, rows: int, length: int) -> None:
 
 
 def here(model: Model, runs_dir: Path) -> Path | None:
-    """The folder of a model that is on this disk, in the Hub's cache too; None where there is none.
+    """The absolute folder of a model that is on this disk, in the Hub's cache too; None where there is none.
 
     Raises:
         PipelineError: a model whose shape is not known before it is here.
@@ -47,7 +47,7 @@ def here(model: Model, runs_dir: Path) -> Path | None:
         return None
     name = str(model.path)
     if not name.startswith("hub:"):
-        return find_run(name, runs_dir, "model").folder
+        return find_run(name, runs_dir, "model").folder.absolute()  # model=folder would be an option
     from huggingface_hub import snapshot_download
 
     with suppress(Exception):  # not in the cache, or a part of it

@@ -50,13 +50,15 @@ class Launcher(Knobs):
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
-    cpu_partition: str | None = knob(None, read=BY_SLURM)  # for jobs without GPUs; null: partition
+    cpu_partition: str | None = knob(
+        None, read=BY_SLURM
+    )  # for jobs without GPUs, which get the share of one; null: partition
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
     gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
     gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
-    # cores of a job for each of its GPUs, unless threads= says how many; null: the site's default
+    # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null: the site's default
     cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
     # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
     # null: the partition's limit
@@ -64,7 +66,7 @@ class Launcher(Knobs):
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )
     memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
-    # of a job with GPUs, for each of them, unless memory is given
+    # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
     memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
     setup: list[str] | None = knob(None, read=BY_SLURM)

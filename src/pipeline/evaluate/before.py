@@ -63,7 +63,8 @@ def refuse_unreachable_base(run: Run[EvalStage]) -> None:
         _look_for(base.folder)
     except PipelineError as error:
         raise PipelineError(
-            f"{adapter.name} is an adapter, and its base {error}; or give eval.base=FOLDER, a copy of the base"
+            f"{adapter.name} is an adapter, and its base {error}; or give a copy of the base: eval.base=FOLDER (a "
+            "merge: merge.base=FOLDER), in a table among the words of the run, in a study base: FOLDER"
         ) from error
 
 

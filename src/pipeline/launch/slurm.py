@@ -241,16 +241,16 @@ class Submission:
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *config_dir_flags()]
         resources, runs = (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
-        options, job = ["--job-name", f"{self.name}-{AGAIN_JOB}"], None
-        while not job:
+        options = ["--job-name", f"{self.name}-{AGAIN_JOB}"]
+        while True:
             self.before = [*self.jobs] or self.before
-            job = self.submit_job(AGAIN_JOB, command, resources, options, runs, 1, "the same command")
-            if not job and sum(self.jobs.values()) == 1:
+            if self.submit_job(AGAIN_JOB, command, resources, options, runs, 1, "the same command"):
                 return
-            if not job:
-                last, tasks = self.jobs.popitem()
-                run_slurm("scancel", f"{last}_{tasks - 1}")
-                self.jobs |= {last: tasks - 1} if tasks > 1 else {}
+            if sum(self.jobs.values()) == 1:
+                return
+            last, tasks = self.jobs.popitem()
+            run_slurm("scancel", f"{last}_{tasks - 1}")
+            self.jobs |= {last: tasks - 1} if tasks > 1 else {}
 
     def submit_job(
         self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], runs: Sequence[Task],
@@ -319,11 +319,12 @@ def submit_script(
     of the user's, which may hold secrets."""
     logs = runs_dir.resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    cpus = resources.cpus or resources.gpus * (launcher.cpus_per_gpu or 0)
-    partition = "partition" if resources.gpus or launcher.cpu_partition is None else "cpu_partition"
+    on_cpus = not resources.gpus and launcher.cpu_partition is not None  # then a job has the share of one GPU
+    cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
+    partition = "cpu_partition" if on_cpus else "partition"
     requested: dict[str, Any] = {
         "partition": getattr(launcher, partition), "account": launcher.account, "qos": launcher.qos,
-        "time": launcher.time, "mem": launcher.memory,
+        "time": launcher.time, "mem": launcher.memory or (launcher.memory_per_gpu if on_cpus else None),
         "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
         "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
         "cpus-per-task": cpus or None, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
@@ -346,8 +347,8 @@ def submit_script(
         file.unlink()
         knobs = {key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
         words = [f"launcher.{knob}={value}" for knob, value in knobs.items() if value is not None]
-        words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else [])]
-        text = f"{error}; requested: {', '.join([*words, *own_options])}"
+        words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else []), *own_options]
+        text = f"{error}; requested: {', '.join(words)}"
         if NO_GRES.search(str(error)):
             text += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "

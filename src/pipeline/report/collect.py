@@ -22,14 +22,13 @@ from pipeline.report.report_state import overrides_of
 from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
-from pipeline.runs.lineage import another_base
+from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
 from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
-from pipeline.tables.study import is_adapter_of_elsewhere
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 

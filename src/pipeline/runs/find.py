@@ -100,11 +100,11 @@ def suggest_names(word: str, names: list[str]) -> str:
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
+    dot = "" if folder.is_absolute() or folder.parts[:1] == ("..",) else "./"  # as it is typed
     if not folder.is_dir():
         could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
         hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
         where = "" if folder.is_absolute() else f" of {Path.cwd()}"
-        dot = "" if folder.is_absolute() or folder.parts[:1] == ("..",) else "./"  # as it is typed
         raise PipelineError(
             f"{knob}={dot}{folder} is not a folder{where}: name a finished run, or a folder with a model{hint}"
         )
@@ -117,7 +117,7 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
         refuse_pickles(folder)
         raise PipelineError(
-            f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
+            f"{knob}={dot}{folder} has no {MANIFEST}, so it is not a finished run, "
             f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
         )
     for path in files:

@@ -14,7 +14,7 @@ from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import SNAPSHOTS, Ancestor, read_manifest
+from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot
 from pipeline.runs.unchanged import content_digest
 
@@ -134,12 +134,17 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
         return name, settings.get("revision")
     raise PipelineError(
         f"{folder} is an adapter whose base {name} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN"
+        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN, a study base: FOLDER"
     )
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
     return read_json(folder / ADAPTER_CONFIG)
+
+
+def is_adapter_of_elsewhere(folder: Path) -> bool:
+    """Whether a folder is an adapter that is no run: a study merges and scores it on the study's base."""
+    return is_adapter(folder) and not (folder / MANIFEST).is_file()
 
 
 def another_base(adapter: Path, base: str) -> str:

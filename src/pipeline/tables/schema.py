@@ -15,7 +15,7 @@
     defaults tables that this one starts from: their axes, every and runs entry by entry (null takes one away), the rest
              whole
 
-A file with `experts` is a study (tables/study.py), which is written out as a table.
+A file with `experts` or `benchmarks` is a study (tables/study.py), which is written out as a table.
 
 A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint` (a model made
 elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes the name of a run of the table,

@@ -8,7 +8,7 @@
       bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
     methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
-    benchmarks: [mgsm_2shot]
+    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null} where its items are elsewhere
     controls: true
     every: {data_root: ./data}
 
@@ -34,15 +34,14 @@ from pipeline.config import conf
 from pipeline.config.defaults import option_of
 from pipeline.data.sources import are_columns
 from pipeline.errors import PipelineError, close_matches, suggest
-from pipeline.models.checkpoint import is_adapter
 from pipeline.progress import say
-from pipeline.runs.lineage import another_base
-from pipeline.runs.manifest import MANIFEST
+from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
 from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
-EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
+EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot, {eval: gsm8k_5shot, data_root: null}"}
 LISTS = tuple(EXAMPLES)
+OWN_ITEMS = {"eval", "data_root"}  # a benchmark whose items are not in the data_root of every
 SIDES = ("math", "language")
 OWN_FILE = "expert.sources.own.url"  # of a training on own rows
 OF_ROWS = {"rows", "prompt", "completion", "column", "language", "language_column", "licence"}  # words of own rows
@@ -58,11 +57,11 @@ def expand_study(study: Words, file: str) -> Words:
     for key in study:
         if key not in KEYS:
             raise refuse(key, f"not a key of a study, which has experts: {suggest(key, KEYS)}")
-    if missing := next((key for key in LISTS if not study.get(key)), None):
-        raise refuse(missing, "a study names at least one")
-    lists = {key: as_list(study[key]) for key in LISTS}
+    lists = {key: as_list(study.get(key) or []) for key in LISTS}
     for key, names in lists.items():
-        if wrong := [name for name in names if not isinstance(name, str)]:
+        if not names:
+            raise refuse(key, "a study names at least one")
+        if wrong := [name for name in names if not isinstance(name, str) and not has_own_items(key, name)]:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
     base = study.get("base")
@@ -70,7 +69,7 @@ def expand_study(study: Words, file: str) -> Words:
     every = as_mapping(file, "every", study.get("every"))
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
-    experts, sides = experts_of(study["experts"], bool(base or "model" in every), refuse)
+    experts, sides = experts_of(study.get("experts"), bool(base or "model" in every), refuse)
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or {}
@@ -97,25 +96,21 @@ def expand_study(study: Words, file: str) -> Words:
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
     spoken = {name: language_of(name, experts[name]) for name in sides["language"]}
     several = len({*spoken.values()} & {*lists["languages"]}) > 1
-    own_columns = {name: spoken[pair[1]] for name, pair in compare.items() if several}
+    own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
     if compare and first_column:
         first = next(iter(compare))
-        in_own = (name for name, column in columns.items() if column["in"] == own_columns.get(first))
+        in_own = (name for name, column in columns.items() if column["in"] == own_language.get(first))
         optional["primary"] = [first, compare[first][0], next(in_own, first_column)]
+    rows: dict[str, Words] = {name: {"run": name} for name in runs}
+    for name, language in own_language.items():
+        if language in lists["languages"]:
+            rows[name]["columns"] = [column for column, words in columns.items() if words["in"] in (language, "en")]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
-        "runs": runs, "columns": columns, "compare": compare,
-        "rows": {
-            name: {"run": name} | columns_in(own_columns.get(name, ""), columns) for name in runs
-        },
+        "runs": runs, "columns": columns, "compare": compare, "rows": rows,
     }  # fmt: skip
-
-
-def is_adapter_of_elsewhere(folder: Path) -> bool:
-    """Whether an expert is an adapter that is no run: it is merged and scored on the study's base."""
-    return is_adapter(folder) and not (folder / MANIFEST).is_file()
 
 
 @cache
@@ -128,7 +123,7 @@ def tell_base(expert: str, folder: str, base: str) -> None:
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
     """(the experts as runs of a table, side -> their names). trainable: the study names a model to train."""
     if not isinstance(experts, dict):
-        raise refuse("experts", f"expected names and experts, {EXAMPLE}")
+        raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")
     runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for key, expert in experts.items():
@@ -153,7 +148,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
     file = Path(str(settings.pop("train")))
     if not file.is_file():
         raise refuse(
-            f"experts: {name}", f"train={file} is not a file of {Path.cwd()}: give one of JSONL, CSV or parquet"
+            f"experts: {name}",
+            f"train={file} is not a file of {Path.cwd()}: give one file, not a list, of JSONL, CSV or parquet",
         )
     rows = {
         "rows": "template" if "prompt" in settings else "text",
@@ -188,12 +184,6 @@ def language_of(name: str, settings: Words) -> str:
     return str(settings.get("expert.sources.own.language") or settings.get("expert", name))
 
 
-def columns_in(language: str, columns: Words) -> Words:
-    """A row's word that leaves it the columns in a language and in English; none for an unknown language."""
-    names = [name for name, column in columns.items() if column["in"] in (language, "en")]
-    return {"columns": names} if any(columns[name]["in"] == language for name in names) else {}
-
-
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
     """A merge of two experts in the table language."""
     if reads_sides(method):
@@ -217,15 +207,22 @@ def knobs_of(method: str) -> set[str]:
     return {knob.name for knob in fields(kind)} if kind else set()
 
 
-def columns_of(benchmarks: list[str], languages: list[str]) -> Iterator[tuple[str, Words]]:
+def has_own_items(key: str, benchmark: Any) -> bool:
+    return key == "benchmarks" and isinstance(benchmark, dict) and benchmark.keys() == OWN_ITEMS
+
+
+def columns_of(benchmarks: list[Any], languages: list[str]) -> Iterator[tuple[str, Words]]:
     """A column for each benchmark and language; of translations two, from and to English."""
-    tasks = {benchmark: re.sub(r"_\d+shot$", "", benchmark) for benchmark in benchmarks}
+    each = [{"eval": benchmark} if isinstance(benchmark, str) else benchmark for benchmark in benchmarks]
+    settings = {str(words["eval"]): words for words in each}
+    tasks = {benchmark: re.sub(r"_\d+shot$", "", benchmark) for benchmark in settings}
     often = Counter(tasks.values())
     for benchmark, task in tasks.items():
         name = task if often[task] == 1 else benchmark
         for language in languages:
+            words = {**settings[benchmark], "in": language}
             if task != "flores":
-                yield f"{name} {language}", {"eval": benchmark, "in": language}
+                yield f"{name} {language}", words
             elif language != "en":
                 for pair in (f"en-{language}", f"{language}-en"):
-                    yield f"{name} {pair}", {"eval": benchmark, "in": language, "pair": pair}
+                    yield f"{name} {pair}", {**words, "pair": pair}

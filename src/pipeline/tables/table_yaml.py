@@ -68,10 +68,9 @@ def parsed_yaml(text: str, file: str) -> Words:
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
     settings = {str(key): value for key, value in content.items()}
-    if "experts" in settings:
+    if {"experts", "benchmarks"} & settings.keys():
         settings = expand_study(settings, file)
-    for key in ("every", "score"):
-        settings |= {key: dotted(settings[key], file, key)} if isinstance(settings.get(key), dict) else {}
+    settings |= {key: dotted(settings[key], file, key) for key in ("every", "score") if key in settings}
     for key in ("runs", "columns", "rows"):
         if isinstance(settings.get(key), dict):
             settings[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in settings[key].items()}
@@ -85,8 +84,10 @@ def dotted(settings: Any, file: str, where: str) -> Any:
     Raises:
         PipelineError: a key that is given in both forms.
     """
+    if not isinstance(settings, dict):
+        return settings
     flat: Words = {}
-    for key, value in as_mapping(file, where, settings).items() if isinstance(settings, dict) else ():
+    for key, value in as_mapping(file, where, settings).items():
         nested: Words = {key: value}
         if key == "by":
             nested = {key: dotted(value, file, f"{where}, by")}
@@ -96,7 +97,7 @@ def dotted(settings: Any, file: str, where: str) -> Any:
             if name in flat:
                 raise table_error(file, where, f"{name} is given twice, nested and with a dot: give it once")
             flat[name] = item
-    return flat if isinstance(settings, dict) else settings
+    return flat
 
 
 @lru_cache
