@@ -50,9 +50,8 @@ class Launcher(Knobs):
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
-    cpu_partition: str | None = knob(
-        None, read=BY_SLURM
-    )  # for jobs without GPUs, which get the share of one; null: partition
+    # for jobs without GPUs, which request the cores and the memory of one there; null: partition
+    cpu_partition: str | None = knob(None, read=BY_SLURM)
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
     gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
