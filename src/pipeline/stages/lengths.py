@@ -39,11 +39,25 @@ def rows_of(path: Path, source: Source) -> int | None:
     """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats, for a missing file,
     and for one whose first row cannot be read, of which the check of the data run says why. Of files that are not large
     those count that can be used, copies once."""
-    if path.suffix not in READABLE or not path.is_file() or not is_begun(path):
+    if path.suffix not in READABLE or not path.is_file():
         return None
-    if language_column(source) or path.stat().st_size <= LARGE:
-        return count_examples(path, path.stat().st_mtime_ns, json.dumps(asdict(source)))
-    return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
+    return count_rows(path, path.stat().st_mtime_ns, json.dumps(asdict(source)))
+
+
+@lru_cache(maxsize=256)
+def count_rows(path: Path, changed: int, fields: str) -> int | None:
+    """As `rows_of`, of a source whose fields are given, read once until the file is changed."""
+    source = Source(**json.loads(fields))
+    if not is_begun(path):
+        return None
+    if path.stat().st_size > LARGE and not language_column(source):
+        return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
+    try:
+        columns = source_columns(path.name, source)
+        examples = [example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source)]
+    except KeyError:  # a column that is not there, which the data run names
+        return None
+    return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
 
 
 def is_begun(path: Path) -> bool:
@@ -52,18 +66,6 @@ def is_begun(path: Path) -> bool:
         return next(read_rows(path), None) is not None
     except PipelineError:
         return False
-
-
-@lru_cache(maxsize=256)
-def count_examples(path: Path, changed: int, fields: str) -> int | None:
-    """Number of different examples that a source, whose fields are given, makes of a file's rows, as its data run."""
-    source = Source(**json.loads(fields))
-    try:
-        columns = source_columns(path.name, source)
-        examples = [example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source)]
-    except KeyError:  # a column that is not there, which the data run names
-        return None
-    return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
