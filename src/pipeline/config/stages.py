@@ -50,7 +50,7 @@ class Launcher(Knobs):
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
-    # for jobs without GPUs, which request the cores and the memory of one there; null: partition
+    # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
     cpu_partition: str | None = knob(None, read=BY_SLURM)
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
