@@ -94,13 +94,13 @@ def study_form() -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """A file with experts is a study, any other a table."""
+    """A file with experts or benchmarks is a study, as `parsed_yaml` has it, any other a table."""
     tables, studies = table(), study_form()
     assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A table or a study", "type": "object",
-        "if": {"required": ["experts"]},
-        "then": {"required": list(study.LISTS), "properties": studies, "additionalProperties": False},
+        "if": {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]},
+        "then": {"required": ["experts", *study.LISTS], "properties": studies, "additionalProperties": False},
         "else": {"properties": tables, "additionalProperties": False},
         "$defs": {"words": {"properties": words()}},
     }  # fmt: skip

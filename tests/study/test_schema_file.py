@@ -47,6 +47,7 @@ STUDY = "experts: {math: ./a, sw: {run: ./b, side: language}}\nlanguages: [sw]\n
         (STUDY + "method: [soup]\n", "'method' was unexpected"),
         (STUDY.replace("side: language", "side: lang"), "not valid"),
         (STUDY.replace("languages", "language"), "'languages' is a required property"),
+        (STUDY.partition("\n")[2], "'experts' is a required property"),
         ("name: a\nruns: {a: {stage: stf}}\ncolumns: {a: a}\n", "'stf' is not one of"),
         ("name: a\nrows: {a: a}\nrun: {}\n", "'run' was unexpected"),
         ("name: a\nruns: {a: {stage: sft, sft.batch_size: 0}}\n", "is not valid under any of the given schemas"),
