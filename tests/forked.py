@@ -5,16 +5,23 @@ environment, which may be another here.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -23,10 +30,20 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+ENVIRONMENT = dict(os.environ)  # that of no test
+
+
+def start_server() -> None:
+    """The process that all are forked from, in which nothing is that a test puts into the environment."""
+    with patch.dict(os.environ, ENVIRONMENT, clear=True):
+        forkserver.ensure_running()
+
+
 def started(
     words: tuple[str, ...], files: list[Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Any:
     """The process of `python WORDS`, its standard input, output and error being files."""
+    start_server()
     process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
     process.start()
     return process
@@ -39,26 +56,69 @@ def popen(command: list[str], stdout: Any, stderr: Any, env: Mapping[str, str], 
 
 
 def python(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, given: str = "", timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
-    """What `python WORDS` ends with and prints, where the words are -c CODE ... or -m MODULE ..."""
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, given: str = "", timeout: float = 300,
+    after: str = "",
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """What `python WORDS` ends with and prints, where the words are -c CODE ... or -m MODULE ...
+
+    Args:
+        after: imports that commands have in common: one process executes them, and forks the commands; one for each
+            environment of Hugging Face, which is read when it is imported.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
         files[0].write_text(given)
-        process = started(words, files, env, cwd)
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
+        if after:
+            there = dict(os.environ if env is None else env)
+            server = _server(after, tuple(sorted(item for item in there.items() if item[0].startswith("HF_"))))
+            server.send((words, there, cwd, files))
+            pid = server.recv()
+            exitcode = server.recv() if server.poll(timeout) else None
+        else:
+            process = started(words, files, env, cwd)
+            process.join(timeout)
+            pid, exitcode = process.pid, process.exitcode
+        if exitcode is None:
+            os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(words, timeout)
         told = [file.read_text(encoding="utf-8") if file.exists() else "" for file in files[1:]]
-        return subprocess.CompletedProcess(words, process.exitcode, *told)
+        return subprocess.CompletedProcess(words, exitcode, *told)
 
 
-def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: list[Path]) -> None:
-    os.setsid()
+@cache
+def _server(after: str, of_hugging_face: tuple[tuple[str, str], ...]) -> Connection:
+    """The end of a pipe to a process that executes `after`, and commands that come through the pipe."""
+    start_server()
+    here, there = CONTEXT.Pipe()
+    env = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("HF_")}
+    CONTEXT.Process(target=_serve, args=(there, after, env | dict(of_hugging_face))).start()
+    there.close()
+    atexit.register(here.close)
+    return here
+
+
+def _serve(commands: Connection, after: str, env: dict[str, str]) -> None:
+    _set_environment(env)
+    exec(after, {})
+    with suppress(EOFError):
+        while True:
+            process = multiprocessing.get_context("fork").Process(target=_run, args=commands.recv())
+            process.start()
+            commands.send(process.pid)
+            process.join()
+            commands.send(process.exitcode)
+
+
+def _set_environment(env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: list[Path]) -> None:
+    gc.freeze()  # what is imported already is not searched for garbage
+    os.setsid()
+    _set_environment(env)
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,13 +43,13 @@ TABLE: dict[str, Any] = {
     "score": {"eval": "mgsm_2shot", "in": "sw", "eval.limit": 1, "eval.max_gen_toks": 2},
     "columns": {"base": "base", "expert": "expert"},
 }  # fmt: skip
-# The program with a conf/ of the test, and one language of the benchmarks: a process of its own, as HF_ENDPOINT is read
-# when huggingface_hub is imported.
+# The program with a conf/ of the test, and one language of the benchmarks, in processes of its own, as HF_ENDPOINT is
+# read when huggingface_hub is imported: one with the Hub and one without, of which the commands are forked.
+IMPORTS = "import datasets, trl, lm_eval.models.huggingface, pipeline.__main__, pipeline.data.benchmarks"
 PROGRAM = """
 import sys
 from pathlib import Path
 from datasets import config
-from pipeline.benchmarks import BENCHMARKS
 from pipeline.config import conf
 from pipeline.data import benchmarks
 config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
@@ -64,19 +65,32 @@ class Place:
     hub: Hub
     folder: Path
     mirror: Hub  # of files that are on no hub
+    runs: Path
 
-    def run(self, *words: str, offline: bool = False) -> SimpleNamespace:
+    def program(self, *words: str, offline: bool = False) -> SimpleNamespace:
         online = "1" if offline else "0"
         env = os.environ | {"HF_ENDPOINT": self.hub.address, "HF_HOME": str(self.folder / "home")}
         env |= {"HF_HUB_OFFLINE": online, "HF_DATASETS_OFFLINE": online, "HF_HUB_DISABLE_XET": "1"}
         env |= {"NO_PROXY": "127.0.0.1", "WANDB_MODE": "disabled"}
         env.pop("HF_TOKEN", None)
-        here = [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
-        done = forked.python("-c", PROGRAM, str(self.folder / "conf"), *words, *here, env=env)
+        done = forked.python("-c", *words, env=env, after=IMPORTS)
         return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
 
+    def run(self, *words: str, offline: bool = False) -> SimpleNamespace:
+        here = [f"runs_dir={self.runs}", "tracking.mode=disabled"]
+        return self.program(PROGRAM, str(self.folder / "conf"), *words, *here, offline=offline)
+
     def lock(self) -> dict[str, Any]:
-        return json.loads((self.folder / "runs/hub.lock.json").read_text())
+        return json.loads((self.runs / "hub.lock.json").read_text())
+
+    @contextmanager
+    def with_an_empty_cache(self, folder: Path) -> Iterator["Place"]:
+        """As on another machine, with runs of its own below `folder`."""
+        home, kept = self.folder / "home", self.folder / "kept"
+        home.rename(kept)
+        yield replace(self, runs=folder / "runs")
+        shutil.rmtree(home)
+        kept.rename(home)
 
 
 def benchmarks(hub: Hub, folder: Path) -> None:
@@ -148,7 +162,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Plac
         shipped = yaml.safe_load(nllb.read_text()) | {"url": f"{mirror.address}/nllb/eng_Latn-swh_Latn.gz"}
         nllb.write_text(yaml.safe_dump(shipped))
         (folder / "conf/tables/fetched.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
-        yield Place(hub, folder, mirror)
+        yield Place(hub, folder, mirror, folder / "runs")
 
 
 def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> None:
@@ -205,9 +219,8 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
 
 def test_a_set_from_the_hub_itself_is_that_of_the_cache(place: Place, tmp_path: Path) -> None:
     """Unlocked, over the network, past the loading script: the same rows in the same order."""
-    shutil.copytree(place.folder / "conf", tmp_path / "conf")
-    words = ["stage=data", "expert=sw", "data.size=8", "data.allow_fewer=true"]
-    made = Place(place.hub, tmp_path, place.mirror).run(*words)
+    with place.with_an_empty_cache(tmp_path) as elsewhere:
+        made = elsewhere.run("stage=data", "expert=sw", "data.size=8", "data.allow_fewer=true")
     assert made.status == 0, made.err
     cached = next((place.folder / "runs").glob("data-sw-*"))
     assert (Path(made.out.strip()) / "train.jsonl").read_text() == (cached / "train.jsonl").read_text()
@@ -247,7 +260,6 @@ def test_an_update_of_one_command_keeps_what_other_tables_read(place: Place) -> 
 
 def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None:
     """Over the network, and with the Hub off after its newest revision was read by another program."""
-    assert place.run("stage=prefetch", "table=fetched").status == 0
     newer = place.folder / "newer"
     shutil.copytree(place.folder / "mgsm", newer)
     test = newer / "sw/test.jsonl"
@@ -262,10 +274,8 @@ def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None
         return next(Path(done.out.strip()).glob("samples/*")).read_text()
 
     assert "Bata wa Janet" in asked("eval.max_gen_toks=3")
-    env = os.environ | {"HF_ENDPOINT": place.hub.address, "HF_HOME": str(place.folder / "home")}
-    env |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     program = "import datasets; print(datasets.load_dataset('juletxara/mgsm', 'sw')['test'][0]['question'])"
-    assert "Swali jipya" in forked.python("-c", program, env=env).stdout
+    assert "Swali jipya" in place.program(program).out
     told = place.run(*score, "eval.max_gen_toks=4", offline=True)
     assert told.status == 1
     refusal = f"juletxara/mgsm is locked at {locked[:8]}, and the cache of datasets gives {moved[:8]}"
@@ -280,12 +290,12 @@ def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None
 def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp_path: Path) -> None:
     place.hub.gated.add("datasets/lelapa/Inkuba-instruct")
     del place.hub.repositories["datasets/bigscience/xP3mt"]
-    shutil.copytree(place.folder / "conf", tmp_path / "conf")
-    told = Place(place.hub, tmp_path, place.mirror).run("stage=prefetch", "table=fetched")
+    with place.with_an_empty_cache(tmp_path) as elsewhere:
+        told = elsewhere.run("stage=prefetch", "table=fetched")
     assert told.status == 1 and "Traceback" not in told.err
     assert "\nerror: 2 of 1" in told.err and "first: source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
     assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err
-    assert "CohereLabs/aya_dataset" in json.loads((tmp_path / "runs/hub.lock.json").read_text())["datasets"]
+    assert "CohereLabs/aya_dataset" in elsewhere.lock()["datasets"]
 
 
 def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(place: Place, tmp_path: Path) -> None:
@@ -296,16 +306,15 @@ def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(place: 
     nllb = "/nllb/eng_Latn-swh_Latn.gz"
     place.hub.busy = {"/api/datasets/CohereLabs/aya_dataset": 1}
     place.hub.cut, place.mirror.cut = {f"/tiny/base/resolve/{head}/model.safetensors": 1}, {nllb: 1}
-    shutil.copytree(place.folder / "conf", tmp_path / "conf")
-    elsewhere = Place(place.hub, tmp_path, place.mirror)
-    told = elsewhere.run("stage=prefetch", "table=fetched")
-    assert told.status == 1 and "could not be fetched, the others are locked in" in told.err, told.err
-    assert "Too Many Requests" in told.err and "broke off after" in told.err
-    asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.cut.values()]
-    assert not any(asked)
-    fetched = elsewhere.run("stage=prefetch", "table=fetched")
+    with place.with_an_empty_cache(tmp_path) as elsewhere:
+        told = elsewhere.run("stage=prefetch", "table=fetched")
+        assert told.status == 1 and "could not be fetched, the others are locked in" in told.err, told.err
+        assert "Too Many Requests" in told.err and "broke off after" in told.err
+        asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.cut.values()]
+        assert not any(asked)
+        fetched = elsewhere.run("stage=prefetch", "table=fetched")
     assert "Too Many Requests" not in fetched.err and "broke off after" not in fetched.err
-    lock = json.loads((tmp_path / "runs/hub.lock.json").read_text())
+    lock = elsewhere.lock()
     whole = place.mirror.files[nllb]
     (entry,) = lock["urls"].values()
     assert (entry["bytes"], entry["sha256"]) == (len(whole), hashlib.sha256(whole).hexdigest())

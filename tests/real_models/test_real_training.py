@@ -52,7 +52,7 @@ MLP, ATTENTION = ("mlp", "post_attention_layernorm"), ("self_attn", "input_layer
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, data: Path) -> Iterator[Path]:
+def here(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, data_root: Path) -> Iterator[Path]:
     """A folder with the joint expert's configuration, a table of the four ways, and their runs; deleted at the end."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "conf/expert").mkdir(parents=True)
@@ -60,13 +60,27 @@ def here(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, data: Path) ->
         (folder / f"conf/expert/{name}.yaml").write_text(text)
     runs = {name: {"stage": "sft"} | keys(way) for name, way in WAYS.items()}
     table = {
-        "name": "ways", "every": {"model": str(smollm2), "recipe": "default", "data_root": str(data)} | keys(RECIPE),
+        "name": "ways",
+        "every": {"model": str(smollm2), "recipe": "default", "data_root": str(data_root)} | keys(RECIPE),
         "runs": runs, "score": {"eval": "mgsm_2shot", "in": "en"}, "columns": {"mgsm": {}},
         "rows": {name: {"run": name} for name in runs},
     }  # fmt: skip
     (folder / "ways.yaml").write_text(json.dumps(table))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shortest rows of real GSM8K, and of MGSM's exemplars: a median one has three times as many tokens."""
+    root = tmp_path_factory.mktemp("data")
+    for folder in ("gsm8k", "mgsm/sw"):
+        (root / folder).mkdir(parents=True)
+    (root / "mgsm/en").symlink_to(data / "mgsm/en")
+    for name, count in (("gsm8k/train.jsonl", 8), ("mgsm/sw/train.jsonl", 3)):
+        rows = sorted((data / name).read_text(encoding="utf-8").splitlines(), key=len)[:count]
+        (root / name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return root
 
 
 def keys(overrides: str) -> dict[str, Any]:
@@ -87,7 +101,7 @@ def planned(here: Path) -> dict[str, str]:
 
 @pytest.fixture
 def trained(
-    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    here: Path, planned: dict[str, str], smollm2: Path, data_root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], SimpleNamespace]:
     """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
     used, and its CPU seconds next to the plan's estimate."""
@@ -102,7 +116,7 @@ def trained(
     monkeypatch.setattr(stage, "trainer_of", remembering)
 
     def train(way: str) -> SimpleNamespace:
-        shared = [f"model={smollm2}", f"data_root={data}", f"runs_dir={here}/runs", "tracking.mode=disabled"]
+        shared = [f"model={smollm2}", f"data_root={data_root}", f"runs_dir={here}/runs", "tracking.mode=disabled"]
         words = {word.split("=")[0]: word for word in [*RECIPE.split(), *WAYS[way].split()]}
         before = cpu_seconds()
         told = call(f"--config-dir={here}/conf", "stage=sft", "recipe=default", *shared, *words.values())

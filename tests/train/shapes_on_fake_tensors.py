@@ -89,7 +89,9 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
     "fsdp2, bfloat16, eight bits": {
         "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_8bit"},
     "lora, no checkpointing": {"gradient_checkpointing": False},
+    "fsdp2, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
 }  # fmt: skip
+SIMULTANEOUS = "sft=simultaneous expert=math_sw partition=own partition.bottom_layers=2 partition.top_layers=1"
 MODELS: dict[str, dict[str, Any]] = {  # what shapes of pipeline.models.shape are called in transformers
     "llama3.1_8b": {"model_type": "llama"}, "llama3.1_8b_instruct": {"model_type": "llama"},
     "qwen2.5_7b_instruct": {"model_type": "qwen2"}, "aya_expanse_8b": {"model_type": "cohere", "logit_scale": 0.125},
@@ -122,8 +124,8 @@ def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
             found[f"{hardware}: {name}"] = (model, words, knobs | (OF_ADAPTERS if "lora" in name else {}))
     shared = {"processes": 1, "batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": True}
     for name, knobs in EIGHT_LAYERS.items():
-        words = ["sft=lora" if "lora" in name else "sft=full", "expert=math", "recipe=unreasonable_full"]
-        found[f"eight layers: {name}"] = ("llama3.1_8b", words, shared | knobs)
+        way = SIMULTANEOUS if "simultaneous" in name else f"sft={'lora' if 'lora' in name else 'full'} expert=math"
+        found[f"eight layers: {name}"] = ("llama3.1_8b", [*way.split(), "recipe=unreasonable_full"], shared | knobs)
     return found
 
 

@@ -1,6 +1,7 @@
 """Killed at any step, a training ends with the bits and the log that it would have had; and what stops it early."""
 
 import errno
+import gc
 import json
 import multiprocessing
 import os
@@ -15,8 +16,8 @@ from typing import Any
 import forked
 import pytest
 import torch
-from fixture_types import Call
-from tiny_words import last_of
+from fixture_types import Call, Make
+from tiny_words import FEW, TINY, last_of
 from transformers import TrainerCallback
 
 from pipeline.config.compose import compose
@@ -85,8 +86,10 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="module")
-def words(base: Path, world: Path) -> Callable[..., list[str]]:
-    """The command line of a small training."""
+def words(make_run: Make, world: Path) -> Callable[..., list[str]]:
+    """The command line of a small training, of a base with five layers."""
+    few = [*FEW, "expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
+    base = make_run("stage=cpt", *last_of([*TINY, "model.architecture.num_hidden_layers=5", *few]))
 
     def command(runs_dir: Path, *more: str) -> list[str]:
         start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}"]
@@ -121,15 +124,16 @@ def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 JOINT = ["expert=math_qac", "data.size=30", "data.validation=4", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
+SCALED = "partition.scale_to_depth=true"
 WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
     "autocast, padding-free": ["sft.precision=bf16", "sft.padding_free=true"],
     "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
-    "partial_lora": ["sft=partial_lora", "partition=C", "sft.lora_dropout=0.1"],
+    "partial_lora": ["sft=partial_lora", "partition=C", SCALED, "sft.lora_dropout=0.1"],
     "mixed": ["sft=mixed", *JOINT],
-    "simultaneous": ["sft=simultaneous", "partition=A", *JOINT],
-    "simultaneous_lora": ["sft=simultaneous_lora", "partition=B", "sft.steps_per_switch=2", *JOINT],
+    "simultaneous": ["sft=simultaneous", "partition=A", SCALED, *JOINT],
+    "simultaneous_lora": ["sft=simultaneous_lora", "partition=B", SCALED, "sft.steps_per_switch=2", *JOINT],
 }
 JOINED = ("mixed", "simultaneous", "simultaneous_lora")  # of which one snapshot is kept
 KILLED = {"full": (1, 3, STEPS), "simultaneous": (2, 5)}  # of the others, one step
@@ -139,88 +143,89 @@ KILLED = {"full": (1, 3, STEPS), "simultaneous": (2, 5)}  # of the others, one s
 def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
     way: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path
 ) -> None:
+    """Where at several steps, in one attempt after the other."""
     expected = results(made(words(tmp_path / "whole", *WAYS[way])))
     assert {"3", "5"} & expected.keys() == ({"full": {"3", "5"}} | dict.fromkeys(JOINED, {"5"})).get(way, set())
-    for step in KILLED.get(way, (4,)):
+    command, steps = words(tmp_path / "killed", *WAYS[way]), KILLED.get(way, (4,))
+    for step in steps:
         at_step(step)
-        command = words(tmp_path / f"killed-{step}", *WAYS[way])
         with pytest.raises(Killed):
             made(command)
         record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
         assert (record["step"] if record else 0) == step - 1
-        at_step(0)
-        folder = made(command)
-        assert results(folder) == expected, step
-        assert not {"resume", "resume.json", "trainer"} & {path.name for path in folder.iterdir()}
-        taken_up = read_manifest(folder).facts.get("resumed", [])  # type: ignore[union-attr]
-        assert [one["step"] for one in taken_up] == ([step - 1] if step > 1 else [])
-
-
-def test_the_manifest_has_the_machines_of_all_attempts(
-    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path
-) -> None:
-    """Bits depend on the number of threads: that of the last attempt alone would name one that gives others."""
-    command, threads = words(tmp_path / "runs"), torch.get_num_threads()
-    at_step(4)
-    with pytest.raises(Killed):
-        made(command)
     at_step(0)
-    try:
-        torch.set_num_threads(threads + 1)
-        manifest = read_manifest(made(command))
-    finally:
-        torch.set_num_threads(threads)
-    assert manifest is not None and manifest.machine["threads"] == f"{threads}, then {threads + 1}"
-    assert manifest.machine["device"] == "cpu"
+    folder = made(command)
+    assert results(folder) == expected
+    assert not {"resume", "resume.json", "trainer"} & {path.name for path in folder.iterdir()}
+    taken_up = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
+    assert [one["step"] for one in taken_up] == [step - 1 for step in steps if step > 1]
 
 
-def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    """SIGKILL, wherever it comes."""
-    long = ["data.size=30", "sft.epochs=4", "sft.steps=24"]
-    expected = results(made(words(tmp_path / "whole", *long)))
-    command = words(tmp_path / "killed", *long)
-    run: Any = build(compose(command))  # type: ignore[arg-type]
-    for parent in order_runs([run])[:-1]:
-        make_once(parent, stage_function(parent))
-    (tmp_path / "in").touch()
-    process = forked.started(("-m", "pipeline", *last_of(command)), [tmp_path / name for name in ("in", "out", "err")])
-    deadline = time.monotonic() + 120
-    while (
-        (resume.read_resume_point(run.work) or {"step": 0})["step"] < 3
-        and process.is_alive()
-        and time.monotonic() < deadline
-    ):
+IMPORTS = "import pipeline.__main__, pipeline.train.stage, datasets"
+SLOW = """
+import sys, time
+from transformers import TrainerCallback
+from pipeline.__main__ import main
+from pipeline.train import checkpoints
+class Sleep(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        time.sleep(float(sys.argv[1]) * (state.global_step >= 3))
+class Slow(checkpoints.Checkpoints):
+    def __init__(self, trainer, *rest):
+        super().__init__(trainer, *rest)
+        trainer.add_callback(Sleep())
+checkpoints.Checkpoints = Slow
+sys.exit(main(sys.argv[2:]))
+"""  # from its third step on, before the resume point of each is written
+KILL = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from pipeline.runs.lease import latest_work_folder
+from pipeline.runs.resume import read_resume_point
+def kill(workplace):
+    while (read_resume_point(latest_work_folder(workplace)) or {"step": 0})["step"] < 3:
         time.sleep(0.05)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, args=(Path(sys.argv.pop(1)),), daemon=True).start()
+"""
+
+
+def test_killed_for_good_and_taken_up_in_another_process(
+    words: Callable[..., list[str]], tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    """SIGKILL, wherever it comes."""
+    command = words(tmp_path / "killed")
+    workplace = str(build(compose(command)).workplace)  # type: ignore[arg-type]
+    done = forked.python("-c", KILL + SLOW, workplace, "1", *command, after=IMPORTS)
+    assert done.returncode == -signal.SIGKILL
     folder = made(command)
     (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
-    assert 3 <= taken_up["step"] < 24 and results(folder) == expected
+    assert 3 <= taken_up["step"] < STEPS and results(folder) == whole
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
-    number: signal.Signals, status: int, interruptible: None, words: Callable[..., list[str]],
-    at_step: Callable[..., None], tmp_path: Path, call: Call, whole: dict[str, Any],
+    interruptible: None, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, call: Call,
+    whole: dict[str, Any],
 ) -> None:  # fmt: skip
     command = words(tmp_path / "runs", "sft.resume_minutes=null")
-    at_step(3, lambda model: os.kill(os.getpid(), number))
-    told = call(*command)
-    assert told.status == status and told.out == ""
-    assert f"{number.name}: math-full-s0" in told.err and told.err.count("rerun the same command to resume") == 1
-    ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
-    record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
-    assert record is not None and record["step"] == 3
+    for step, number, status in ((2, signal.SIGTERM, 75), (3, signal.SIGUSR1, 75), (5, signal.SIGINT, 130)):
+        at_step(step, lambda model, number=number: os.kill(os.getpid(), number))
+        told = call(*command)
+        assert told.status == status and told.out == ""
+        assert f"{number.name}: math-full-s0" in told.err and told.err.count("rerun the same command to resume") == 1
+        ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
+        record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
+        assert record is not None and record["step"] == step
     at_step(0)
     told = call(*command)
-    assert told.status == 0 and "resumes after step 3" in told.err
+    assert told.status == 0 and "resumes after step 5" in told.err
     assert results(Path(told.out.strip())) == whole
 
 
 def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
+    gc.freeze()  # what is imported is not searched for garbage before each training
     rank = int(os.environ["RANK"])
     checkpoints.LOOK = 1  # look at each step
     found = [stage.train(run, run.work, Tracker(None))]
@@ -234,9 +239,11 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     if rank == 0:
         told = [facts_of(facts, one.work) for facts, one in zip(found, (run, other), strict=True)]
         (work / "told.json").write_text(json.dumps([told, found[1]["resumed"]]))
+    torch.distributed.barrier()  # the first that ends, ends the other
     raise SystemExit(UNFINISHED)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
     """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
     way = [*WAYS["simultaneous"], "sft.micro_batch_size=2"]
@@ -265,33 +272,41 @@ def test_a_signal_reaches_the_processes_that_were_started(number: signal.Signals
 # ------------------------------------------------------------------------------------------------ what is not used
 
 
-@pytest.fixture
-def interrupted(words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path) -> list[str]:
-    """The command of a training that was killed in its fourth step; its work folder is there."""
-    command = words(tmp_path / "runs")
-    at_step(4)
+def test_another_configuration_says_that_it_begins_anew(
+    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And the manifest of the first has the machines of all its attempts: bits depend on the number of threads, and
+    that of the last attempt alone would name one that gives others."""
+    command, threads = words(tmp_path / "runs"), torch.get_num_threads()
+    at_step(STEPS)
     with pytest.raises(Killed):
         made(command)
-    at_step(0)
-    return command
-
-
-def test_another_configuration_says_that_it_begins_anew(interrupted: list[str], call: Call) -> None:
-    run = build(compose(interrupted))  # type: ignore[arg-type]
+    run = build(compose(command))  # type: ignore[arg-type]
     work = run.work
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     lease = take_lease(run.workplace)  # a process is at it: it is not interrupted
     assert isinstance(lease, Lease)
-    assert "starts from the beginning" not in call(*interrupted, "sft.learning_rate=3e-3").err
+    at_step(1)
+    with pytest.raises(Killed):
+        made(last_of([*command, "sft.learning_rate=3e-3"]))
     lease.release()
-    told = call(*interrupted, "sft.learning_rate=2e-3")
-    assert told.status == 0 and told.err.count("starts from the beginning") == 1
-    (line,) = [line for line in told.err.splitlines() if "starts from the beginning" in line]
+    assert "starts from the beginning" not in capfd.readouterr().err
+    with pytest.raises(Killed):
+        made(last_of([*command, "sft.learning_rate=2e-3"]))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "starts from the beginning" in line]
     assert "an unfinished math-full-s0 differs in sft.learning_rate 0.001 -> 0.002; its resume point after" in line
-    assert line.endswith(f"after step 3 stays in {work}")
+    assert line.endswith(f"after step 5 stays in {work}")
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
-    told = call(*interrupted)
-    assert told.status == 0 and "resumes after step 3" in told.err and "starts from the beginning" not in told.err
+    at_step(0)
+    try:
+        torch.set_num_threads(threads + 1)
+        manifest = read_manifest(made(command))
+    finally:
+        torch.set_num_threads(threads)
+    told = capfd.readouterr().err
+    assert "resumes after step 5" in told and "starts from the beginning" not in told
+    assert manifest is not None and manifest.machine["threads"] == f"{threads}, then {threads + 1}"
+    assert manifest.machine["device"] == "cpu"
 
 
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
@@ -329,29 +344,12 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert record is not None and record["step"] == 3
 
 
-HANGS = """
-import sys, time
-from transformers import TrainerCallback
-from pipeline.__main__ import main
-from pipeline.train import checkpoints
-class Sleep(TrainerCallback):
-    def on_step_end(self, args, state, control, **_):
-        time.sleep(60 * (state.global_step == 3))
-class Hanging(checkpoints.Checkpoints):
-    def __init__(self, trainer, *rest):
-        super().__init__(trainer, *rest)
-        trainer.add_callback(Sleep())
-checkpoints.Checkpoints = Hanging
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     words: Callable[..., list[str]], tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     """Of a step that hangs before its resume point is written: the same command resumes from the one before."""
     command = words(tmp_path / "runs")
-    done = forked.python("-c", HANGS, *last_of([*command, "sft.stall_minutes=0.1"]))
+    done = forked.python("-c", SLOW, "60", *command, "sft.stall_minutes=0.1", after=IMPORTS)
     assert done.returncode == 1 and "Timeout (0:00:06)!" in done.stderr and "in on_step_end" in done.stderr
     folder = made(command)
     assert [one["step"] for one in read_manifest(folder).facts["resumed"]] == [2]  # type: ignore[union-attr]
