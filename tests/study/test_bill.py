@@ -12,7 +12,7 @@ recipes do not. LoRA takes 0.82 of it, 0.72 of the products at 4.05e14, the side
 """
 
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def near(value: float) -> Any:
 CHECKPOINTING = ("every.sft.gradient_checkpointing=true",)
 
 
-@lru_cache
+@cache
 def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Planning, list[Run]]:
     """A table's plan and its runs, none of them made."""
     config: Any = compose(["stage=plan", f"table={table}", "runs_dir=nothing_is_here", *every])
@@ -53,6 +53,7 @@ def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Plannin
     return planning, order_runs(planning.targets())
 
 
+@cache
 def runs_of(*tables: str) -> list[Run]:
     """The distinct runs of some tables."""
     return list({run.hash: run for table in tables for run in planned(table)[1]}.values())
@@ -164,6 +165,7 @@ def ranked(selection: Run) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- scores
 
 
+@cache
 def mean_tokens() -> dict[str, Any]:
     """One count of tokens for all languages, the mean of the ten, as by hand."""
     texts = read_yaml(conf.folder() / "tokens.yaml")["mgsm"]
