@@ -62,7 +62,8 @@ def answered_by_lm_eval(
     command = ["-c", COMMAND, "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
     command += ["--device", "cpu", "--batch_size", str(batch_size), "--output_path", str(folder / "out")]
     command += ["--log_samples", "--tasks", ",".join(files), "--samples", json.dumps(rows), *options]
-    done = forked.python(*command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=1200)
+    imports = "import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.huggingface"
+    done = forked.python(*command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=1200, after=imports)
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = folder.rglob("results_*.json")
     samples = {}
