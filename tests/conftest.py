@@ -94,10 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The comparisons of the tests on real models; and one line that counts the skipped tests by reason."""
-    for report in terminalreporter.getreports("passed"):
-        if compared := dict(report.user_properties).get("compared"):
-            terminalreporter.write_line(f"compared {report.nodeid}: {compared}")
+    """One line that counts the skipped tests by reason."""
     reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
     kinds = Counter(kind if (kind := reason.partition(":")[0]) in NEEDS else "other" for reason in reasons)
     told = [f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})" for kind, count in kinds.items()]

@@ -31,6 +31,7 @@ CONTEXT.set_forkserver_preload(
 
 
 ENVIRONMENT = dict(os.environ)  # that of no test
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to all children of a process that trains, of which a server may be one
 
 
 def start_server() -> None:
@@ -98,6 +99,8 @@ def _server(after: str, of_hugging_face: tuple[tuple[str, str], ...]) -> Connect
 
 
 def _serve(commands: Connection, after: str, env: dict[str, str]) -> None:
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_IGN)
     _set_environment(env)
     exec(after, {})
     with suppress(EOFError):
@@ -117,6 +120,8 @@ def _set_environment(env: dict[str, str]) -> None:
 
 def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: list[Path]) -> None:
     gc.freeze()  # what is imported already is not searched for garbage
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     _set_environment(env)
     for number, file in enumerate(files):

@@ -40,6 +40,21 @@ def swap(**settings) -> LayerSwap:
     return LayerSwap(math="m", language="l", **settings)
 
 
+def lora_expert(base: Path, folder: Path, seed: int, scale: float = 0.2, **settings) -> dict[str, torch.Tensor]:
+    """Save a random LoRA expert as PEFT does. The tensors of the model that PEFT merges it into."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, scale)
+    wrapped.save_pretrained(folder)
+    return {name: tensor.contiguous() for name, tensor in wrapped.merge_and_unload().state_dict().items()}
+
+
 def stacked(folder: Path, layers: int, seed: int, base: Path | None = None, dtype=torch.bfloat16, tied=False, **config):
     """A random Llama of width 4 and `layers` layers, near `base` where one is given. The folder."""
     torch.manual_seed(seed)

@@ -1,11 +1,13 @@
 """Benchmark files that are added after a training set was built: compared with its rows, not part of its hash."""
 
 import json
-from collections.abc import Callable
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from at_step import disturb
 from fixture_types import Call
 from repositories import jsonl
 
@@ -136,12 +138,11 @@ def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps(table))
     words = [f"table={file}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", "launcher.workers=1"]
-    add = monkeypatch.setattr
-    stop_after(add, 2)
+    disturb(monkeypatch, 2, lambda model: os.kill(os.getpid(), signal.SIGTERM))
     told = call("stage=table", *words)
     assert told.status == 75, told.err
     jsonl(data / "mgsm/sw/test.jsonl", [question("white")])
-    stop_after(add, 0)
+    disturb(monkeypatch, 0, lambda model: None)
     told = call("stage=table", *words)
     assert told.status == 0 and "resumes after step 2" in told.err, told.err
     jsonl(data / "mgsm/ha/test.jsonl", [question("grey")])
@@ -158,27 +159,3 @@ STEPS = {
     "sft.seq_length": 256, "sft.batch_size": 2, "sft.micro_batch_size": 2, "sft.steps": 4, "sft.warmup_steps": 0,
     "sft.precision": "fp32",
 }  # fmt: skip
-
-
-def stop_after(patch: Callable[..., None], step: int) -> None:
-    """Have trainings to come receive SIGTERM at the end of this step; 0: none."""
-    import os
-    import signal
-
-    from transformers import TrainerCallback
-
-    from pipeline.train import checkpoints
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    real = next(kind for kind in checkpoints.Checkpoints.__mro__ if kind.__module__ == checkpoints.__name__)
-
-    class Stopped(real):  # type: ignore[misc,valid-type]
-        def __init__(self, trainer: Any, *rest: Any) -> None:
-            super().__init__(trainer, *rest)
-            trainer.add_callback(Stop())
-
-    patch(checkpoints, "Checkpoints", Stopped)

@@ -102,7 +102,7 @@ SMALL = {
     **{"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 8},
     **{"num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 2048, "initializer_range": 0.2},
 }
-LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+WINDOW = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 
 @pytest.mark.parametrize("length", [0, 50], ids=["no prefix", "a prefix"])
@@ -114,10 +114,9 @@ def test_shapes_rounded_up_change_no_answer(
     """Rows and columns as on CUDA, where each shape is recorded: rows that have no prompt compute what nobody reads, in
     windows too. The second task finds the memory of the first one."""
     torch.manual_seed(0)
-    window = {"sliding_window": 16, "layer_types": LAYERS}
     model: Any = LlamaForCausalLM(LlamaConfig(**SMALL))
     if kind == "gemma3":
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, **window))
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, **WINDOW))
     model, draw = model.double().eval(), random.Random(1)
     rests = [[draw.randrange(4, 256) for _ in range(draw.randint(1, 40))] for _ in range(11)]
     prefixes = [[draw.randrange(4, 256) for _ in range(length and length - task)] for task in range(2)]

@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 import torch
 from by_lm_eval import answered_by_lm_eval
-from made_up import asked, choice, needs_real_data, write_rows
+from made_up import asked, choice, likelihood, needs_real_data, write_rows
 from mgsm_steps.calculations import QUESTIONS, build_problem, build_problems, missing_operands
 from mgsm_steps.items import build_items, shuffled_text, write_items
 from mgsm_steps.number_words import read_numbers
@@ -130,13 +130,6 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
             write_items(root, "en")
 
 
-def log2_of(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answer: str) -> float:
-    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
-    with torch.no_grad():
-        logits = torch.log_softmax(model(whole).logits[0].double(), -1)
-    return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1])) / math.log(2)
-
-
 @needs_real_data
 def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path, tmp_path: Path) -> None:
     """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files, and torch alone."""
@@ -170,7 +163,7 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     assert before.startswith("Question: Roger ana") and "Answer: 5+6=11\n#### 11\n\n" in before
     right = 0
     for item in items:
-        four = [log2_of(model, tokenizer, before + item["prompt"], choice) for choice in item["choices"]]
+        four = [likelihood(model, tokenizer, before + item["prompt"], text) / math.log(2) for text in item["choices"]]
         per_question[item["index"]] += four[item["label"]]
         right += max(four) == four[item["label"]]
     assert ours["mgsm_steps", "acc"] == right / len(items)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_decode import SMALL, WINDOW
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from pipeline.evaluate.decode import Ending, decode
@@ -14,25 +15,14 @@ from pipeline.evaluate.steps import Sampling
 from pipeline.models.products import SplitLinear, split_products
 
 pytestmark = pytest.mark.gpu
-SIZES = {
-    **{"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8},
-    **{
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 256,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.2,
-    },
-}
-GEMMA = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
 
 
 def model_like(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "gemma3":
-        return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **GEMMA)).double().eval()
-    return LlamaForCausalLM(LlamaConfig(**SIZES, **(DYNAMIC if kind == "dynamic" else {}))).double().eval()
+        return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, **WINDOW)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **(DYNAMIC if kind == "dynamic" else {}))).double().eval()
 
 
 def answers(model: Any, prefix: list[int], rests: list[list[int]], sampling: Sampling | None) -> dict[int, list[int]]:

@@ -1,5 +1,6 @@
-"""Scores against answers that are known beforehand."""
+"""Scores against answers that are known beforehand, and what scores.json holds of them."""
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -10,9 +11,18 @@ import pytest
 import sacrebleu
 from made_up import Scripted, asked, choice, none_stored
 
+from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics, records
 from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.records import (
+    EvaluationResult,
+    ScoreRow,
+    language_rows,
+    missing_row,
+    read_scores,
+    write_evaluation,
+)
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.lock import Lock
@@ -156,3 +166,29 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
     assert (row.n, row.stderr) == (100, None)
     without = over_languages([row for row in scores.rows if row.language != "en"])
     assert {row.language for row in without} == {"mean"}
+
+
+ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 50)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    definition = Definition("flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0)
+    samples = [{"doc_id": 0, "response": "maji\u2028"}]
+    missing = missing_row("mbpp", "sw", 0, "no translation")
+    result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
+    assert write_evaluation(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
+    assert read_scores(tmp_path / "scores.json") == ([ROW, missing], {"backend": "hf"})
+    assert json.loads((tmp_path / "samples/flores.en-sw.jsonl").read_text(encoding="utf-8")) == samples[0]
+
+
+def test_the_language_of_answers_is_told_beside() -> None:
+    """Three answers in the small world, the last one in another script."""
+    definition = Definition("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0)
+    texts = ["2 * 3 = 6. 5 + 6 = 11. The answer is 11.", "2 * 3 = 7. 5 + 7 = 12. The answer is 12."]
+    texts += ["উত্তর হল বারো, এর বেশি নয়"]
+    (row,) = language_rows(definition, [{"response": text} for text in texts])
+    assert (row.metric, row.filter, round(row.value or 0, 3), row.n) == ("other_language", "script", 0.333, 3)
+    assert language_rows(definition, [{"response": "11"}]) == []  # nothing to have a share of
+    english = Definition("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2)
+    (row,) = language_rows(english, [{"response": "The answer is eleven balls."}])
+    assert (row.metric, row.filter, row.value) == ("other_language", "py3langid", 0)  # English is asked for

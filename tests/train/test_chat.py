@@ -52,6 +52,11 @@ def tokenizer(template: str, end: str = "</s>", marks: list[str] | None = None) 
     return made
 
 
+def real_tokenizer(name: str) -> Any:
+    text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
+    return tokenizer(text, *REAL[name])
+
+
 def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any) -> Any:
     sft = recipe(**knobs)
     args = trainer_arguments(stage(sft), False, False, folder)
@@ -68,8 +73,7 @@ def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any
 
 @pytest.mark.parametrize("name", REAL)
 def test_templates_of_real_models_pass(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
-    made = tokenizer(text, *REAL[name])
+    made = real_tokenizer(name)
     check_rows(ROWS, made, recipe())
     assert capsys.readouterr().err == ""
     trained = trained_on(ROWS, made, tmp_path)
@@ -186,10 +190,9 @@ def test_with_the_loss_on_all_the_prompt_may_differ() -> None:
 
 def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: Path) -> None:
     """Llama 3.2's asks for today's: one run hash would stand for other weights every day."""
-    end, marks = REAL["llama3_2"]
 
     def learnt_from(date: str | None) -> str:
-        made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), end, marks)
+        made = real_tokenizer("llama3_2")
         if date:
             with_template_date(made, date)
         return made.decode(trained_on(ROWS[:1], made, tmp_path)[0]["input_ids"])
@@ -219,7 +222,7 @@ OF_TRL = ["llama3", "qwen2_5", "qwen3", "cohere", "phi3"]  # with training templ
 @pytest.mark.parametrize("loss_on", ["response", "assistant_turns"])
 def test_conversations_stay_turns(name: str, loss_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The loss is on the last answer and its end, or on all of them; the trainer has the rows that were measured."""
-    made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
+    made = real_tokenizer(name)
     rows = [*TALKS, *ROWS[:2]]
     check_rows(rows, made, recipe(loss_on=loss_on))
     assert capsys.readouterr().err == ""
@@ -242,7 +245,7 @@ def test_tools_of_one_row_are_not_in_another(name: str, tmp_path: Path) -> None:
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
     tools = {"role": "tool", "content": "2", "name": "add", "tool_call_id": "1"}
     talk = {"prompt": "1 + 1?", "completion": "It is 2.", "messages": [ask, calls, tools, answer]}
-    made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
+    made = real_tokenizer(name)
     check_rows([*ROWS, talk], made, recipe())
     trained = trained_on([*ROWS, talk], made, tmp_path)
     assert '"name": "add"' in made.decode(trained["input_ids"][-1])
@@ -252,8 +255,7 @@ def test_tools_of_one_row_are_not_in_another(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss_on", ["response", "all", "assistant_turns"])
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "falcon3", "phi3"])
 def test_rows_that_are_cut_are_counted_as_trl_tokenizes_them(name: str, loss_on: str, tmp_path: Path) -> None:
-    text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
-    made = tokenizer(text, *REAL[name])
+    made = real_tokenizer(name)
     if loss_on == "assistant_turns" and name == "falcon3":
         return
     rows = [
@@ -271,7 +273,7 @@ def test_rows_that_are_cut_are_counted_as_trl_tokenizes_them(name: str, loss_on:
 @pytest.mark.parametrize("loss_on", ["response", "all", "assistant_turns"])
 def test_each_row_is_rendered_once_before_training(loss_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What checks the template and what counts the cut rows look at one text."""
-    made = tokenizer((SHIPPED / "qwen2_5.jinja").read_text(encoding="utf-8"), *REAL["qwen2_5"])
+    made = real_tokenizer("qwen2_5")
     stock, written = made.apply_chat_template, []
 
     def record(turns: Any, **knobs: Any) -> Any:

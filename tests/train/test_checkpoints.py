@@ -16,9 +16,9 @@ from typing import Any
 import forked
 import pytest
 import torch
+from at_step import disturb
 from fixture_types import Call, Make
 from tiny_words import FEW, TINY, last_of
-from transformers import TrainerCallback
 
 from pipeline.config.compose import compose
 from pipeline.config.training import Sft
@@ -48,33 +48,8 @@ class Killed(Exception):
     """What a test kills a training with."""
 
 
-class At(TrainerCallback):
-    """Does something at the end of a step, before the resume point of that step is written."""
-
-    def __init__(self, step: int, do: Callable[[Any], None]) -> None:
-        self.step, self.do = step, do
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if state.global_step == self.step:
-            self.do(model)
-
-
 def kill(model: Any) -> None:
     raise Killed
-
-
-REAL = checkpoints.Checkpoints
-
-
-def disturb(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], None]) -> None:
-    """Have something done at the end of this step of the trainings to come; 0: no more."""
-
-    class Disturbed(REAL):
-        def __init__(self, trainer: Any, *rest: Any) -> None:
-            super().__init__(trainer, *rest)
-            trainer.add_callback(At(step, do))
-
-    monkeypatch.setattr(checkpoints, "Checkpoints", Disturbed)
 
 
 @pytest.fixture
