@@ -93,7 +93,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The digests of the weights, of each snapshot and of the log."""
+    """The digests of the weights, of each snapshot, which is there, and of the log."""
+    assert {f"step-{step}" for step in facts.get("snapshots", {})} == {path.name for path in folder.glob("snapshots/*")}
     found = {"weights": facts["weights"]["root"], "log": sha256(folder / "log.jsonl"), "loss": facts["loss"]}
     return found | {step: [one["root"], one["validation_loss"]] for step, one in facts.get("snapshots", {}).items()}
 
