@@ -89,7 +89,7 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
     "fsdp2, bfloat16, eight bits": {
         "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_8bit"},
     "lora, no checkpointing": {"gradient_checkpointing": False},
-    "fsdp2, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
+    "fsdp2, gathered, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
 }  # fmt: skip
 SIMULTANEOUS = "sft=simultaneous expert=math_sw partition=own partition.bottom_layers=2 partition.top_layers=1"
 MODELS: dict[str, dict[str, Any]] = {  # what shapes of pipeline.models.shape are called in transformers
