@@ -139,7 +139,7 @@ def test_shared_prefixes_and_batch_sizes_change_no_answer(evaluate: Make, smollm
     """In float32: four prompts at a time behind a shared prefix, or each alone and whole."""
     answers, likelihoods = [], []
     for share, batch in (("true", 4), ("false", 1)):
-        how = [f"eval.share_prefix={share}", f"eval.batch_size={batch}", "eval.limit=2", "eval.max_gen_toks=12"]
+        how = [f"eval.share_prefix={share}", f"eval.batch_size={batch}", "eval.limit=2", "eval.max_gen_toks=8"]
         folder = evaluate(smollm2, f"{MGSM.replace('2', '1')},{CHOICES.replace('5', '2')}", *how)
         answers.append([sample["response"] for sample in samples_of(folder, "mgsm")])
         chosen = samples_of(folder, "global_mmlu")
