@@ -115,7 +115,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     compute = evaluation.compute
 
     def counted(lm: Any, asked: Any, *rest: Any) -> Any:
-        scores.append(asked.name)
+        scores.extend(one.name for one in asked)
         return compute(lm, asked, *rest)
 
     monkeypatch.setattr(evaluation, "compute", counted)

@@ -131,7 +131,7 @@ def compute(
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
     put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}), asked)  # type: ignore[arg-type]
     bar = Heard()
-    score.compute(lm, put, Eval(name="x"), bar)
+    score.compute(lm, [put], Eval(name="x"), bar)
     return bar
 
 

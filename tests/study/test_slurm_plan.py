@@ -600,7 +600,7 @@ def test_a_second_training_gets_the_whole_time_of_a_job(
     """The job asks for itself again before it: the limit could come before its first resume point."""
     runs = [of_8b(tmp_path, f"seed={seed}") for seed in (1, 2)]
     made: list[Any] = []
-    monkeypatch.setattr(worker, "compute", lambda task, begin: made.append(task.hash))
+    monkeypatch.setattr(worker, "compute", lambda task, beside, begin: made.append(task.hash))
     monkeypatch.setattr(worker, "wait_for_parents", lambda task: None)
     monkeypatch.setattr(worker.Session, "ready", lambda self, models: self.left)
     assert status_of(lambda: task(*runs)) == 75 and made == [runs[0].hash]

@@ -132,6 +132,7 @@ class VllmBackend:
     """A model in vLLM. share_prefix: its prefix cache."""
 
     halved = False  # vLLM decides by itself how many rows its memory holds
+    has_queue = True
 
     def __init__(self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
@@ -189,20 +190,19 @@ class VllmBackend:
         return True
 
     def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        sampling: Sampling | None = None,
+        self, prompts: Sequence[Tokens], endings: Sequence[Ending], share: bool,
+        ended: Callable[[int, list[int]], None], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         """vLLM decides by itself what is computed once, and draws by a seed for each."""
-        how: dict[str, Any] = {
-            "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
-            "skip_special_tokens": False,
-        }  # fmt: skip
-        drawn: list[dict[str, Any]] = [{}] * len(prompts)
+        how: list[dict[str, Any]] = [
+            {"max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends)}
+            for ending in endings
+        ]
         if sampling:
-            how |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-            drawn = [{"seed": sampling.seed(place)} for place in range(len(prompts))]
-        self._refuse_too_long(max(map(len, prompts)) + ending.room)
-        for place, output in self.engine.outputs(prompts, [how | one for one in drawn]):
+            drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            how = [one | drawn | {"seed": sampling.seed(place)} for place, one in enumerate(how)]
+        self._refuse_too_long(max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True)))
+        for place, output in self.engine.outputs(prompts, [{"skip_special_tokens": False, **one} for one in how]):
             ended(place, list(output.outputs[0].token_ids))
 
     def loglikelihood(

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -206,8 +208,9 @@ class Watch:
         self.told, self.told_until = ("", ""), 0.0  # the time left, and until when it is not computed again
         self.shown_at = time.monotonic()
 
-    def compute(self, task: Task, begin: Callable[[], None]) -> None:
-        make_run(self.runs[task.hash], task.seconds, begin)
+    def compute(self, task: Task, beside: Sequence[Task], begin: Callable[[], None]) -> None:
+        others = [partial(self.runs.__getitem__, other.hash) for other in beside]
+        make_run(replace(self.runs[task.hash], beside=others), task.seconds, begin)
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""

@@ -24,7 +24,8 @@ from pipeline.progress import say
 from pipeline.runs import state, stop
 from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm_job
 
-Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
+# makes the run of a task, given those that are ready too and read the same models, as `work` has it
+Compute = Callable[[Task, Sequence[Task], Callable[[], None]], Any]
 PLAN = "plan.jsonl"
 LOOK = 0.2  # seconds between two looks of a worker that waits for others
 TRIES = 3  # of a run whose workers died
@@ -141,7 +142,7 @@ def work(
     """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease. None: all
+        compute: makes the run of a task, or raises why not; calls its last argument once it has its lease. None: all
             are left to the helpers, as long as there are some.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
@@ -173,7 +174,8 @@ def work(
             made = False
             with cards.taken(task.gpus, partial(is_free, session, task)) if cards else nullcontext(True) as taken:
                 if taken and is_free(session, task):
-                    made = make(session, task, compute, held, tell)
+                    beside = [other for other in ready if other.models == task.models and other != task]
+                    made = make(session, task, beside, compute, held, tell)
             if made:
                 models = task.models
                 break
@@ -192,7 +194,14 @@ def is_free(session: Session, task: Task) -> bool:
     return not session.has_ended(task) and live_holder(task.workplace) is None
 
 
-def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
+def make(
+    session: Session,
+    task: Task,
+    beside: Sequence[Task],
+    compute: Compute,
+    held: dict[str, str],
+    tell: Callable[[], None],
+) -> bool:
     """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
     the reason."""
 
@@ -201,7 +210,7 @@ def make(session: Session, task: Task, compute: Compute, held: dict[str, str], t
         tell()
 
     try:
-        compute(task, begin)
+        compute(task, beside, begin)
     except Held as error:
         session.leave(task)
         if live_holder(task.workplace) is None:

@@ -19,8 +19,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -43,7 +44,7 @@ def log_to(file: Path) -> Iterator[None]:
         yield
 
 
-def compute(task: Task, begin: Callable[[], None]) -> None:
+def compute(task: Task, beside: Sequence[Task], begin: Callable[[], None]) -> None:
     """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
@@ -51,7 +52,7 @@ def compute(task: Task, begin: Callable[[], None]) -> None:
     try:
         with log_to(task.log):
             try:
-                make_run(task.run(), task.seconds, begin)
+                make_run(replace(task.run(), beside=[other.run for other in beside]), task.seconds, begin)
             except Held:
                 raise
             except Exception as error:
@@ -95,14 +96,14 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
     def fits(task: Task) -> bool:
         return task.level <= level and task.kind == kind
 
-    def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
+    def compute_in_job(task: Task, beside: Sequence[Task], begin: Callable[[], None]) -> None:
         if requeued and tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
         tasks_made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
             run_command(["scontrol", "update", f"JobId={slurm_job()}", f"JobName={task.label}"])
         wait_for_parents(task)
-        compute(task, begin)
+        compute(task, beside, begin)
 
     try:
         with handle_signals(), keep_models_resident():
