@@ -25,7 +25,7 @@ from pipeline import progress
 from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
 from pipeline.evaluate.model import open_model
-from pipeline.evaluate.store import Answers
+from pipeline.evaluate.store import Answers, digest
 from pipeline.progress import Bar, format_duration, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
@@ -129,7 +129,8 @@ def compute(
 ) -> Any:
     """The progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
-    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}), asked)  # type: ignore[arg-type]
+    wanted = {digest(score.key_of(request)) for request in asked}
+    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked)  # type: ignore[arg-type]
     bar = Heard()
     score.compute(lm, [put], Eval(name="x"), bar)
     return bar

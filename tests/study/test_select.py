@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.selection import choose, ranked, scores, value
 from pipeline.launch.launchers import make_single_run
 from pipeline.models.checkpoint import Checkpoint
@@ -69,10 +71,9 @@ def test_ties_go_to_the_first_measure_then_to_the_earlier_step() -> None:
 
 
 def test_a_measure_is_the_primary_metric_in_a_language_or_the_mean_over_them() -> None:
-    def scored(value: float, language: str | None = None, pair: str | None = None, **more: Any) -> dict[str, Any]:
-        task = {"task": "flores", "metric": "chrf++"} if pair else {"task": "mgsm", "metric": "exact_match"}
-        filters = {"filter": "none" if pair else "flexible-extract"}
-        return {"language": language, "pair": pair, "subject": None, "value": value, **task, **filters, **more}
+    def scored(value: float, language: str | None = None, pair: str | None = None, **more: Any) -> ScoreRow:
+        task, *of_task = ("flores", "chrf++", "none") if pair else ("mgsm", "exact_match", "flexible-extract")
+        return replace(ScoreRow(task, str(language), pair, None, 0, *of_task, value, None, 1), **more)
 
     rows = [
         scored(0.5, "en"), scored(0.1, "sw"),
@@ -97,8 +98,8 @@ BELEBELE = [
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_a_score_that_is_not_finite_has_no_rank(number: float, tmp_path: Path) -> None:
     """Ranks of others would be undefined beside it."""
-    rows = [{"task": "held_out", "language": "sw", "pair": None, "subject": None, "metric": "bits", "filter": "none"}]
-    (tmp_path / "scores.json").write_text(json.dumps({"rows": [{**rows[0], "value": number}]}))
+    row = ScoreRow("held_out", "sw", None, None, 0, "bits", "none", number, None, 1)
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": [row.as_json()]}))
     select = SimpleNamespace(primary=[Measure(task="held_out")], guards=None)
     config: Any = SimpleNamespace(select=select, languages=["sw"])
     with pytest.raises(PipelineError, match="^held_out mean of eval-1 is not a finite number"):

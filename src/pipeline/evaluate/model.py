@@ -116,7 +116,7 @@ class Answering(HFLM):
         sampling = None
         if DRAW in settings[0]:
             put = [request.args for request in requests]
-            keys = [f"{asked[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, asked in put]
+            keys = [f"{how[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, how in put]
             sampling = Sampling(settings[0]["temperature"], settings[0]["top_p"], keys)
         self.engine.generate(prompts, endings, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]

@@ -81,8 +81,8 @@ def score_tasks(
         say_if_rounded(settings)
         in_one_queue = lm.engine.has_queue and not rounds_together(settings)
         with beside if in_one_queue else NO_OTHERS as others:
-            queued = [task.name for task in others if task.left]
-            unanswered += [task for task in others if task.left]
+            queued = [task.name for task in others]
+            unanswered += others
             questions = settings.answers * sum(len(task.rows) for task in unanswered)
             with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
                 for together in [unanswered] if in_one_queue else [[task] for task in unanswered]:
@@ -150,6 +150,7 @@ def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store
         answers.found, unanswered = {}, requests
     if unanswered:
         refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
+    answers.wanted = {digest(key_of(request)) for request in unanswered}
     return Asked(definition, task, rows, requests, answers, unanswered)
 
 
@@ -161,13 +162,9 @@ def compute(lm: Answering, together: Sequence[Asked], settings: Eval, bar: Bar) 
     """Answer the requests of tasks that are not stored, each kind together. The model reports each answer when it
     ends."""
     set_sharing(lm, together[0].definition, settings)
-    tasks_of: dict[str, list[Asked]] = {}  # digest of a request -> the tasks that ask it
-    for asked in together:
-        for request in asked.left:
-            tasks_of.setdefault(digest(key_of(request)), []).append(asked)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        for asked in tasks_of.get(digest((kind, *arguments)), ()):
+        for asked in together:
             if asked.answers.add((kind, *arguments), answer):
                 bar.update(settings.answers * len(asked.rows) / len(asked.left))  # questions that it counts as
 

@@ -108,7 +108,7 @@ def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iter
                 refuse_early(other, definitions)
                 tasks = load_tasks(definitions, read_lock(run.runs_dir))
                 asked += [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-        yield asked
+        yield [task for task in asked if task.left]
 
 
 def backend_of(settings: Eval) -> Callable[..., Any]:

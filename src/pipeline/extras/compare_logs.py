@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import finite_or_none, mean_stderr
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
@@ -28,6 +28,7 @@ from pipeline.report.load.answers import Evaluation, Place, Vector
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.runs.provenance import DISTRIBUTION, package_version
+from pipeline.stats.statistics import mean_stderr
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import Side, Table
