@@ -33,6 +33,7 @@ from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.lease import hold_lease
 from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.state import STATE, read_state
 from pipeline.runs.stop import UNFINISHED
 
 REAL = find_spec("vllm") is not None
@@ -323,13 +324,15 @@ def test_a_sweep_of_merges_equals_the_written_ones(
 
 
 @pytest.fixture
-def generated(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The stop strings of the prompts of each call of vLLM: the first is of a language."""
-    calls: list[list[str]] = []
+def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, int], int]]:
+    """Of each call of vLLM the prompts by their first stop string, which is of a language, and the runs that are shown
+    as running."""
+    calls: list[tuple[dict[str, int], int]] = []
     real = VllmBackend.generate
 
     def generate(self: VllmBackend, prompts: Any, endings: Any, *how: Any) -> None:
-        calls.append([ending.stop[0] for ending in endings])
+        states = [read_state(file.parent)["state"] for file in tmp_path.glob(f"*/.work/*/{STATE}")]
+        calls.append((Counter(ending.stop[0] for ending in endings), states.count("running")))
         real(self, prompts, endings, *how)
 
     monkeypatch.setattr(VllmBackend, "generate", generate)
@@ -341,7 +344,7 @@ def test_the_languages_of_an_evaluation_are_one_queue(
     data_root: Path,
     tmp_path: Path,
     call: Call,
-    generated: list[list[str]],
+    generated: list[tuple[dict[str, int], int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each answer ends by the stop strings and the length of its own language: all are those of the torch backend. A
@@ -362,7 +365,7 @@ def test_the_languages_of_an_evaluation_are_one_queue(
         write_rows(data_root / "mgsm" / code / "test.jsonl", rows)
     _, by_torch = evaluated("torch", "eval.limit=4")
     status, by_vllm = evaluated("vllm", "eval.limit=4", "eval.backend=vllm")
-    assert status == 0 and [*map(Counter, generated)] == [{"Question:": 4, "Frage:": 4, "Swali:": 4}]
+    assert status == 0 and generated == [({"Question:": 4, "Frage:": 4, "Swali:": 4}, 3)]
     assert by_vllm.keys() == by_torch.keys() == {"en", "de", "sw"}
     first = next(code for code in by_vllm if not by_vllm[code].facts["harness"]["found_again"])
     assert len(by_vllm[first].facts["harness"]["queued"]) == 2
@@ -375,12 +378,12 @@ def test_the_languages_of_an_evaluation_are_one_queue(
     with hold_lease(tmp_path / "held" / ".work" / by_vllm["de"].hash, "held"):
         status, found = evaluated("held", "eval.limit=4", "eval.backend=vllm")
     assert status == UNFINISHED and found.keys() == {"en", "sw"}
-    assert Counter(generated[1]) == {"Question:": 4, "Swali:": 4}
+    assert generated[1:] == [({"Question:": 4, "Swali:": 4}, 2)]
 
     write_rows(data_root / "mgsm" / "sw" / "test.jsonl", [worked("one " * 200, None, 1)])
     status, found = evaluated("long", "eval.limit=3", "eval.backend=vllm")
     assert status == 1 and found.keys() == {"en", "de"}
-    assert Counter(generated[2]) == {"Question:": 3, "Frage:": 3} and len(generated) == 3
+    assert [asked for asked, _ in generated[2:]] == [{"Question:": 3, "Frage:": 3}]
 
 
 @pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")

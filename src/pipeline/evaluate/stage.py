@@ -38,6 +38,7 @@ from pipeline.merge.stage import measure_merge
 from pipeline.models.products import BF16X3
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 from pipeline.runs.lease import hold_lease
+from pipeline.runs.state import track_state
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -103,7 +104,8 @@ def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iter
                 settings = replace(own.eval, max_gen_toks=other.config.eval.max_gen_toks)
                 if own.redo or other.config != replace(own, languages=other.config.languages, eval=settings):
                     continue
-                stack.enter_context(hold_lease(other.workplace, other.name, wait=False))
+                lease = stack.enter_context(hold_lease(other.workplace, other.name, wait=False))
+                stack.enter_context(track_state(other.workplace, lease.of, other.name, own.stage))
                 definitions = define_tasks(other, Path(stack.enter_context(TemporaryDirectory())), [])
                 refuse_early(other, definitions)
                 tasks = load_tasks(definitions, read_lock(run.runs_dir))
