@@ -22,7 +22,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.launchers import executor_for, workers_of
-from pipeline.launch.local import Local, Watch
+from pipeline.launch.local import Local
 from pipeline.launch.plan_file import Task
 from pipeline.launch.work import TRIES, Session
 from pipeline.runs.graph import order_runs
@@ -136,7 +136,7 @@ class Predicted(History):
         return self.by_label[run.label]
 
 
-def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Watch:
+def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
     """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations of a later call."""
     math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
@@ -144,9 +144,9 @@ def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) ->
     runs = [math, language, *scores]
     local = Local(2, later=lambda: unknown)
     local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
-    found = Watch(local, runs, Predicted(seconds), len(runs))
-    found.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
-    return found
+    local.watch(runs, Predicted(seconds), len(runs))
+    local.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
+    return local
 
 
 SECONDS: dict[str, float | None] = {
