@@ -26,7 +26,7 @@ from pipeline.estimate.durations import History
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
-from pipeline.launch.plan_file import Task, plan_name, publish_plan
+from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.work import BLOCKED, LOOK, Session, work
 from pipeline.progress import LOG_SECONDS, say
@@ -106,7 +106,10 @@ class Local:
                 self.tell_failure(run.name, reason)
         history = History(finished_manifests(runs[0].runs_dir) if runs else ())
         self.watch([run for run in unfinished if run.name not in failed], history, len(runs))
-        tasks = tasks_of([*self.runs.values()], history, by_length=self.count > 1)
+        tasks = tasks_of([*self.runs.values()], history.predict)
+        if self.count > 1:  # the longest path to the end first; parents stay before, as their paths are no shorter
+            paths = longest_paths([*self.runs.values()], {task.hash: task.seconds or 0.0 for task in tasks})
+            tasks.sort(key=lambda task: -paths[task.hash])
         self.session.add(tasks)
         if self.planned and tasks:
             publish_plan(runs[0].runs_dir, plan_name(targets), self.session.tasks)
@@ -289,15 +292,6 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
     except Exception as error:
         return reason_of(error)
     return None
-
-
-def tasks_of(runs: Sequence[Run], history: History, by_length: bool) -> list[Task]:
-    """The tasks of runs, given parents first; by_length: those on the longest path to the end first."""
-    tasks = [Task.of(run, history.predict(run)) for run in runs]
-    if by_length:  # parents stay first: their paths are no shorter
-        paths = longest_paths(runs, {task.hash: task.seconds or 0.0 for task in tasks})
-        tasks.sort(key=lambda task: -paths[task.hash])
-    return tasks
 
 
 def seconds_of_steps_left(run: Run) -> float | None:

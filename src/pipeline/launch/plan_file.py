@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,16 @@ class Task:
                 f"{self.label} was planned by another version of this program: rerun the command with this one"
             )
         return run
+
+
+def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}) -> list[Task]:
+    """The tasks of runs, which are given parents first. predict: expected seconds of a run; kinds: by hash of a run."""
+    from pipeline.runs.run import parent_runs
+
+    levels: dict[str, int] = {}
+    for run in runs:
+        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
+    return [Task.of(run, predict(run), level=levels[run.hash], kind=kinds.get(run.hash, "")) for run in runs]
 
 
 def gpus_requested(run: Run) -> int:

@@ -29,7 +29,7 @@ from pipeline.estimate.durations import ON_GPU, History
 from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, config_dir_flags
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
-from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
+from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan, tasks_of
 from pipeline.launch.resources import (
     Resources,
     describe_work,
@@ -51,7 +51,7 @@ from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.run import Run
 from pipeline.runs.stop import delay_signals
 from pipeline.text import pluralize
 
@@ -89,7 +89,9 @@ def execute(
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
     card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
-    tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
+    history = History(finished_manifests(runs_dir), gpu=lambda: card)
+    tasks = tasks_of(unfinished, history.predict, {key: kind.name for key, kind in kinds.items()})
+    tasks.sort(key=lambda task: task.level)
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if one_job := None if launcher.workers else one_job_for(tasks, resources.values()):
         tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
@@ -132,15 +134,6 @@ def execute(
     raise error
 
 
-def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources], history: History) -> list[Task]:
-    """The tasks of runs, given parents first, by level; with the seconds that they are expected to take."""
-    levels: dict[str, int] = {}
-    for run in runs:
-        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
-    tasks = [Task.of(run, history.predict(run), level=levels[run.hash], kind=kinds[run.hash].name) for run in runs]
-    return sorted(tasks, key=lambda task: task.level)
-
-
 def goes_further(session: Session) -> bool:
     """Whether more runs have ended than when their jobs were last submitted; else the last job would go on forever."""
     file, ended = session.folder / "ended", len(session.done) + len(session.failed)
@@ -152,7 +145,7 @@ def goes_further(session: Session) -> bool:
 def why_lost(array: str, folder: Path) -> str:
     """Why runs of an array were not made: the last words of its newest log, or that the job was lost."""
     job, log = log_of(array, folder)
-    return (log and last_log_line(log)) or f"{JOB_LOST}, twice: job {job}"
+    return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
@@ -199,10 +192,9 @@ class Submission:
             arrays = len(self.jobs)
             if again:
                 self.submit_again(again)
-        except Held:  # Slurm does not respond: what it took shows in the queue
-            raise
-        except (Exception, KeyboardInterrupt, SystemExit):
-            if self.jobs and not self.launcher.dry_run:
+        except BaseException as error:
+            # without a response of Slurm, what it took shows in the queue
+            if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
                 self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}")
