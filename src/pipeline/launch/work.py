@@ -100,7 +100,10 @@ class Session:
 
     def leave(self, task: Task) -> None:
         """Record that this process no longer computes a run, for another to begin it."""
-        self._file(task, "begun").unlink(missing_ok=True)
+        if pids := [pid for pid in self.begun_by(task) if pid != os.getpid()]:
+            self._write(task, "begun", " ".join(map(str, pids)))
+        else:
+            self._file(task, "begun").unlink(missing_ok=True)
 
     def finish(self, task: Task) -> None:
         self._write(task, "done", "")
