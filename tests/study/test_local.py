@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import forked
 import pytest
+from limits import tree
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -278,7 +279,7 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
         if sum((one.get("step") or 0) > 2 for one in states) == 2:
             break
         time.sleep(0.1)
-    workers = children(process.pid)
+    _, *workers = tree(process.pid)
     assert len(workers) == 2
     os.kill(process.pid, signal.SIGUSR1)
     process.join(120)
@@ -287,10 +288,6 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert len(list(workplaces.glob("*/*/resume.json"))) == 2  # each training wrote a resume point
     assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == ["stopped"] * 2
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
 
 # ---------------------------------------------------------------------------------------------------- how many

@@ -154,7 +154,7 @@ def work(
         held: dict[str, Holder] = {}
         tried = stay
         for task in () if cards and cards.give_way() else session.ready(models):
-            if task.hash in refused or not fits(task):
+            if not fits(task) or task.hash in refused and not stay:
                 continue
             if holder := live_holder(task.workplace):
                 held[task.name] = holder
@@ -179,7 +179,6 @@ def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]
     try:
         compute(task, partial(session.begin, task))
     except Held as error:
-        session.leave(task)
         if live_holder(task.workplace) is None:
             refused[task.hash] = str(error)
         return False
