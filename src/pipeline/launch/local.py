@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -99,16 +100,17 @@ class Local:
                 pass
             refuse_too_large(unfinished)
         for run in runs:
-            if run.hash not in reasons:
+            if finished := run.hash not in reasons:
                 clear_workplace(run)
-            if run.name not in failed and (reason := why_failed(run, failed, finished=run.hash not in reasons)):
+            if run.name not in failed and (reason := why_failed(run, failed, finished)):
                 failed[run.name] = reason
                 self.tell_failure(run.name, reason)
         history = History(finished_manifests(runs[0].runs_dir) if runs else ())
-        self.watch([run for run in unfinished if run.name not in failed], history, len(runs))
-        tasks = tasks_of([*self.runs.values()], history.predict)
+        remaining = [run for run in unfinished if run.name not in failed]
+        self.watch(remaining, history, len(runs))
+        tasks = tasks_of(remaining, history.predict)
         if self.count > 1:  # the longest path to the end first; parents stay before, as their paths are no shorter
-            paths = longest_paths([*self.runs.values()], {task.hash: task.seconds or 0.0 for task in tasks})
+            paths = longest_paths(remaining, {task.hash: task.seconds or 0.0 for task in tasks})
             tasks.sort(key=lambda task: -paths[task.hash])
         self.session.add(tasks)
         if self.planned and tasks:
@@ -149,12 +151,12 @@ class Local:
                 self.show(line)
                 held = self.held_by_others()
                 if held and not should_wait():
-                    return [held_by(name, holder) for name, holder in held.items()]
+                    return list(starmap(held_by, held.items()))
                 if held and not announced:
                     say(waits_for(*next(iter(held.items()))))
                     announced = True
                 time.sleep(LOOK)
-        return ["its workers were stopped: rerun the same command" for _ in session.left]
+        return ["its workers were stopped: rerun the same command"] * len(session.left)
 
     def held_by_others(self) -> dict[str, Holder]:
         """Name -> holder of the runs that are ready, if other processes than the workers hold all of them; else
@@ -257,7 +259,8 @@ class Local:
                 seconds = seconds_of_steps_left(self.runs[key])
                 if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
                     seconds = max(0.0, expected - (asked_at - begun))
-                left |= {} if seconds is None else {key: seconds}
+                if seconds is not None:
+                    left[key] = seconds
             remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
             total, unknown = self.history.sum([*remaining, *self.later_runs], self.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""

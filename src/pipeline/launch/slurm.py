@@ -208,18 +208,19 @@ class Submission:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
         jobs there are fewer workers, then none for the runs of later levels."""
         submitted, level, within = 0, -1, list[str]()
-        arrays: dict[tuple[int, str], list[Task]] = {}
+        arrays: dict[str, list[Task]] = {}
         for task in self.session.left:
-            arrays.setdefault((task.level, task.kind), []).append(task)
-        for (next_level, kind), runs in arrays.items():
-            if next_level != level:
-                self.before, within, level = within or self.before, [], next_level
+            arrays.setdefault(task.array, []).append(task)
+        for array, runs in arrays.items():
+            kind = runs[0].kind
+            if runs[0].level != level:
+                self.before, within, level = within or self.before, [], runs[0].level
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
             workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}"]
                 what = f"level {level}, {pluralize(workers, 'task')}"
-                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, runs, workers, what)
+                job = self.submit_job(array, command, self.resources[kind], options, runs, workers, what)
                 workers //= 2
             if not job:
                 return submitted

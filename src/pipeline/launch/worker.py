@@ -19,8 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -35,21 +35,15 @@ from pipeline.runs.folders import folder_of
 from pipeline.runs.lease import slurm_job
 
 
-@contextmanager
-def log_to(file: Path) -> Iterator[None]:
-    """Append all output of this process and its subprocesses to a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "ab", buffering=0) as log, redirected(log.fileno(), 1, 2):
-        yield
-
-
 def compute(task: Task, begin: Callable[[], None]) -> None:
-    """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
+    """Make the run of a task, with all output of this process and its subprocesses, and why it failed, in its log.
+    Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
     size_before = task.log.stat().st_size if task.log.is_file() else 0
+    task.log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log_to(task.log):
+        with open(task.log, "ab", buffering=0) as output, redirected(output.fileno(), 1, 2):
             try:
                 make_run(task.run(), task.seconds, begin)
             except Held:

@@ -178,8 +178,7 @@ class Lease:
     def check(self) -> None:
         """Raise Lost unless this lease still counts."""
         try:
-            text = self.file.read_text()
-            is_mine = bool(text) and json.loads(text)["id"] == self.of.id
+            is_mine = json.loads(self.file.read_text())["id"] == self.of.id
         except (FileNotFoundError, ValueError):
             is_mine = False
         if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:

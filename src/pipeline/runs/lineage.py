@@ -14,7 +14,7 @@ from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Ancestor, read_manifest
+from pipeline.runs.manifest import MANIFEST, Ancestor, home_of, read_manifest
 from pipeline.runs.run import External, Parent, Run, without_step
 from pipeline.runs.unchanged import content_digest
 
@@ -90,8 +90,7 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
 
 def base_folder(adapter: Path) -> Path:
     """The folder of an adapter's base, as `base_of` it, or its name on the Hub."""
-    home = adapter.parents[1] if adapter.parent.name == SNAPSHOTS else adapter
-    return base_of(External(adapter.name, "", adapter), home.parent, f"the base of {adapter.name}").folder
+    return base_of(External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}").folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:

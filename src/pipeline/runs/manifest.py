@@ -121,6 +121,11 @@ class Manifest:
 READER = TypeAdapter(Manifest)
 
 
+def home_of(folder: Path) -> Path:
+    """The folder of the training that a snapshot is in; of anything else its own."""
+    return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder
+
+
 def snapshot_hash(run_hash: str, step: int) -> str:
     return hashlib.sha256(f"{run_hash}@{step}".encode()).hexdigest()
 
