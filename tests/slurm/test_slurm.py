@@ -303,12 +303,6 @@ def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, w
         assert not (tmp_path / "runs").exists()
 
 
-def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
-    """Of GPUs that are not here; tests/study/test_slurm_files.py has the command that it starts."""
-    file = SLURM_FOLDER / "one_node_fsdp.sbatch"
-    cluster.run("sbatch", "--test-only", "--gres=gpu:2", "--mem=900M", "--cpus-per-task=4", str(file), "stage=sft")
-
-
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
