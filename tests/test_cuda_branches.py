@@ -261,7 +261,7 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append(env))
     for gpus in (["4", "6"], []):
         with local.Local(2, gpus) as workers:
-            workers._start(0), workers._start(1)
+            workers.start(0), workers.start(1)
             workers.workers.clear()
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
 

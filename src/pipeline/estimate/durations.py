@@ -83,12 +83,11 @@ class History:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        """Of evaluations that were in one queue each its part; none whose answers were stored."""
+        """Of an evaluation its part of the time if languages were in its queue; none if its answers were stored."""
         facts = manifest.facts.get("harness", {})
-        queued, own = len(facts.get("queued", ())), len(facts.get("versions", ())) or 1
         if not facts.get("found_again"):
             kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)
-            self.seconds[kind].append(manifest.seconds * own / (own + queued))
+            self.seconds[kind].append(manifest.seconds / (1 + len(facts.get("queued", ()))))
 
     def predict(self, run: Run) -> float | None:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""

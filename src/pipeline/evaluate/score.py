@@ -81,7 +81,7 @@ def score_tasks(
         say_if_rounded(settings)
         in_one_queue = lm.engine.has_queue and not rounds_together(settings)
         with beside if in_one_queue else NO_OTHERS as others:
-            queued = [task.name for task in others]
+            queued = sorted({task.definition.language for task in others})
             unanswered += others
             questions = settings.answers * sum(len(task.rows) for task in unanswered)
             with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:

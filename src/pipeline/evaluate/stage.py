@@ -102,7 +102,8 @@ def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iter
             with contextlib.suppress(PipelineError):
                 other = in_its_dtype(make_other())
                 settings = replace(own.eval, max_gen_toks=other.config.eval.max_gen_toks)
-                if own.redo or other.config != replace(own, languages=other.config.languages, eval=settings):
+                like_own = replace(own, languages=other.config.languages, eval=settings, launcher=other.config.launcher)
+                if own.redo or other.config != like_own:
                     continue
                 lease = stack.enter_context(hold_lease(other.workplace, other.name, wait=False))
                 stack.enter_context(track_state(other.workplace, lease.of, other.name, own.stage))

@@ -19,9 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -36,23 +35,17 @@ from pipeline.runs.folders import folder_of
 from pipeline.runs.lease import slurm_job
 
 
-@contextmanager
-def log_to(file: Path) -> Iterator[None]:
-    """Append all output of this process and its subprocesses to a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "ab", buffering=0) as log, redirected(log.fileno(), 1, 2):
-        yield
-
-
-def compute(task: Task, beside: Sequence[Task], begin: Callable[[], None]) -> None:
-    """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
+def compute(task: Task, begin: Callable[[], None]) -> None:
+    """Make the run of a task, with all output of this process and its subprocesses, and why it failed, in its log.
+    Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
     size_before = task.log.stat().st_size if task.log.is_file() else 0
+    task.log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log_to(task.log):
+        with open(task.log, "ab", buffering=0) as output, redirected(output.fileno(), 1, 2):
             try:
-                make_run(replace(task.run(), beside=[other.run for other in beside]), task.seconds, begin)
+                make_run(task.run(), task.seconds, begin)
             except Held:
                 raise
             except Exception as error:
@@ -96,14 +89,14 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
     def fits(task: Task) -> bool:
         return task.level <= level and task.kind == kind
 
-    def compute_in_job(task: Task, beside: Sequence[Task], begin: Callable[[], None]) -> None:
+    def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
         if requeued and tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
         tasks_made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
             run_command(["scontrol", "update", f"JobId={slurm_job()}", f"JobName={task.label}"])
         wait_for_parents(task)
-        compute(task, beside, begin)
+        compute(task, begin)
 
     try:
         with handle_signals(), keep_models_resident():

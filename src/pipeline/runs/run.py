@@ -183,10 +183,14 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     return decided
 
 
+def without_step(parent: Parent) -> Parent:
+    """The training of a snapshot that is planned; any other parent itself."""
+    return parent.run if isinstance(parent, Snapshot) else parent
+
+
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
     """The parents that are computed here when unfinished: runs, and the trainings of snapshots."""
-    trainings = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
-    return [parent for parent in trainings if isinstance(parent, Run)]
+    return [parent for parent in map(without_step, parents.values()) if isinstance(parent, Run)]
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
