@@ -68,7 +68,7 @@ def seconds(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float:
 
 
 def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> Manifest:
-    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config)  # type: ignore[return-value]
+    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config, facts={})  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses

@@ -40,25 +40,26 @@ def compute(task: Task, begin: Callable[[], None]) -> None:
     Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
-    size_before = task.log.stat().st_size if task.log.is_file() else 0
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(task.log, "ab", buffering=0) as output, redirected(output.fileno(), 1, 2):
-            try:
-                make_run(task.run(), task.seconds, begin)
-            except Held:
-                raise
-            except Exception as error:
-                reason = reason_of(error)
-                with suppress(OSError):
-                    print(f"failed: {reason}", file=sys.stderr)
-                raise PipelineError(reason) from error
-    finally:
-        with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
-            log.seek(size_before)
-            for line in log:
-                if line.startswith("warning: "):
-                    say(f"{task.name}: {line.rstrip()}")
+    with open(task.log, "ab", buffering=0) as output:
+        size_before = output.tell()
+        try:
+            with redirected(output.fileno(), 1, 2):
+                try:
+                    make_run(task.run(), task.seconds, begin)
+                except Held:
+                    raise
+                except Exception as error:
+                    reason = reason_of(error)
+                    with suppress(OSError):
+                        print(f"failed: {reason}", file=sys.stderr)
+                    raise PipelineError(reason) from error
+        finally:
+            with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
+                log.seek(size_before)
+                for line in log:
+                    if line.startswith("warning: "):
+                        say(f"{task.name}: {line.rstrip()}")
 
 
 def end_with_the_parent() -> None:
