@@ -12,8 +12,9 @@ from fixture_types import Call
 from tiny_words import WORLD
 
 from pipeline.config import conf
-from pipeline.config.compose import compose, stage_of, validated
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.data import Source
+from pipeline.config.explain import validated
 from pipeline.config.overrides import sweep_jobs
 from pipeline.extras.mergekit import Mergekit
 from pipeline.merge.methods import METHODS
@@ -183,7 +184,7 @@ REFUSED = {
     # hardware and exports
     "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
     "stage=sft expert=sw hardware=": "there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu, gpu_24, gpu_48",
-    "stage=clean hardware=cpu": "stage=clean does not read hardware: leave hardware=cpu out",
+    "stage=clean hardware=cpu": "stage=clean does not read hardware=cpu: leave it out; it reads tracking, launcher",
     SFT + "hardware=a100_80x8 sft.processes=8": "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
     "sft.processes=8: give sft.batch_size=8",
     "stage=export checkpoint=x": "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name",

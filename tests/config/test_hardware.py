@@ -114,7 +114,7 @@ columns: {math: {run: math}}
         ("sft: {learning_rate: 1.0e-3}", "mine.yaml sets sft.learning_rate: hardware sets sft.processes, "),
         ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
-        ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
+        ("", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
         ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
         (
             "plan: {gpu: rtx4090}",

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.commands.check_inputs import QUESTIONS, fields_of, here, write_base, write_rows
 from pipeline.commands.check_processes import Wrong, last_lines, run_command
 from pipeline.config.compose import compose
-from pipeline.config.defaults import read_hardware
+from pipeline.config.defaults import card_of
 from pipeline.config.overrides import chosen_options
 from pipeline.config.stages import CheckStage, TrainStage
 from pipeline.config.training import Sft
@@ -182,7 +182,7 @@ class Checking:
         code = ("-c", "from pipeline.commands.check_processes import probe_main; probe_main()")
         facts = json.loads(str(self.command("devices", [*overrides, "model=small_bpe"], code=code)))
         self.ranks, self.on_gpu, hardware = facts["ranks"], bool(facts["cuda"]), self.typed.get("hardware")
-        if hardware and "plan.gpu" in read_hardware(hardware) and not self.on_gpu:
+        if card_of(hardware) and not self.on_gpu:
             raise Wrong(
                 f"hardware={hardware} has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
             )

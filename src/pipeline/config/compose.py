@@ -10,18 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
-from pydantic import ValidationError
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, left_open
-from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
+from pipeline.config.defaults import left_open, of_hardware
+from pipeline.config.explain import Extra, explain_key, not_read, type_inside, unknown_option, validated
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import adapter, check, knobs_of, names_of, unread_knobs
+from pipeline.config.knob import check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
+    HARDWARE,
     OF_ALL_STAGES,
     CheckStage,
     EvalStage,
@@ -35,7 +35,7 @@ from pipeline.config.stages import (
 from pipeline.errors import PipelineError
 
 T = TypeVar("T")
-Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
+OF_RUNS = f"every.{HARDWARE}"
 Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
 
 
@@ -98,14 +98,15 @@ def stage_of(settings: Words) -> Stage:
 
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
-    settings = {key: value for key, value in {**settings, **left_open(settings)}.items() if key != HARDWARE}
-    settings = spell_out_tasks(settings, conf.options("eval"))
+    settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     if conf.is_checkpoint(str(settings.get("model", ""))):
         settings |= {"model": "trained", "model.path": settings["model"]}
     name = str(settings.pop("stage", "table"))
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
+    if issubclass(kind, TableStage) and (hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)):
+        settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
     tree: dict[str, Any] = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
@@ -130,13 +131,21 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     return stage, sorted({*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)})
 
 
+def with_hardware(config: T, every: Words) -> T:
+    """A table's stage with what the hardware of its own `every` sets of plans and jobs, if the command sets none."""
+    if not isinstance(config, TableStage) or HARDWARE not in every or HARDWARE in config.every:
+        return config
+    own = stage_of({**config.given, HARDWARE: every[HARDWARE]})
+    return replace(config, **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)})
+
+
 def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings: Words) -> dict[str, Any]:
     """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
 
     Raises:
         PipelineError: a group that the stage does not read, an unknown option, or none where one is needed.
     """
-    groups = {**kind.groups, **OF_ALL_STAGES}
+    groups = {**OF_ALL_STAGES, **kind.groups}
     for key in settings:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
@@ -154,7 +163,11 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings:
             continue
         if not conf.is_option(group, str(option)):
             raise PipelineError(unknown_option(group, str(option)))
-        conf.merge(tree, conf.option(group, str(option)))
+        if group == HARDWARE:
+            parts = of_hardware(str(option), tree, settings.get("sft.adapter"))
+            conf.merge(tree, {part: knobs for part, knobs in parts.items() if part in names_of(kind)})
+        else:
+            conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}
 
 
@@ -216,19 +229,6 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
     if isinstance(knobs := tree.get("merge"), dict):
         tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}
     return validated(kind, tree, extra=extra)
-
-
-def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
-    """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
-
-    Raises:
-        PipelineError: an unknown key, or a value of another type; the first one. prefix: of the keys, for errors.
-    """
-    try:
-        checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
-        return checked
-    except ValidationError as error:
-        raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
 
 
 def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:

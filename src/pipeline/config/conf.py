@@ -238,7 +238,4 @@ def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
 def groups_read(stage: str) -> list[str]:
     """The groups that a stage reads."""
     kind = stage_class(stage)
-    if kind is None:
-        return []
-    by_machine = {"sft", "eval", "select"} & kind.groups.keys()
-    return [*kind.groups, *(["hardware"] if by_machine else []), *OF_ALL_STAGES]
+    return [*kind.groups, *OF_ALL_STAGES] if kind else []

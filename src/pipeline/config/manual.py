@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from pipeline.config import conf
 from pipeline.config.compose import partial_stage
-from pipeline.config.defaults import HARDWARE, left_open, reads_hardware
+from pipeline.config.defaults import left_open
 from pipeline.config.explain import type_inside
 from pipeline.config.knob import BOUNDS, format_value
 from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
@@ -46,9 +46,6 @@ def manual_text(command_words: list[str]) -> str:
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
             default = f"here {chosen_names[group]}" if group in chosen_names else default
             lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
-    if reads_hardware(stage):
-        default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
-        lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
     lines += [
         "",
         "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",

@@ -14,8 +14,9 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, left_open
+from pipeline.config.defaults import left_open
 from pipeline.config.explain import unknown_key
+from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 
 LONGEST_NAME = 255  # of a file, as an option is

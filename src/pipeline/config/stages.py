@@ -23,6 +23,7 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
+HARDWARE = "hardware"  # a group, of which compose merges what the stage has, after its other groups
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
@@ -120,7 +121,7 @@ class RunStage(Stage):
 
 @dataclass
 class DataStage(RunStage):
-    groups = {"expert": MISSING, "mixture": "all"}
+    groups = {"expert": MISSING, "mixture": "all", HARDWARE: None}
 
     expert: Expert = MISSING
     data: Data = part(Data)
@@ -133,7 +134,7 @@ class TrainStage(RunStage):
 
     groups = {
         "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default",
-        "mixture": "all",
+        "mixture": "all", HARDWARE: None,
     }  # fmt: skip
 
     model: Model = MISSING
@@ -155,7 +156,7 @@ class TrainStage(RunStage):
 
 @dataclass
 class MergeStage(RunStage):
-    groups = {"merge": MISSING, "partition": None}
+    groups = {"merge": MISSING, "partition": None, HARDWARE: None}
 
     merge: Merge = MISSING
     partition: Partition | None = None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
@@ -165,7 +166,7 @@ class MergeStage(RunStage):
 class EvalStage(RunStage):
     """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
 
-    groups = {"merge": None, "partition": None, "eval": MISSING}
+    groups = {"merge": None, "partition": None, "eval": MISSING, HARDWARE: None}
 
     checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
     merge: Merge | None = None
@@ -179,7 +180,7 @@ class EvalStage(RunStage):
 
 @dataclass
 class SelectStage(RunStage):
-    groups = {"select": MISSING}
+    groups = {"select": MISSING, HARDWARE: None}
 
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
@@ -189,6 +190,8 @@ class SelectStage(RunStage):
 
 @dataclass
 class AnalyzeStage(RunStage):
+    groups = {HARDWARE: None}
+
     checkpoint: Any = knob(run=True)  # an expert, or a list of experts of one base
     base: str | None = knob(None, run=True)  # null: from the experts' manifests
     analyze: Analyze = part(Analyze)
@@ -221,6 +224,8 @@ class SweepStage(PointsStage):
 @dataclass
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
+
+    groups = {HARDWARE: None}
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
@@ -315,6 +320,8 @@ class Check(Knobs):
 @dataclass
 class CheckStage(Stage):
     """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
+
+    groups = {HARDWARE: None}
 
     check: Check = part(Check)
     command: list[str] | None = None  # internal: keys of the trainings and the evaluation

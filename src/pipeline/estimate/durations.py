@@ -19,8 +19,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.defaults import HARDWARE, read_hardware
-from pipeline.config.stages import DataStage, EvalStage, TrainStage
+from pipeline.config.defaults import card_of
+from pipeline.config.stages import HARDWARE, DataStage, EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import Gpu, cards
@@ -163,7 +163,7 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     rows, steps, tokens = ("?" if count is None else f"{count:,.0f}" for count in expected_size(run))
     named = f"{run.label}: recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
     about = f"{named}, {rows} rows in {steps} steps, {tokens} tokens"
-    gpu = HARDWARE in options and read_hardware(options[HARDWARE]).get("plan.gpu")
+    gpu = card_of(options.get(HARDWARE))
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
     bytes_here = memory_here(run)
     fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, hardware_for, read_hardware
-from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
+from pipeline.config.defaults import read_hardware
+from pipeline.config.stages import HARDWARE, EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
@@ -275,23 +275,21 @@ def hardware_that_fits(
     the smallest node first. typed: keys that stay as they are."""
     found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
-        values = read_hardware(name)
-        if card := values.get("plan.gpu"):
+        machine = read_hardware(name).get("plan", {})
+        if card := machine.get("gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
                 needed = max(memory_of(with_recipe(run, **knobs_of(name, run, typed))) for run in large)
                 if needed <= (memory if room is None else room):
-                    found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
+                    found.append((memory * machine["gpus"], f"{HARDWARE}={name}", card))
     return [(option, card) for _, option, card in sorted(found)]
 
 
 def knobs_of(name: str, run: Run[TrainStage], typed: Container[str]) -> dict[str, Any]:
     """The knobs of sft that an option of hardware= sets in a training, and that are not typed."""
-    settings = {"stage": run.config.stage, "sft.adapter": run.config.sft.adapter}
-    decided = {"sft.micro_batch_size": None, **hardware_for(name, settings)}  # which another option may have set
-    return {
-        key.removeprefix("sft."): value for key, value in decided.items() if key.startswith("sft.") and key not in typed
-    }
+    decided = read_hardware(name, run.config.sft.adapter).get("sft", {})
+    decided = {"micro_batch_size": None, **decided}  # which another option may have set
+    return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
 
 
 def with_recipe(run: Run[TrainStage], **knobs: Any) -> Run[TrainStage]:

@@ -19,8 +19,7 @@ import yaml
 
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
-from pipeline.config.compose import stage_of
-from pipeline.config.defaults import with_hardware
+from pipeline.config.compose import stage_of, with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.defaults import HARDWARE
+from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.table_yaml import (
     RUN_KEYS,
