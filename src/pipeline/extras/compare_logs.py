@@ -28,7 +28,7 @@ from pipeline.report.load.answers import Evaluation, Place, Vector
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.runs.provenance import DISTRIBUTION, package_version
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
+from pipeline.tables.plan import Cell, Item, ScoreRef, ScoreWords, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import Side, Table
 from pipeline.text import first_few, pluralize
@@ -99,7 +99,7 @@ class LogAnswers(StoredAnswers):
         return [self.columns[cell.column].row(score.model)]
 
     def run_of(self, key: Any) -> Any:
-        return SimpleNamespace(name=key.model) if key.model in self.columns[dict(key.words)["task"]].logs else None
+        return SimpleNamespace(name=key.model) if key.model in self.columns[key.words["task"]].logs else None
 
     def is_share(self, metric: str) -> bool:
         return self.columns[metric].is_share
@@ -127,7 +127,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     table = Table("", name, "", "", None, {}, {}, {}, Side(""), [], sides, (), [], False, primary=primary)
     cells = {
         (model, title): Cell(
-            model, title, [Item({}, ({(): ScoreRef(model, (("task", title),), LANGUAGE)},))], metric=title
+            model, title, [Item({}, ({(): ScoreRef(model, ScoreWords(task=title), LANGUAGE)},))], metric=title
         )
         for title in columns for model in titles
     }  # fmt: skip

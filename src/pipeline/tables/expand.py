@@ -19,9 +19,9 @@ from pipeline.tables.plan import (
     Choice,
     Chosen,
     Item,
-    Pairs,
     Published,
     ScoreRef,
+    ScoreWords,
     TablePlan,
     another_number,
     difference_of,
@@ -174,8 +174,9 @@ class Expansion:
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
             raise self.table.refuse(slot.where, problem)
-        items = [self.build_item(slot, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
         metric, pair, fact = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact"))
+        points = specs.axis_combinations(free)
+        items = [self.build_item(slot, run, {**at, **point}, best, scored, metric, pair) for point in points]
         for score in [score for item in items for reading in item.readings for score in reading.values()]:
             if parts := difference_of(score, metric):
                 self.scores[parts[1]] = None
@@ -246,7 +247,9 @@ class Expansion:
 
     # ------------------------------------------------------------------------------------------ what is scored
 
-    def build_item(self, slot: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
+    def build_item(
+        self, slot: Place, run: str, at: At, best: tuple[str, ...], scored: bool, metric: str | None, pair: str | None
+    ) -> Item:
         specs = self.specs
         if not scored:
             return Item(at, model=specs.add_spec(run, at))
@@ -268,8 +271,7 @@ class Expansion:
                 {one.words for one in candidate_scores} == {words},
             )
             repeated = candidate_scores.issuperset(candidates.values()) or (beside and same_questions)  # in each draw
-            metric, pair = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair"))
-            if repeated and (other := another_number(words, metric, pair)):
+            if repeated and (other := another_number(ScoreRef(run, words, language), metric, pair)):
                 problem = f"{other} is not what best compares: leave it out, or choose by other scores, by: ..."
                 raise self.table.refuse(slot.where, problem)
             reading: dict[Candidate, ScoreRef] = {}
@@ -281,7 +283,7 @@ class Expansion:
             readings.append(reading)
         return Item(at, tuple(readings), choice.key)
 
-    def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
+    def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[ScoreWords, list[str]]:
         """(eval, task and eval.KEY with the evaluation keys of `every`, languages) of a cell or a choice."""
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
@@ -291,14 +293,13 @@ class Expansion:
         for key in self.every:
             (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
         filled = {key: self.specs.fill_placeholders(value, at) for key, value in {**self.every, **settings}.items()}
-        frozen = tuple(sorted((key, freeze_value(value)) for key, value in filled.items()))
-        return frozen, list(map(str, as_list(languages)))
+        return ScoreWords(sorted(filled.items())), list(map(str, as_list(languages)))
 
-    def add_score(self, slot: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
+    def add_score(self, slot: Place, model: str, words: ScoreWords, language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
-            first_value, second_value = dict(first.words).get(key), dict(words).get(key)
+            first_value, second_value = first.words.get(key), words.get(key)
             if first_value != second_value:
                 problem = (
                     f"{key}={second_value} for {model} and {first_value} for {first.model}: one for all rows, in every"
@@ -382,12 +383,6 @@ class Expansion:
         for axis in table.axes:
             if axis not in self.specs.used and axis not in table.inherited:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
-
-
-def freeze_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return Pairs((key, freeze_value(part)) for key, part in value.items())
-    return tuple(map(freeze_value, value)) if isinstance(value, list) else value
 
 
 def axis_settings(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:
