@@ -36,7 +36,7 @@ def plan(text: str, **every: object) -> TablePlan:
 
 
 def plan_of(name: str) -> TablePlan:
-    return expand_table(read_table(*shipped(name), shipped), READS.__getitem__)
+    return expand_table(read_table(*shipped(name), shipped, {}), READS.__getitem__)
 
 
 def canonical(plan: TablePlan) -> dict[str, str]:

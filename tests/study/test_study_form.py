@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from fixture_types import Call
+from planned import shipped
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -231,7 +232,7 @@ def test_a_study_without_experts_is_no_table() -> None:
     """Else its base would be the unknown key of a table."""
     text = yaml.safe_dump({key: value for key, value in STUDY.items() if key != "experts"})
     with pytest.raises(PipelineError, match=r"^s.yaml, experts: a study needs names and experts, \{math: ./FOLDER, sw"):
-        read_table(text, "s.yaml")
+        read_table(text, "s.yaml", shipped, {})
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float32"])

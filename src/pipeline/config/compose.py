@@ -73,12 +73,8 @@ def stage_of(settings: Words) -> Stage:
     if missing:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
-        examples = " ".join(
-            re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key)
-            if re.search(r"\.\d+\.", key)
-            else f"{key}={example.get(key, '...')}"
-            for key in missing
-        )
+        inside = {key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing}  # of an item of a list
+        examples = " ".join(text if "=" in text else f"{key}={example.get(key, '...')}" for key, text in inside.items())
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}: give {examples}")
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
@@ -122,7 +118,7 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
                 raise PipelineError(f"merge.method={value}: merge={settings['merge']} sets it, leave it out")
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
-            plain = plain.removeprefix("table.") if plain == "table.free_snapshots" else plain
+            plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
     if "${" in str(tree):
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
@@ -161,7 +157,7 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings:
             raise PipelineError(f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}")
         if option is None and default is None:
             continue
-        if not conf.is_option(group, str(option)):
+        if str(option) not in conf.options(group):
             raise PipelineError(unknown_option(group, str(option)))
         if group == HARDWARE:
             parts = of_hardware(str(option), tree, settings.get("sft.adapter"))

@@ -140,10 +140,6 @@ def is_checkpoint(model: str) -> bool:
     return "/" in model or ":" in model or model.startswith(".")
 
 
-def is_option(group: str, name: str) -> bool:
-    return option_file(group, name) is not None or name in options(group)
-
-
 def option(group: str, name: str) -> dict[str, Any]:
     """What an option sets, by keys of a command, by its list of defaults and its package.
 

@@ -97,16 +97,12 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
             continue
-        parts = (
-            {f"{key}.{name}": part_value for name, part_value in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-        if isinstance(value, list):
-            parts = {f"{key}.{index}": part_value for index, part_value in enumerate(value)}
-        for name, part_value in parts.items():
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        if is_dataclass(value):
+            yield from knobs_of(value, f"{key}.")
+        for name, part_value in inside:
             if is_dataclass(part_value):
-                yield from knobs_of(part_value, f"{name}.")
+                yield from knobs_of(part_value, f"{key}.{name}.")
 
 
 def check_value(name: str, value: Any) -> None:
@@ -115,13 +111,10 @@ def check_value(name: str, value: Any) -> None:
     if value == []:
         raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
     inside = value.items() if isinstance(value, dict) else ()
-    parts = (
-        [(name, part_value) for part_value in value]
-        if isinstance(value, list)
-        else [(f"{name}.{k}", v) for k, v in inside]
-    )
-    for key, part_value in parts:
-        check_value(key, part_value)
+    for key, part_value in inside:
+        check_value(f"{name}.{key}", part_value)
+    for part_value in value if isinstance(value, list) else ():
+        check_value(name, part_value)
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
@@ -163,10 +156,10 @@ def identity(config: Any) -> dict[str, Any]:
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
         default = default if (of_hash := item.metadata.get("hash_default")) is None else of_hash
-        if isinstance(value, dict) and any(is_dataclass(part_value) for part_value in value.values()):
+        if isinstance(value, dict) and any(map(is_dataclass, value.values())):
             value = {key: identity(part_value) for key, part_value in value.items()}
-        elif isinstance(value, list) and any(is_dataclass(part_value) for part_value in value):
-            value = [identity(part_value) for part_value in value]
+        elif isinstance(value, list) and any(map(is_dataclass, value)):
+            value = list(map(identity, value))
         if value != default or item.name in ("method", "stage"):
             hashed_fields[item.name] = value
     return hashed_fields

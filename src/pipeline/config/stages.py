@@ -10,6 +10,7 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -39,7 +40,8 @@ class Tracking(Knobs):
     timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B has failed and W&B is switched off
 
 
-BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
+# a knob that launcher=slurm alone reads
+of_slurm = partial(knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm"))
 
 
 @dataclass
@@ -50,31 +52,29 @@ class Launcher(Knobs):
     # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an array, at most; null:
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
-    partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
+    partition: str | None = of_slurm()  # sbatch --partition
     # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
-    cpu_partition: str | None = knob(None, read=BY_SLURM)
-    account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
-    qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
-    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
+    cpu_partition: str | None = of_slurm()
+    account: str | None = of_slurm()  # sbatch --account
+    qos: str | None = of_slurm()  # sbatch --qos
+    gpus: int | None = of_slurm(ge=0)  # per job, at most; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
-    gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
+    gpu: str | None = of_slurm(options=CARDS)
     # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null: the site's default
-    cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
+    cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
     # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
     # null: the partition's limit
-    time: str | None = knob(
-        None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
-    )
-    memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
+    time: str | None = of_slurm(form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days"))
+    memory: str | None = of_slurm(form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
     # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
-    memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
+    memory_per_gpu: str | None = of_slurm(form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
-    setup: list[str] | None = knob(None, read=BY_SLURM)
-    wrap: str | None = knob(None, read=BY_SLURM)  # command that the program is started with: apptainer exec --nv IMAGE
-    scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: the cache of the Hub's files
-    options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
-    dry_run: bool = knob(False, read=BY_SLURM)  # only write the jobs' scripts and print how they would be submitted
+    setup: list[str] | None = of_slurm()
+    wrap: str | None = of_slurm()  # command that the program is started with: apptainer exec --nv IMAGE
+    scratch: str | None = of_slurm()  # TMPDIR of a job, on the node: $SLURM_TMPDIR
+    hf_home: str | None = of_slurm()  # HF_HOME of a job: the cache of the Hub's files
+    options: list[str] | None = of_slurm()  # further options of sbatch: '["--constraint=a100"]'
+    dry_run: bool = of_slurm(default=False)  # only write the jobs' scripts and print how they would be submitted
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from pipeline.errors import PipelineError, suggest
@@ -52,6 +53,7 @@ class Place:
     def __init__(self, table: Table, row: Side, row_name: str, row_at: At, column: Side, name: str, at: At) -> None:
         self.key, self.row, self.sides = (row_name, name), row, (row, column, table.score)
         self.where = f"row {row_name!r}, column {name!r}"
+        self.refuse = partial(table.refuse, self.where)
         self.meet = all(row_at[axis] == at[axis] for axis in row_at.keys() & at.keys())
         self.at = {**table.score.at, **at, **row_at}
         self.words: Words = {**table.score.words, **column.words, **row.words}
@@ -173,7 +175,7 @@ class Expansion:
             reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
-            raise self.table.refuse(slot.where, problem)
+            raise slot.refuse(problem)
         metric, pair, fact = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact"))
         points = specs.axis_combinations(free)
         items = [self.build_item(slot, run, {**at, **point}, best, scored, metric, pair) for point in points]
@@ -182,7 +184,7 @@ class Expansion:
                 self.scores[parts[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
-            raise self.table.refuse(slot.where, f"{problem}rows_changed.attention.0-1,30-31")
+            raise slot.refuse(f"{problem}rows_changed.attention.0-1,30-31")
         steps, published = tuple(step for step in reduce if step[1]), self.published_number(slot)
         self.table_plan.cells[slot.key] = Cell(*slot.key, items, steps, (), metric, pair, fact, published)
 
@@ -192,7 +194,7 @@ class Expansion:
         for name in [name for side in slot.sides for _, names in side.reduce for name in names]:
             if name not in axes and (name not in rows or len(slot.row.reduce) != 1):
                 problem = f"{name!r} is neither an axis nor a row to reduce over: {suggest(name, [*axes, *rows])}"
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
         over = slot.row.reduce[0][1] if slot.row.reduce else ()
         return over if over and all(name in rows and name not in axes for name in over) else ()
 
@@ -200,14 +202,14 @@ class Expansion:
         """The run of a place; None if it is null."""
         word, runs = slot.words.get("run", ""), self.specs.runs
         if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
-            raise self.table.refuse(slot.where, f"{word} names {open_axes[0]}, which neither of them fixes")
+            raise slot.refuse(f"{word} names {open_axes[0]}, which neither of them fixes")
         filled = self.specs.fill_placeholders(word, slot.at)
         run = None if filled is None else str(filled)
         if slot.control and run not in runs:
             return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
             named = f"{run!r} is" if run else "it names"
-            raise self.table.refuse(slot.where, f"{named} no run: {suggest(run, runs)}")
+            raise slot.refuse(f"{named} no run: {suggest(run, runs)}")
         return run
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
@@ -219,14 +221,14 @@ class Expansion:
         text = self.specs.fill_placeholders(slot.words.get("published", self.table.published), slot.at)
         parts = [] if text is None else str(text).split()
         if len(parts) not in (0, 1, 3):
-            raise self.table.refuse(slot.where, f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
+            raise slot.refuse(f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
         if not parts:
             return None
         row, column = parts[1:] or slot.key
         try:
             printed = papers.is_printed(parts[0], row, column)
         except PipelineError as error:
-            raise self.table.refuse(slot.where, str(error)) from None
+            raise slot.refuse(str(error)) from None
         if not printed:
             self.table_plan.unprinted.append((parts[0], row, column))
         return (parts[0], row, column) if printed else None
@@ -273,7 +275,7 @@ class Expansion:
             repeated = candidate_scores.issuperset(candidates.values()) or (beside and same_questions)  # in each draw
             if repeated and (other := another_number(ScoreRef(run, words, language), metric, pair)):
                 problem = f"{other} is not what best compares: leave it out, or choose by other scores, by: ..."
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
             reading: dict[Candidate, ScoreRef] = {}
             if not repeated:
                 chosen = self.add_chosen(choice, run, at, models)
@@ -288,7 +290,7 @@ class Expansion:
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
-                raise self.table.refuse(slot.where, f"nothing says {key} of it: give score: {{{example}}}")
+                raise slot.refuse(f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill_placeholders(settings.pop("in"), at)
         for key in self.every:
             (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
@@ -304,7 +306,7 @@ class Expansion:
                 problem = (
                     f"{key}={second_value} for {model} and {first_value} for {first.model}: one for all rows, in every"
                 )
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
         self.scores[score] = None
         return score
 

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
-        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
+        numbers = {score: self.primary_number(score) for scores in choice.candidates.values() for score in scores}
         if None in numbers.values():
             return None
         return {
