@@ -7,7 +7,7 @@ and all of it is checked once against the dataclasses; errors name the key and t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_origin
@@ -18,7 +18,7 @@ from pipeline.config import conf
 from pipeline.config.defaults import left_open, of_hardware
 from pipeline.config.explain import Extra, explain_key, not_read, type_inside, unknown_option, validated
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, knobs_of, names_of, unread_knobs
+from pipeline.config.knob import Tree, Words, check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     HARDWARE,
@@ -36,7 +36,6 @@ from pipeline.errors import PipelineError
 
 T = TypeVar("T")
 OF_RUNS = f"every.{HARDWARE}"
-Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
 
 
 class Incomplete(PipelineError):
@@ -103,7 +102,7 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
         raise PipelineError(unknown_option("stage", name))
     if issubclass(kind, TableStage) and (hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)):
         settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
-    tree: dict[str, Any] = {"stage": name}
+    tree: Tree = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
     values = merge_options(tree, kind, name, settings)
@@ -135,7 +134,7 @@ def with_hardware(config: T, every: Words) -> T:
     return replace(config, **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)})
 
 
-def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings: Words) -> dict[str, Any]:
+def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
     """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
 
     Raises:
@@ -204,7 +203,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
         tree[position] = deepcopy(value) if isinstance(value, dict | list) else value
 
 
-def method_class(knobs: Mapping[str, Any]) -> type[Any]:
+def method_class(knobs: Words) -> type[Any]:
     """The class of a merge's knobs, by its method."""
     if method := conf.method_of_knobs(knobs):
         return method
@@ -216,7 +215,7 @@ def method_class(knobs: Mapping[str, Any]) -> type[Any]:
 # ---------------------------------------------------------------------------------------------------- checked
 
 
-def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") -> T:
+def read_stage(kind: type[T], tree: Words, extra: Extra = "forbid") -> T:
     """The stage that a tree of plain values describes, as a command gives it or `asdict` wrote it.
 
     Raises:
@@ -227,7 +226,7 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
     return validated(kind, tree, extra=extra)
 
 
-def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
+def with_values(config: T, values: Words, prefix: str = "") -> T:
     """A copy of a dataclass with knobs set, their types and bounds checked as on the command line.
 
     Raises:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
 from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_method, stage_of_package
+from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
@@ -140,7 +141,7 @@ def is_checkpoint(model: str) -> bool:
     return "/" in model or ":" in model or model.startswith(".")
 
 
-def option(group: str, name: str) -> dict[str, Any]:
+def option(group: str, name: str) -> Tree:
     """What an option sets, by keys of a command, by its list of defaults and its package.
 
     Raises:
@@ -158,11 +159,11 @@ def forget_options() -> None:
 
 
 @cache
-def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
+def _option(group: str, name: str, searched: tuple[Path, ...]) -> Tree:
     return read_option(group, name)
 
 
-def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> Tree:
     """What the file of an option sets: its own keys below its package, after what its list of defaults names: options
     of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the package.
 
@@ -187,7 +188,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
     header = PACKAGE.search(path.read_text(encoding="utf-8"))
     package = package or (header[1] if header else group)
     keys = [] if package == "_global_" else package.split(".")
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     listed = content.pop("defaults", [])
     if not isinstance(listed, list):
         raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
@@ -202,7 +203,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
     return tree
 
 
-def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
+def merge(tree: Tree, part: Words) -> None:
     """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
     for key, value in part.items():
         if isinstance(value, dict):
@@ -225,7 +226,7 @@ def method_of(name: str | None) -> type[Merge] | None:
     return method_of_knobs(option("merge", name)["merge"])
 
 
-def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
+def method_of_knobs(knobs: Words) -> type[Merge] | None:
     """The class of the knobs of a merge, by its method."""
     method = str(knobs.get("method"))
     return METHODS.get(method) or merge_method(method)

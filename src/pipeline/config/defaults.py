@@ -5,12 +5,10 @@ They enter hashes as if they had been typed. What is typed is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipeline.config import conf
 from pipeline.config.evaluation import Eval
 from pipeline.config.explain import unknown_option, validated
+from pipeline.config.knob import Tree, Words
 from pipeline.config.stages import HARDWARE, Launcher, Plan
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
@@ -20,11 +18,11 @@ KNOBS = (  # of a training, scores and a plan that a machine decides; others bel
     "sft.optimizer", "model.attn_implementation", "eval.products", "launcher.gpus", "launcher.time", "launcher.memory",
     "launcher.memory_per_gpu", "plan.gpu", "plan.gpus",
 )  # fmt: skip
-CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
+CLASSES: dict[str, type] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
 OF_ALL_WEIGHTS = ("weights", "optimizer")  # adapters train few parameters: these take no memory there
 
 
-def left_open(settings: Mapping[str, Any]) -> dict[str, str]:
+def left_open(settings: Words) -> dict[str, str]:
     """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
@@ -35,13 +33,13 @@ def left_open(settings: Mapping[str, Any]) -> dict[str, str]:
     return {"recipe": recipe, "mixture": "layer_swapping"} if conf.option_file("recipe", recipe) else {}
 
 
-def option_of(group: str, settings: Mapping[str, Any], knob: str, default: str) -> str:
+def option_of(group: str, settings: Words, knob: str, default: str) -> str:
     """A knob in the file of a group's option that these words choose."""
     name = str(settings.get(group))
     return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
 
 
-def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> dict[str, Any]:
+def of_hardware(name: str, tree: Words, adapter: str | None) -> Tree:
     """What an option of hardware= sets in a stage, of which other options set `tree`, in the form of that. adapter:
     sft.adapter where it is typed."""
     parts = read_hardware(name, adapter or tree.get("sft", {}).get("adapter", "none"))
@@ -53,7 +51,7 @@ def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> dict
     return parts
 
 
-def read_hardware(name: str, adapter: str = "none") -> dict[str, dict[str, Any]]:
+def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     """Group -> knob -> value of an option of hardware=, for trainings with this sft.adapter.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import is_dataclass
 from functools import cache
 from types import UnionType
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pipeline.config import conf
 from pipeline.config.harness_tasks import explain_tag, harness_index
-from pipeline.config.knob import BOUNDS, adapter, names_of
+from pipeline.config.knob import BOUNDS, Words, adapter, names_of
 from pipeline.errors import PipelineError, close_matches
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 
 
-def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
+def explain_invalid(error: Words, kind: Any, prefix: str) -> str:
     """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with `prefix`."""
     holder = kind
     for name in error["loc"][:-1]:
@@ -101,7 +101,7 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     return f"{key}={value}: {error['msg']}"
 
 
-def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
+def validated(kind: type[T], tree: Words, prefix: str = "", extra: Extra = "forbid") -> T:
     """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
 
     Raises:
@@ -114,7 +114,7 @@ def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: E
         raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
 
 
-def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
+def outside_text(key: str, value: Any, meta: Words) -> str:
     """Message for a value outside of its knob's options, form or bounds."""
     if options := meta.get("options"):
         return f"{key} must be one of {', '.join(options)}, got {value!r}"

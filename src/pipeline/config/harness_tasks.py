@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.config import conf
+from pipeline.config.knob import Tree, Words
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash, read_yaml
 from pipeline.text import pluralize
@@ -212,14 +213,14 @@ class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 _Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
 
 
-def load_plain(file: Path) -> dict[str, Any]:
+def load_plain(file: Path) -> Tree:
     """A task file as it is, without what it includes.
 
     Raises:
         PipelineError: it cannot be read.
     """
     try:
-        body: dict[str, Any] = read_yaml(file, loader=_Plain)
+        body: Tree = read_yaml(file, loader=_Plain)
     except OSError as error:
         raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):
@@ -227,7 +228,7 @@ def load_plain(file: Path) -> dict[str, Any]:
     return body
 
 
-def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
+def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> Tree:
     """A task file with what it includes, its own keys before those. A !function is the name of the function.
 
     Raises:
@@ -236,20 +237,20 @@ def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file in within:
         raise PipelineError(f"{file} includes itself: remove one of the lines with include")
     body = load_plain(file)
-    definition: dict[str, Any] = {}
+    definition: Tree = {}
     for include in included_files(file, body):
         definition |= merge_includes(include, (*within, file))
     body.pop("include", None)
     return definition | body
 
 
-def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
+def included_files(file: Path, body: Words) -> list[Path]:
     """The files that a task file includes itself."""
     names = body.get("include", [])
     return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
-def own_files(file: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
     """A task file and those that it includes, itself or through others, with their content: without the harness' own,
     which are trusted."""
     trusted = shipped_folder()
@@ -274,7 +275,7 @@ def python_in(file: Path) -> str | None:
     return None
 
 
-def outside_metric(body: Mapping[str, Any]) -> str | None:
+def outside_metric(body: Words) -> str | None:
     """A metric that is not the harness' own, which it would download as a program from the Hub; None without."""
     folder = shipped_folder()
     text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
@@ -285,7 +286,7 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def spell_out_tasks(settings: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
+def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
     """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
     eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
     (eval=mgsm_3shot), too. `options`: those of eval=. Tasks without an option have the name `tasks`.
@@ -324,7 +325,7 @@ def option_of_other_shots(name: str, options: list[str]) -> str | None:
     return None if shots is None else next(near, None)
 
 
-def tasks_of_option(option: str) -> list[dict[str, Any]]:
+def tasks_of_option(option: str) -> list[Tree]:
     return conf.option("eval", option).get("eval", {}).get("tasks") or []
 
 
@@ -337,7 +338,7 @@ def task_of_option(option: str) -> str:
     return split_shots(option)[0]
 
 
-def named_task(name: str) -> dict[str, Any] | None:
+def named_task(name: str) -> Tree | None:
     """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no such task."""
     if name in harness_index():
         return {"task": name, "num_fewshot": stock_shots(name)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from functools import cache
@@ -20,6 +20,8 @@ from pydantic import ConfigDict, TypeAdapter
 from pipeline.errors import PipelineError
 
 BOUNDS = {"ge": ("at least", ">="), "gt": ("above", ">"), "le": ("at most", "<="), "lt": ("below", "<")}
+Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
+Tree = dict[str, Any]  # a mapping of YAML: knobs by their names, those of a part in a mapping of their own
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
 
@@ -50,7 +52,7 @@ def knob(
     """
     hashed = read[0] if read and hashed is True else hashed
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
-    meta: dict[str, Any] = {
+    meta: Tree = {
         "options": options,
         "hashed": False if run else hashed,
         "read": read,
@@ -139,12 +141,12 @@ def is_hashed(item: Any, config: Any) -> bool:
     return bool(hashed(config) if callable(hashed) else hashed)
 
 
-def identity(config: Any) -> dict[str, Any]:
+def identity(config: Any) -> Tree:
     """The part of a config that decides results: hashed fields that differ from their declared defaults.
 
     A nested dataclass whose default is None counts even with all its fields at their defaults, as an expert's world.
     """
-    hashed_fields: dict[str, Any] = {}
+    hashed_fields: Tree = {}
     for item in fields_of(type(config)):
         value = getattr(config, item.name)
         if not is_hashed(item, config):

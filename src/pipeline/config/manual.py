@@ -16,10 +16,10 @@ from omegaconf import MISSING
 from pydantic_core import to_jsonable_python
 
 from pipeline.config import conf
-from pipeline.config.compose import Words, partial_stage
+from pipeline.config.compose import partial_stage
 from pipeline.config.defaults import left_open
 from pipeline.config.explain import type_inside
-from pipeline.config.knob import BOUNDS, format_value
+from pipeline.config.knob import BOUNDS, Words, format_value
 from pipeline.config.overrides import chosen_options, split_command, values_of
 from pipeline.config.stages import Stage, TrainStage
 from pipeline.errors import PipelineError

@@ -6,7 +6,7 @@ Pure: words in, words out. Other modules build runs from the words, score them a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ class Place:
         self.control = next((side for side in (row, column) if side.control_of), None)
 
 
-def scoring_words(words: Mapping[str, Any]) -> Words:
+def scoring_words(words: Words) -> Words:
     """The words of a cell that set what is scored, and in which language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
     return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}

@@ -152,7 +152,7 @@ def reduce_items(
     return remaining
 
 
-def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
+def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[At, list[Any]]]:
     """(values of the other axes, numbers) of each group of items that differ only in `axes`."""
     groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
     for at, number in items:

@@ -35,6 +35,7 @@ from pipeline.tables.plan import Candidate, Choice, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec, refs_in
 from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
+from pipeline.tables.words import Words
 
 SHARED = (  # not a row's to say
     "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored",
@@ -296,7 +297,7 @@ class Planning:
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
         return Resolver(Path(self.config.runs_dir), build, parents)
 
-    def replace_refs(self, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
+    def replace_refs(self, knobs: Words) -> tuple[Words, dict[str, Parent]]:
         """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
         parents = {ref.spec: self.model_of_spec(ref.spec) for value in knobs.values() for ref in refs_in(value)}
         return {key: refs_as_names(value) for key, value in knobs.items()}, parents
@@ -304,7 +305,7 @@ class Planning:
     def refuse_place(self, where: str, problem: str) -> Refused:
         return Refused(str(self.plan.table.refuse(where, problem)))
 
-    def compose_stage(self, where: str, knobs: dict[str, Any]) -> RunStage:
+    def compose_stage(self, where: str, knobs: Words) -> RunStage:
         """The stage of these words, with settings shared by all runs of a table. Raises Refused for unknown words."""
         try:
             config = stage_of(knobs)

@@ -233,7 +233,7 @@ def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
             yield from find_placeholders(part)
 
 
-def references_in(settings: Mapping[str, Any]) -> Iterator[Reference]:
+def references_in(settings: Words) -> Iterator[Reference]:
     for value in settings.values():
         if isinstance(value, Names):
             yield from (item for item in value.items if isinstance(item, Reference))
