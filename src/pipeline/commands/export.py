@@ -38,7 +38,7 @@ def export(config: ExportStage) -> str:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
         if config.export.format == LM_EVAL:
-            run = find_run(config.checkpoint, Path(config.runs_dir), "checkpoint")
+            run = find_run(config.checkpoint, config.runs, "checkpoint")
             return str(write_harness_logs(run.folder, Path(config.export.to), label_in(run.name)).parent)
         if config.export.format != Export().format:
             raise PipelineError(f"export.format={config.export.format} applies to table=T only: remove it")

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
+from pipeline.progress import say
 from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
@@ -70,7 +70,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
     """
-    runs_dir, inputs = Path(config.runs_dir), collect_hub_inputs(runs)
+    runs_dir, inputs = config.runs, collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK
@@ -86,13 +86,13 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     failed = list(inputs.problems)
     for number, (label, step) in enumerate(steps, start=1):
         plain = without_credentials(label)
-        print(f"[{number}/{len(steps)}] {plain}", file=sys.stderr)
+        say(f"[{number}/{len(steps)}] {plain}")
         try:
             name, _, address = label.partition(": ")
             with readable_errors(name, inputs.sources.get(label) or Source(hub=address, rows="", file="")):
                 step()
         except PipelineError as error:
-            print(f"{plain} failed: {error}", file=sys.stderr)
+            say(f"{plain} failed: {error}")
             failed.append(str(error))
             continue
         write_lock(path, lock)
@@ -124,10 +124,9 @@ def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, u
     if locked is None or update:
         return newest
     if locked != newest:
-        print(
+        say(
             f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}): using the locked one; "
-            "prefetch.update=true takes the new one, which changes hashes of runs",
-            file=sys.stderr,
+            "prefetch.update=true takes the new one, which changes hashes of runs"
         )
     return locked
 
@@ -154,7 +153,7 @@ def fetch_files(
     planned = hub.snapshot_download(repository, **wanted, dry_run=True)
     if missing := [file.file_size or 0 for file in planned if file.will_download]:
         size = tqdm.format_sizeof(sum(missing), "B")
-        print(f"  fetches {size} in {pluralize(len(missing), 'file')}", file=sys.stderr)
+        say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
     return Path(hub.snapshot_download(repository, **wanted))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -96,6 +97,10 @@ class Stage(Knobs):
     runs_dir: str = knob("runs", hashed=False)  # the folder of all runs and reports
     tracking: Tracking = part(Tracking, hashed=False)
     launcher: Launcher = part(Launcher, hashed=False)
+
+    @property
+    def runs(self) -> Path:
+        return Path(self.runs_dir)
 
 
 def draws(config: RunStage) -> bool:
