@@ -43,9 +43,7 @@ def known(rows: list[tuple[str, str]]) -> list[Any]:
 
 @given(ROWS, st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 @settings(max_examples=30, deadline=None)
-def test_tables_are_read_as_python_writes_them(
-    rows: list[tuple[str, str]], separator: str, stream: bool, end: str
-) -> None:
+def test_tables_are_read_as_python_writes(rows: list[tuple[str, str]], separator: str, stream: bool, end: str) -> None:
     written = io.StringIO(newline="")
     csv.writer(written, delimiter=separator, lineterminator=end, quoting=csv.QUOTE_ALL).writerows([("q", "a"), *rows])
     name = "a.csv" if separator == "," else "a.tsv"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.commands.plan import show_plan
 from pipeline.config import conf
@@ -36,7 +36,7 @@ def read(name: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_disk(monkeypatch: Patch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 10**14)
 
 
@@ -116,10 +116,7 @@ columns: {math: {run: math}}
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
         ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
-        (
-            "plan: {gpu: rtx4090}",
-            "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, gpu_48, got ",
-        ),
+        ("plan: {gpu: rtx4090}", "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, "),
     ],
 )
 def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
@@ -130,7 +127,7 @@ def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: P
 
 
 def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of 80."""
     from pipeline.estimate import cpu

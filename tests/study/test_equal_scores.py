@@ -36,9 +36,7 @@ rows: {swap: {run: swap, best: [bottom]}}
         ({1: (7, 1), 3: (6, 2)}, 1),
     ],
 )
-def test_of_equal_candidates_the_first_is_chosen(
-    right: dict[int, tuple[int, int]], chosen: int, tmp_path: Path
-) -> None:
+def test_of_equal_candidates_the_first_counts(right: dict[int, tuple[int, int]], chosen: int, tmp_path: Path) -> None:
     (tmp_path / "ties.yaml").write_text(TABLE)
     words = ["stage=table", f"table={tmp_path}/ties.yaml", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     planning = Planning.of(compose(words))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 from tiny_words import FEW, TINY, WORLD
 from tokenizers import Tokenizer
 
@@ -47,7 +48,7 @@ SLURM = Launcher(name="slurm")
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -74,9 +75,7 @@ def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> 
 # ---------------------------------------------------------------------------------------------------- first guesses
 
 
-def test_a_training_by_its_tokens_and_steps(
-    training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_tokens_and_steps(training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: Patch) -> None:
     """Against the formula of estimate/flops.py by hand, with rows as long as the longest of four."""
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
@@ -164,7 +163,7 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
     assert (history.sum([known]), history.sum([known, known])) == (("about 1 s", ""), ("about 2 s", ""))
 
 
-def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch) -> None:
     words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
     run = of("stage=sft", "expert=math", *words)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
@@ -180,9 +179,7 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest
     assert History(gpu=lambda: None).seconds_text(score).startswith("~")
 
 
-def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
-    training: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(training: Any, tmp_path: Path) -> None:
     here, job, on_cpus = (
         describe_training(training(*words), {})
         for words in ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -26,7 +26,7 @@ columns: {math: {run: math, eval: mgsm_0shot, in: en, data_root: world}}
 """
 
 
-def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     refused = call("stage=plan", "table=mine.yaml")
     assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
@@ -88,7 +88,7 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
 
 
-def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: Patch, call: Call) -> None:
     words = ["table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8"]
     monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 3e12)
     planned, tried = call("stage=plan", *words), call("stage=table", *words, "launcher=slurm", "launcher.dry_run=true")
@@ -149,9 +149,7 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     ("plain", "true", "trained with sft.template=plain and scored with the chat template: set eval.chat_template="),
     ("chat", "true", ""),
 ])  # fmt: skip
-def test_one_template_in_training_and_another_in_scoring_is_said(
-    trained: str, scored: str, said: str, tmp_path: Path
-) -> None:
+def test_one_template_in_training_and_another_in_scoring(trained: str, scored: str, said: str, tmp_path: Path) -> None:
     words = (f"every.sft.template={trained}", f"every.eval.chat_template={scored}", "every.model=llama3.1_8b_instruct")
     text, _ = planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=1", *words)
     assert said in text and bool(said) is (" is trained with sft.template=" in text)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 
 from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval, Measure
@@ -207,7 +208,7 @@ def words(math_expert: Path, language_expert: Path, world: Path, runs_dir: Path)
     return ["stage=search", *experts, *asked, f"runs_dir={runs_dir}", "tracking.mode=disabled"]
 
 
-def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: Patch) -> None:
     """Development questions choose, test questions report; a second call with more trials continues, and computes no
     evaluation again."""
     space = [
@@ -215,8 +216,7 @@ def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch
         "search.questions=[2,4]",
     ]
     words = [*words, "languages=[qac]"]
-    first = call(*words, *space, "search.trials=3")
-    assert first.status == 0, first.err
+    first = call(*words, *space, "search.trials=3", status=0)
     page = Path(first.out.strip())
     found = json.loads((page.parent / "search.json").read_text())
     assert found["trials"] == 3 and "trials of" in found["sentences"][0]
@@ -252,8 +252,7 @@ def test_two_objectives_give_a_front(call, words: list[str]) -> None:
         "search.objectives=[{task:mgsm,language:qac},{task:mgsm,language:en}]",
         "search.space={scale:[0.5,1.0,1.5]}",
     ]
-    done = call(*words, *both, "search.trials=3")
-    assert done.status == 0, done.err
+    done = call(*words, *both, "search.trials=3", status=0)
     found = json.loads((Path(done.out.strip()).parent / "search.json").read_text())
     chosen = [row for row in found["results"] if row["way"] == "search"]
     assert chosen and all(len(row["choosing"]) == len(row["test"]) == 2 for row in chosen)

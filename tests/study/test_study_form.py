@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
 from planned import shipped
 
 from pipeline.config.compose import compose
@@ -56,9 +56,7 @@ def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path, capsys: py
     runs = [expand_study(study, "s")["runs"] for _ in range(2)][0]
     assert [runs[name]["eval.base"] for name in experts] == ["base", "base"] and "eval.base" not in runs["base"]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "experts:" in line]
-    assert line.startswith(
-        "experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored on"
-    )
+    assert line.startswith("experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored")
     plain = expand_study(study | {"base": None}, "s")["runs"]
     assert all("eval.base" not in words for words in plain.values())
 
@@ -90,7 +88,7 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
 
 
-def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """As the sentence about a benchmark that data_root lacks says: null is the Hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "world").mkdir()
@@ -112,7 +110,7 @@ def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, mo
     assert "give gsm8k a data_root of its own (null: the Hub" in told.err
 
 
-def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks alone."""
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
@@ -157,7 +155,7 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkey
 )
 @pytest.mark.parametrize("steps", [{}, {"sft.steps": 2}])
 def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
-    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The data run says why, and neither the steps nor the rows of its training say it again."""
     monkeypatch.chdir(tmp_path)
@@ -236,9 +234,7 @@ def test_a_study_without_experts_is_no_table() -> None:
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float32"])
-def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained_in(
-    call: Call, tmp_path: Path, weights: str
-) -> None:
+def test_a_study_scores_all_models_in_one_dtype_whatever_was_trained(call: Call, tmp_path: Path, weights: str) -> None:
     """A base in float32 and experts in bfloat16, as hardware= of one GPU trains them, are compared in float32."""
     call("stage=data", "expert=sandbox", f"runs_dir={tmp_path}/world")
     (world,) = (tmp_path / "world").glob("data-sandbox-*")
@@ -255,7 +251,7 @@ def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained
 
 @pytest.mark.parametrize("stage", ["plan", "table"])
 def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_trained(
-    call: Call, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    call: Call, world: Path, tmp_path: Path, monkeypatch: Patch, stage: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     experts = {
@@ -271,7 +267,7 @@ def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_traine
 
 
 def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_fetched(
-    call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     words = ["stage=eval", "eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=4", "threads=1"]
     words += [f"data_root={world}", f"runs_dir={tmp_path}/runs", "checkpoint=hub:org/theirs"]
@@ -313,8 +309,7 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     told = call("stage=plan", f"table={tmp_path}/study.yaml", "plan.expand=true", *shared)
     assert told.status == 0 and yaml.safe_load(told.out)["runs"]["soup"]["merge"] == "soup"
     (tmp_path / "table.yaml").write_text(told.out)
-    made = call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared)
-    assert made.status == 0, made.err
+    call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared, status=0)
     cells = (tmp_path / "runs/reports/study/cells.csv").read_text()
     assert "layer_swap" in cells and "control" in cells
     again = call("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
@@ -329,9 +324,7 @@ TAKEN = "s.yaml, base: the base or an expert has this name already: rename"
     ("sw: {run: ./b, side: language}", "{base: {merge: soup}}", TAKEN),
     ("sw: {sft: lora, side: language}", "{soup: {}}", "s.yaml, run 'sw': stage=sft needs expert=...: one of bn, "),
 ])  # fmt: skip
-def test_an_expert_in_the_place_of_the_base_or_of_no_rows(
-    call: Call, tmp_path: Path, sw: str, methods: str, problem: str
-) -> None:
+def test_an_expert_as_the_base_or_of_no_rows(call: Call, tmp_path: Path, sw: str, methods: str, problem: str) -> None:
     """It would stand in the base's place: its row, and the comparisons with it."""
     text = f"base: sandbox\nexperts: {{math: ./m, {sw}}}\nmethods: {methods}\nlanguages: en\nbenchmarks: mgsm_0shot\n"
     (tmp_path / "s.yaml").write_text(text)

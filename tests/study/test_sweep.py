@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call, Make
+from fixture_types import Call, Make, Patch
 from tiny_words import FEW
 
 from pipeline.commands.sweep import parse_shard
@@ -49,7 +49,7 @@ def answers(folder: Path) -> dict[str, str]:
 
 
 def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
-    make_run: Make, call: Call, runs_dir: Path, world: Path, experts: list[str], monkeypatch: pytest.MonkeyPatch
+    make_run: Make, call: Call, runs_dir: Path, world: Path, experts: list[str], monkeypatch: Patch
 ) -> None:
     from pipeline.merge import live
 
@@ -64,8 +64,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
         f"data_root={world}",
     ]
     words += [f"runs_dir={runs_dir}", "tracking.mode=disabled"]
-    half = call(*words, "sweep.shard=1/2")
-    assert half.status == 0, half.err
+    half = call(*words, "sweep.shard=1/2", status=0)
     page = Path(half.out.strip())
     assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
     whole = call(*words)
@@ -104,7 +103,7 @@ def scored_again(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def requests(monkeypatch: Patch) -> list[int]:
     """How many requests each call to a model brought, whatever model it was."""
     counted: list[int] = []
     for method in ("loglikelihood", "generate_until"):
@@ -170,7 +169,7 @@ def test_sweeps_that_are_refused_before_anything_is_scored(
     runs_dir: Path,
     experts: list[str],
     world: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(stage, "make", None)
     asked = ["stage=sweep", *experts, "merge.top_layers=3", *ASKED, f"data_root={world}", f"runs_dir={runs_dir}"]

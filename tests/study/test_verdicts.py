@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixture_types import Patch
 from planned import CONF, plan, plan_of
 
 from pipeline.config.stages import TableStage
@@ -342,7 +343,7 @@ def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
 
 
 @pytest.mark.parametrize("metric", ["chrf++", "bleu"])
-def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", "1")
     there = plan_of("sandbox")
     made: Any = Made(there, {}, n=120)

@@ -53,7 +53,7 @@ class Specs:
 
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.reads = table, reads
-        self.axes = dict(table.axes)
+        self.axes = table.axes
         self.used: set[str] = set()  # the axes that something names
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, tuple[str, ...]] = {}
