@@ -60,7 +60,8 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
         assert trained_parameters(shape, one_side(shape, cut, side)) == there
     assert trained_parameters(shape, full_model(shape)) == shape.parameters
     assert trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
-    assert trained_parameters(falcon := SHAPES["falcon3_7b_instruct"], full_model(falcon), 64) == 177_078_272
+    falcon = SHAPES["falcon3_7b_instruct"]
+    assert trained_parameters(falcon, full_model(falcon), 64) == 177_078_272
 
 
 # ---------------------------------------------------------------------------------------------------- training
