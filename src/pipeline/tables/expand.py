@@ -29,7 +29,7 @@ from pipeline.tables.plan import (
 )
 from pipeline.tables.run_specs import At, Reads, Specs
 from pipeline.tables.schema import Side, Table
-from pipeline.tables.words import Words, as_list
+from pipeline.tables.words import Axes, Words, as_list
 
 SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models
@@ -250,7 +250,7 @@ class Expansion:
     # ------------------------------------------------------------------------------------------ what is scored
 
     def build_item(
-        self, slot: Place, run: str, at: At, best: tuple[str, ...], scored: bool, metric: str | None, pair: str | None
+        self, slot: Place, run: str, at: At, best: Axes, scored: bool, metric: str | None, pair: str | None
     ) -> Item:
         specs = self.specs
         if not scored:
@@ -310,7 +310,7 @@ class Expansion:
         self.scores[score] = None
         return score
 
-    def add_choice(self, slot: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
+    def add_choice(self, slot: Place, run: str, at: At, best: Axes) -> Choice:
         """The choice of a slot: one per value of the axes that it fixes and of `each`; means are over the others."""
         specs, words = self.specs, slot.choosing
         own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
@@ -366,7 +366,7 @@ class Expansion:
                 overriders[key] = names
         return overriders
 
-    def mark_used(self, slot: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
+    def mark_used(self, slot: Place, own_axes: set[str], best: Axes) -> None:
         """Record which settings of axes had an effect on this cell."""
         for side in slot.sides:
             for word, axes in axis_settings(side):
@@ -387,7 +387,7 @@ class Expansion:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
 
 
-def axis_settings(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:
+def axis_settings(side: Side) -> Iterator[tuple[str, Axes]]:
     """(word, axes) of a row's or column's settings whose axes its runs must have; a mean of one number is harmless."""
     yield "at", tuple(side.at)
     yield "best", side.best

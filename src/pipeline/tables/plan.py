@@ -12,6 +12,7 @@ from pipeline.benchmarks import difference_parts, lower_is_better, primary_metri
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.tables.run_specs import At, Spec
 from pipeline.tables.schema import Table
+from pipeline.tables.words import Axes
 
 ROWS_CHANGED = re.compile(r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*")  # a fact of analyses
 Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
@@ -63,7 +64,7 @@ class Choice:
 
     key: str
     run: str
-    axes: tuple[str, ...]
+    axes: Axes
     at: At
     candidates: dict[Candidate, tuple[ScoreRef, ...]]
 
@@ -108,7 +109,7 @@ class Cell:
     row: str
     column: str
     items: list[Item] = field(default_factory=list)
-    reduce: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reduce: tuple[tuple[str, Axes], ...] = ()
     of: tuple[str, ...] = ()
     metric: str | None = None
     pair: str | None = None

@@ -51,7 +51,7 @@ from pipeline.tables.table_yaml import (
     merge_inherited,
     parsed_yaml,
 )
-from pipeline.tables.words import Words, as_list, as_mapping, table_error
+from pipeline.tables.words import Axes, Words, as_list, as_mapping, table_error
 
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
@@ -68,7 +68,7 @@ class Reference:
 
     run: str
     at: tuple[tuple[str, Any], ...] = ()
-    over: tuple[str, ...] = ()
+    over: Axes = ()
     step: int | None = None
 
 
@@ -104,9 +104,9 @@ class Side:
     name: str
     words: Words = field(default_factory=dict)  # run, eval, task, in, metric, pair, fact, published, eval.KEY
     at: Words = field(default_factory=dict)  # axis -> its value
-    reduce: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    best: tuple[str, ...] = ()
-    each: tuple[str, ...] = ()
+    reduce: list[tuple[str, Axes]] = field(default_factory=list)
+    best: Axes = ()
+    each: Axes = ()
     by: Side | None = None
     columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
     control_of: str = ""  # of a control: the row or column whose merge it controls,
@@ -126,12 +126,12 @@ class Table:
     score: Side
     columns: list[Side]
     rows: list[Side]
-    beside: tuple[str, ...]
+    beside: Axes
     compare: list[tuple[str, str]]
     free_snapshots: bool
     controls: Any = False  # as written: true, or names of runs
     primary: tuple[str, ...] = ()
-    pooled: tuple[str, ...] = ()  # axes that each cell is the mean of where it says nothing else
+    pooled: Axes = ()  # axes that each cell is the mean of where it says nothing else
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
@@ -169,7 +169,7 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     return replace(table, override_keys=override_keys, inherited=frozenset({*shared, HARDWARE}))
 
 
-def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
+def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:
     """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place; gives its name."""
     trainings = [run for run in raw["runs"].values() if isinstance(run, dict) and run.get("stage") in TRAININGS]
     for run in trainings:
@@ -231,7 +231,7 @@ class Reader:
                 raise self.refuse(where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
-    def axes_in(self, where: str, key: str, value: Any) -> tuple[str, ...]:
+    def axes_in(self, where: str, key: str, value: Any) -> Axes:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
                 raise self.refuse(where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}")

@@ -8,6 +8,7 @@ from pipeline.config.knob import Tree
 from pipeline.errors import PipelineError
 
 Words = Tree
+Axes = tuple[str, ...]  # the names of axes
 
 
 def table_error(file: str, where: str, problem: str) -> PipelineError:
