@@ -126,9 +126,7 @@ def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: P
     assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
 
 
-def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
-    call: Call, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of 80."""
     from pipeline.estimate import cpu
     from pipeline.launch import preflight

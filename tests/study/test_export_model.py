@@ -88,9 +88,7 @@ def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: 
     assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
 
 
-def test_scores_of_the_same_task_say_how_they_differ(
-    export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path
-) -> None:
+def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path) -> None:
     asked = ["stage=eval", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=20", "eval.max_gen_toks=12"]
     ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
     scores = {shots: make_run(*asked, *words) / "scores.json" for shots, words in ways.items()}
@@ -126,9 +124,7 @@ def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Pa
         assert expected in text, text
 
 
-def test_an_adapter_is_added_to_its_base(
-    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path
-) -> None:
+def test_added_adapter(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path) -> None:
     from peft import PeftModel
     from tiny_words import FEW
 
@@ -359,9 +355,7 @@ def fake(monkeypatch: Patch) -> FakeHub:
 
 
 @pytest.mark.parametrize("files", [None, [".gitattributes"]])
-def test_a_model_goes_to_the_hub_as_one_commit(
-    files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path
-) -> None:
+def test_a_model_is_a_commit(files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path) -> None:
     fake.files = files
     told = export(swap, "export.dtype=bfloat16", "export.private=false", to="hub:org/model")
     assert told.status == 0 and told.out.strip() == "https://huggingface.co/org/model", told.err

@@ -122,14 +122,8 @@ def test_questions_of_a_world_that_is_still_to_be_made(world: Path, base: Path, 
 
 
 def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Path) -> None:
-    data = [
-        "expert=sandbox_text",
-        f"data_root={world}",
-        "recipe=sandbox_math",
-        "sft.packing=false",
-        f"runs_dir={tmp_path}",
-        "threads=1",
-    ]
+    data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
+    data += [f"runs_dir={tmp_path}", "threads=1"]
     few, many = (of("stage=cpt", *TINY, *data, *FEW, f"sft.steps={steps}") for steps in (10, 1000))
     assert seconds(few) < seconds(many) / 20
     hub = of("stage=sft", "expert=math", "model=llama3.1_8b", f"runs_dir={tmp_path}", "sft.steps=100", "threads=1")

@@ -110,10 +110,7 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
     ("knobs", "outside"),
     [
         ([], "(embeddings, final norm, head averaged)"),
-        (
-            ["merge.embeddings=math", "merge.final_norm=math"],
-            "(embeddings, final norm of the math expert, head averaged)",
-        ),
+        (["merge.embeddings=math", "merge.final_norm=math"], "embeddings, final norm of the math expert, head average"),
     ],
 )
 def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(

@@ -226,9 +226,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
     lines = [separator.join(row.values()) for row in [{"q": "q", "a": "a"}, *rows]]
     texts = {"own.json": json.dumps({"data": rows}, indent=1), "own.jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
     (tmp_path / name).write_text(texts.get(name, "\n".join(lines)))
-    turns = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
-    )
+    turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
     (tmp_path / "base/chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}<assistant>{% endif %}")
     words = ["model=./base", "recipe=sandbox_math", "expert=own", "data_root=.", f"expert.sources.own.file={name}",
              "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'", f"sft.template={template}",

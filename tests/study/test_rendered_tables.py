@@ -174,9 +174,7 @@ UNFINISHED = [  # table, its axes, the runs that are missing, questions, the rat
 
 
 @pytest.mark.parametrize("name, axes, missing, questions, rate", UNFINISHED)
-def test_a_half_finished_table(
-    name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path
-) -> None:
+def test_half_of_a_table(name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path) -> None:
     """Half of the runs or one of three seeds is missing, all else is alike: what is not there is missing with its
     reason, and nothing is bold, significant, accepted or contradicted."""
     file = tmp_path / "t.yaml"

@@ -184,10 +184,7 @@ START = ["stage=search", "merge=ties", "merge.experts=[a,b]", "eval=layer_swappi
         (["search.objectives=[{task:mgsm,language:te}]"], "te is not in languages=.*: add it"),
         (["search.objectives=[{task:mgsm},{task:mgsm},{task:mgsm}]"], "names 3 scores: give one or two"),
         (["search.questions=[50,20]"], "give growing numbers"),
-        (
-            ["search.objectives=[{task:mgsm,language:en},{task:mgsm,language:sw}]", "search.questions=[9,20]"],
-            "one score",
-        ),
+        (["search.objectives=[{task:mgsm,language:en},{task:mgsm,language:sw}]", "search.questions=[9,20]"], "one s"),
         (["eval.split=dev"], "eval.split=dev: leave it out, search.split says"),
     ],
 )

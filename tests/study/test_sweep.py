@@ -22,12 +22,8 @@ ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,q
 
 @pytest.fixture(scope="module")
 def experts(math_expert: Path, language_expert: Path) -> list[str]:
-    return [
-        "merge=layer_swap",
-        f"merge.math={math_expert}",
-        f"merge.language={language_expert}",
-        "merge.bottom_layers=3",
-    ]
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
+    return ["merge=layer_swap", *experts, "merge.bottom_layers=3"]
 
 
 @pytest.fixture
@@ -55,14 +51,8 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
 
     loads, real = [], live._load_live
     monkeypatch.setattr(live, "_load_live", lambda *words: loads.append(1) or real(*words))
-    words = [
-        "stage=sweep",
-        *experts,
-        "sweep.bottom_layers=[2,3]",
-        "sweep.top_layers=[0,1]",
-        *ASKED,
-        f"data_root={world}",
-    ]
+    grid = ["sweep.bottom_layers=[2,3]", "sweep.top_layers=[0,1]"]
+    words = ["stage=sweep", *experts, *grid, *ASKED, f"data_root={world}"]
     words += [f"runs_dir={runs_dir}", "tracking.mode=disabled"]
     half = call(*words, "sweep.shard=1/2", status=0)
     page = Path(half.out.strip())
@@ -81,12 +71,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     ):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))
-    assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [
-        ("2", "0"),
-        ("2", "1"),
-        ("3", "0"),
-        ("3", "1"),
-    ]
+    assert [row["bottom_layers"] + row["top_layers"] for row in rows] == ["20", "21", "30", "31"]
     # each point is the run that stage=eval merge=... makes, and equals the evaluation of the written merge
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
