@@ -32,11 +32,7 @@ READ_IN = {
     "model": [SFT, "stage=cpt expert=gsm8k_text "],
     "expert": ["stage=data ", "stage=sft "],
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
-    "partition": [
-        SFT + "sft=partial ",
-        "stage=cpt expert=bn ",
-        "stage=merge merge=layer_swap merge.math=a merge.language=b ",
-    ],
+    "partition": [SFT + "sft=partial", "stage=cpt expert=bn", "stage=merge merge=reset merge.expert=a merge.side=math"],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],

@@ -163,9 +163,8 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
     assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
     assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
-    score = of(
-        "stage=eval", "checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"
-    )
+    asked = ["checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"]
+    score = of("stage=eval", *asked)
     monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
     assert History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
@@ -174,10 +173,8 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch)
 
 
 def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(training: Any, tmp_path: Path) -> None:
-    here, job, on_cpus = (
-        describe_training(training(*words), {})
-        for words in ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
-    )
+    places = ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
+    here, job, on_cpus = (describe_training(training(*words), {}) for words in places)
     assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
     unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
     assert "; on a100_80: ?" in describe_training(replace(unknown, config=replace(unknown.config, launcher=SLURM)), {})
@@ -192,16 +189,11 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     (tmp_path / "gsm8k/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
-    assert (
-        training_rows(run.parents["data"], expected=True) == 90
-        and training_steps(run, expected=True) == 22
-        and training_steps(run) is None
-    )
+    assert training_rows(run.parents["data"], expected=True) == 90
+    assert training_steps(run, expected=True) == 22 and training_steps(run) is None
     assert seconds(run) > 0 and (memory_here(run) or 0) > LIBRARIES
-    one, two = (
-        memory_here(of(*words, "data.validation=10", "sft.micro_batch_size=1", f"sft.processes={count}"))
-        for count in (1, 2)
-    )
+    small = [*words, "data.validation=10", "sft.micro_batch_size=1"]
+    one, two = (memory_here(of(*small, f"sft.processes={count}")) for count in (1, 2))
     assert one and two == 2 * one
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
     assert training_steps(sized, expected=True) == training_steps(sized) == 10
