@@ -16,7 +16,7 @@ from fixture_types import Patch
 from script_modules import load_script
 
 from pipeline.config.evaluation import Eval
-from pipeline.config.explain import refuse_invalid
+from pipeline.config.explain import validated
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import ATTENTIONS, Model, Sft
 from pipeline.errors import PipelineError
@@ -155,7 +155,7 @@ def test_attentions_are_those_of_transformers() -> None:
     theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
     assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {"eager"}  # what decoding may have registered here
     with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
-        refuse_invalid(Model, "attn_implementation", "flash", "model.")
+        validated(Model, {"attn_implementation": "flash"}, "model.")
 
 
 def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
