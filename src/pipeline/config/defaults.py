@@ -40,8 +40,8 @@ def option_of(group: str, settings: Words, knob: str, default: str) -> str:
 
 
 def of_hardware(name: str, tree: Words, adapter: str | None) -> Tree:
-    """What an option of hardware= sets in a stage, of which other options set `tree`, in the form of that. adapter:
-    sft.adapter where it is typed."""
+    """What an option of hardware= sets, group by group. tree: what the stage's other options set; adapter: sft.adapter
+    where it is typed."""
     parts = read_hardware(name, adapter or tree.get("sft", {}).get("adapter", "none"))
     parts["launcher"] = {**parts.get("launcher", {}), "gpu": parts.get("plan", {}).get("gpu")}
     if tree["launcher"]["name"] != "slurm":

@@ -25,7 +25,7 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
-HARDWARE = "hardware"  # a group, of which compose merges what the stage has, after its other groups
+HARDWARE = "hardware"  # a group; compose merges it after the others: of its file, the parts that the stage has
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
