@@ -23,11 +23,8 @@ from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     HARDWARE,
     OF_ALL_STAGES,
-    CheckStage,
     EvalStage,
     ExportStage,
-    PlanStage,
-    PrefetchStage,
     RunStage,
     Stage,
     TableStage,
@@ -49,8 +46,8 @@ def compose(settings: Sequence[str]) -> Stage:
         PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
     """
     own_words, command = split_command(settings)
-    stage = compose_given(values_of(own_words))
-    return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage | CheckStage) else stage
+    stage: Any = compose_given(values_of(own_words))
+    return replace(stage, command=command) if hasattr(stage, "command") else stage
 
 
 def compose_given(settings: Words) -> Stage:

@@ -128,11 +128,10 @@ def table_file(name: str) -> Path:
                 f"table={name} is not a table: expected a .yaml file, or the .zip written by stage=export"
             )
         return Path(name)
-    if name not in options(TABLES):
+    path = option_file(TABLES, name)
+    if path is None:
         hint = suggest(name, options(TABLES))
         raise PipelineError(f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)")
-    path = option_file(TABLES, name)
-    assert path is not None
     return path
 
 

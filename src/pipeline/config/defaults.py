@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pipeline.config import conf
 from pipeline.config.evaluation import Eval
-from pipeline.config.explain import unknown_option, validated
+from pipeline.config.explain import validated
 from pipeline.config.knob import Tree, Words
 from pipeline.config.stages import HARDWARE, Launcher, Plan
 from pipeline.config.training import Model, Sft
@@ -55,12 +55,9 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     """Group -> knob -> value of an option of hardware=, for trainings with this sft.adapter.
 
     Raises:
-        PipelineError: it is not an option, or its file sets what a recipe decides, or a value that is not possible.
+        PipelineError: its file sets what a recipe decides, or a value that is not possible.
     """
-    path = conf.option_file(HARDWARE, name)
-    if path is None:
-        raise PipelineError(unknown_option(HARDWARE, name))
-    content = conf.option(HARDWARE, name)[HARDWARE]
+    path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
     if not content:
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
     parts = {part: dict(knobs) if isinstance(knobs, dict) else {"": knobs} for part, knobs in content.items()}

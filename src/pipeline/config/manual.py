@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 from pipeline.config import conf
 from pipeline.config.compose import partial_stage
 from pipeline.config.defaults import left_open
-from pipeline.config.explain import type_inside
+from pipeline.config.explain import type_inside, unknown_option
 from pipeline.config.knob import BOUNDS, Words, format_value
 from pipeline.config.overrides import chosen_options, split_command, values_of
 from pipeline.config.stages import Stage, TrainStage
@@ -38,13 +38,12 @@ def manual_text(command_words: list[str]) -> str:
     stage = chosen.get("stage", "table")
     stage_class = conf.stage_class(stage)
     if stage_class is None:
-        raise PipelineError(f"stage={stage} is not an option: there are {', '.join(conf.options('stage'))}")
+        raise PipelineError(unknown_option("stage", stage))
     lines = [f"stage={stage} reads", ""]
     for group, option in stage_class.groups.items():
-        if conf.options(group):
-            default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
-            default = f"here {chosen[group]}" if group in chosen else default
-            lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
+        default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
+        default = f"here {chosen[group]}" if group in chosen else default
+        lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     lines += [
         "",
         "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",
