@@ -363,8 +363,7 @@ def test_claims_of_ones_own(own: Path, call: Call) -> None:
         "columns: {base: base, math: math}\n"
     )
     asked = [f"--config-dir={own}", "stage=plan", "table=mine"]
-    refused = call(*asked)
-    assert refused.status == 1 and "mine.yaml, claim mine_is_good: 'bse' is no column or row" in refused.err
+    assert "mine.yaml, claim mine_is_good: 'bse' is no column or row" in call(*asked, status=1).err
     (own / "claims/mine.yaml").write_text(claim)
     planned = call(*asked, "plan.lines=9").out
     assert "\nclaim mine_is_good: minimum detectable difference 11.9 points at p < 0.05\n" in planned

@@ -144,41 +144,29 @@ def test_all_is_well(checked: Checked) -> None:
 
 # what a node has otherwise -> how its lines begin
 FOUND: list[tuple[Callable[[Node], Any], dict[str, str]]] = [
-    (
-        lambda node: node.set_ranks(1, sum=[3.0, 2.0]),
-        {
-            "devices": "wrong: process 1 got [3.0, 2.0] as the sum over 2 processes by gloo, not 3.0:",
-            "base": "left out: devices is wrong", "full": "left out: base is left out",
-            "resume": "left out: full is left out", "questions": "left out: base is left out",
-        },
-    ),
-    (
-        lambda node: node.set_ranks(0, 1, uuid="GPU-1", name="NVIDIA H100") or node.devices.update(cuda="12.8"),
-        {"devices": "wrong: processes 0 and 1 are on one GPU: give each its own, or lower sft.processes"},
-    ),
-    (
-        lambda node: node.set_ranks(0, 1, memory=1e6),
-        {
-            "full": "left out: its plan is 0.7 GB for each process, and there are 0.0: see stage=plan",
-            "resume": "left out: full is left out", "questions": "ok: 8 of the base",
-            "merge": "left out: it needs a math and a language expert",
-        },
-    ),
-    (
-        lambda node: node.facts["full"]["dtypes"].update(weights=["bfloat16", "float32"]),
-        {"full": "wrong: trained weights are bfloat16, float32, and sft.weights=float32 gives float32"},
-    ),
-    (
-        lambda node: node.facts["full"]["dtypes"].update(moments=["bfloat16"]),
-        {
-            "full": "wrong: moments are bfloat16, and sft.optimizer=adamw gives float32", "partial": "ok",
-            "resume": "left out: full is wrong",
-        },
-    ),
-    (
-        lambda node: node.facts["resume"]["weights"]["digests"].update(b="3"),
-        {"resume": "wrong: 1 of 2 tensors differ from those of the training that was not killed, the first b: resumed"},
-    ),
+    (lambda node: node.set_ranks(1, sum=[3.0, 2.0]), {
+        "devices": "wrong: process 1 got [3.0, 2.0] as the sum over 2 processes by gloo, not 3.0:",
+        "base": "left out: devices is wrong", "full": "left out: base is left out",
+        "resume": "left out: full is left out", "questions": "left out: base is left out",
+    }),
+    (lambda node: node.set_ranks(0, 1, uuid="GPU-1", name="NVIDIA H100") or node.devices.update(cuda="12.8"), {
+        "devices": "wrong: processes 0 and 1 are on one GPU: give each its own, or lower sft.processes",
+    }),
+    (lambda node: node.set_ranks(0, 1, memory=1e6), {
+        "full": "left out: its plan is 0.7 GB for each process, and there are 0.0: see stage=plan",
+        "resume": "left out: full is left out", "questions": "ok: 8 of the base",
+        "merge": "left out: it needs a math and a language expert",
+    }),
+    (lambda node: node.facts["full"]["dtypes"].update(weights=["bfloat16", "float32"]), {
+        "full": "wrong: trained weights are bfloat16, float32, and sft.weights=float32 gives float32",
+    }),
+    (lambda node: node.facts["full"]["dtypes"].update(moments=["bfloat16"]), {
+        "full": "wrong: moments are bfloat16, and sft.optimizer=adamw gives float32", "partial": "ok",
+        "resume": "left out: full is wrong",
+    }),
+    (lambda node: node.facts["resume"]["weights"]["digests"].update(b="3"), {
+        "resume": "wrong: 1 of 2 tensors differ from those of the training that was not killed, the first b: resumed",
+    }),
 ]  # fmt: skip
 
 

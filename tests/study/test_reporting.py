@@ -94,8 +94,7 @@ def test_an_archive_is_the_zipped_folder_of_the_report(home: Path, call: Call, t
     assert "layer_swap" in text and str(home) not in text and "../../eval" not in text  # links to what is not here
     for read, stored in zip(frames(tmp_path / "t"), frames(report), strict=True):
         assert read.equals(stored) and read.run.nunique() > 1
-    told = call("stage=report", f"table={tmp_path}/1.zip")
-    assert told.status == 1 and "is a report in one file: unzip it" in told.err
+    assert "is a report in one file: unzip it" in call("stage=report", f"table={tmp_path}/1.zip", status=1).err
 
 
 def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -249,8 +248,7 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
     remembered = {"table": "t", "data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
     made([*words(home), "every.eval.limit=7"])
     (folder / "report.json").write_text(json.dumps(remembered))
-    told = call("stage=report", *words(home))
-    assert told.status == 0 and "as stage=table was asked: every.eval.limit=7" in told.err
+    assert "as stage=table was asked: every.eval.limit=7" in call("stage=report", *words(home), status=0).err
     said = "stage=table was last asked with every.eval.limit=7, and stage=report shows that"
     planned = " ".join(call("stage=plan", *words(home)).out.split())
     assert said in planned
