@@ -70,9 +70,7 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.micro_batch_size": Change(
         "sft.micro_batch_size=2", same_because="a step has the same rows and the same mean; they are summed in parts"
     ),
-    "sft.processes": Change(
-        "sft.processes=2", same_because="see test_two_processes_equal_one"
-    ),
+    "sft.processes": Change("sft.processes=2", same_because="see test_two_processes_equal_one"),
     "sft.parallel": Change("sft.parallel=fsdp2", same_because="of one process not hashed; of several refused on a CPU"),
     "sft.seq_length": Change("sft.seq_length=40"),
     "sft.packing": Change("sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"),
@@ -308,10 +306,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
     ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
     "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]")}),
-    "task_arithmetic": (
-        EXPERTS,
-        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)},
-    ),
+    "task_arithmetic": (EXPERTS, {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)}),
     "ties": (
         EXPERTS,
         {
@@ -332,10 +327,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
 
 
 ELSEWHERE = ("mergekit",)  # needs mergekit: tests/merge/test_mergekit_methods.py
-PARTITIONED = {
-    "layer_swap": "merge.math=MATH merge.language=LANGUAGE",
-    "reset": "merge.expert=MATH merge.side=math",
-}
+PARTITIONED = {"layer_swap": "merge.math=MATH merge.language=LANGUAGE", "reset": "merge.expert=MATH merge.side=math"}
 SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
     "bottom_layers": Change("partition.bottom_layers=4"),
     "top_layers": Change("partition.top_layers=2"),

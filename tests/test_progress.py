@@ -251,11 +251,8 @@ def shown(
     def told(terminal: bool) -> list[str]:
         more = ["threads=1", "tracking.mode=disabled"]
         folders = [f"runs_dir={runs_dir}/{terminal}/{stage}" for stage in commands]
-        return ran(
-            [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)],
-            outside,
-            terminal,
-        )
+        asked = [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)]
+        return ran(asked, outside, terminal)
 
     with ThreadPoolExecutor() as both:
         return dict(zip(commands, zip(*both.map(told, (True, False)), strict=True), strict=True))

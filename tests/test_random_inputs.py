@@ -104,23 +104,7 @@ columns: {low: {in: qac}, english: {in: en, eval.limit: 5}}
 compare: {soup: [base]}
 controls: true
 """
-ODD: list[Any] = [
-    None,
-    [],
-    {},
-    "",
-    0,
-    1.5,
-    True,
-    "x",
-    "{x}",
-    [None],
-    [["x"]],
-    {"x": 1},
-    {"x": None},
-    {1: 2},
-    float("nan"),
-]
+ODD: Any = [None, [], {}, "", 0, 1.5, True, "x", "{x}", [None], [["x"]], {"x": 1}, {"x": None}, {1: 2}, float("nan")]
 
 
 def places_in(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -72,10 +72,8 @@ def test_jobs_and_plans_have_their_part() -> None:
     assert plan.launcher.memory_per_gpu is None  # which Slurm alone reads
     table: Any = compose(["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"])
     assert (table.launcher.memory_per_gpu, table.launcher.gpu) == ("48G", "a100_80")
-    single: Any = compose(
-        ["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory_per_gpu=1T"]
-    )
-    assert single.launcher.memory_per_gpu == "1T"
+    one: Any = compose(["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory_per_gpu=1T"])
+    assert one.launcher.memory_per_gpu == "1T"
     command: Any = compose(["stage=plan", "expert=sw", "hardware=h100_80x1"])
     assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
 

@@ -120,11 +120,8 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
 
     with pytest.raises(PipelineError, match=r"theirs is an adapter, and its base .*: eval.base=FOLDER"):
         answers("checkpoint=./theirs")
-    assert (
-        answers("checkpoint=./theirs", "eval.base=./base")
-        == answers("checkpoint=./merged")
-        != answers("checkpoint=./base")
-    )
+    added = answers("checkpoint=./theirs", "eval.base=./base")
+    assert added == answers("checkpoint=./merged") != answers("checkpoint=./base")
     for words in (["checkpoint=./base"], ["merge=soup", "merge.experts=[./base,./merged]"]):
         with pytest.raises(PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from else"):
             answers(*words, "eval.base=./base")

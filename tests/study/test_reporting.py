@@ -177,9 +177,7 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
 def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     """One evaluation's answers are edited, one was made with other threads, one's parent was made again."""
     evaluations = sorted(home.glob("runs/eval-mgsm_0shot-*"))
-    edited, unlike = (
-        next(path for path in evaluations if kind in path.name) for kind in ("sandbox_text", "layer_swap")
-    )
+    edited, unlike = (next(one for one in evaluations if kind in one.name) for kind in ("sandbox_text", "layer_swap"))
     samples = next(edited.glob("samples/*.jsonl"))
     samples.write_text(samples.read_text().replace('"correct": false', '"correct": true '))
     kept = json.loads((unlike / MANIFEST).read_text())

@@ -120,11 +120,8 @@ def test_a_choice_can_be_made_by_other_scores() -> None:
     assert choice.at == {"language": "te", "m": 1}
     assert [score.model for score in choice.candidates[5,]] == [f"swap language=te m=1 l={n} b=5" for n in (1, 2)]
     assert choice.candidates[5,][0].words["eval.split"] == "dev"
-    assert (
-        made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
-        .models[5,]
-        .startswith("swap language=sw")
-    )
+    chosen = made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
+    assert chosen.models[5,].startswith("swap language=sw")
 
 
 def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> None:

@@ -208,10 +208,7 @@ def words(math_expert: Path, language_expert: Path, world: Path, runs_dir: Path)
 def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: Patch) -> None:
     """Development questions choose, test questions report; a second call with more trials continues, and computes no
     evaluation again."""
-    space = [
-        "search.space={scale:{low:0.2,high:1.5},weights:[[1,1],[1,0.5]]}",
-        "search.questions=[2,4]",
-    ]
+    space = ["search.space={scale:{low:0.2,high:1.5},weights:[[1,1],[1,0.5]]}", "search.questions=[2,4]"]
     words = [*words, "languages=[qac]"]
     first = call(*words, *space, "search.trials=3", status=0)
     page = Path(first.out.strip())

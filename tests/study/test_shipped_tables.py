@@ -29,11 +29,7 @@ def test_each_table_of_both_papers_is_there() -> None:
     }
     wanted |= {"calibrate", "calibrate_steps", "sandbox_layer_swapping", "sandbox_unreasonable"}
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke", "layer_swapping_sw", "unreasonable_lora_sw"}
-    assert wanted | {
-        "laptop_real",
-        "laptop_real_full",
-        "laptop_translations",
-    } == set(NAMES)
+    assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 
 
 def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = "") -> dict[tuple[str, str], float]:

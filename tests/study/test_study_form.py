@@ -37,9 +37,7 @@ def test_a_study_is_written_out_as_this_table() -> None:
             "layer_swap": {"merge": "layer_swap", "merge.math": "math", "merge.language": "sw", "merge.base": "base"},
             "soup": {"merge": "soup", "merge.experts": ["math", "sw"], "merge.base": "base"},
         },
-        "columns": {
-            "mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"},
-        },
+        "columns": {"mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"}},
         "rows": {name: {"run": name} for name in ("base", "math", "sw", "layer_swap", "soup")},
         "compare": {"layer_swap": ["math", "sw", "base"], "soup": ["math", "sw", "base"]},
     }  # fmt: skip
@@ -254,10 +252,8 @@ def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_traine
     call: Call, world: Path, tmp_path: Path, monkeypatch: Patch, stage: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
-    experts = {
-        "math": {"expert": "math", "recipe": "sandbox_math"},
-        "sw": {"run": "hub:org/theirs", "side": "language"},
-    }
+    swahili = {"run": "hub:org/theirs", "side": "language"}
+    experts = {"math": {"expert": "math", "recipe": "sandbox_math"}, "sw": swahili}
     every = {"sft.steps": 1, "sft.batch_size": 16}
     words = {"base": "sandbox", "experts": experts, "methods": ["soup"], "languages": "en", "every": every}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({**words, "benchmarks": "mgsm_0shot"}))

@@ -60,15 +60,8 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     whole = call(*words)
     assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "4 of 4 points" in page.read_text()
     assert "--accent" in page.read_text()  # in the dress of a table's page
-    for text in (
-        "<svg",
-        " questions in ",
-        "Best of 4",
-        "Chosen on odd questions",
-        "Split-half score",
-        "bottom_layers = ",
-        "Of translations a score is the mean chrF++ of sentences",
-    ):
+    told = ["<svg", " questions in ", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "]
+    for text in (*told, "Of translations a score is the mean chrF++ of sentences"):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))
     assert [row["bottom_layers"] + row["top_layers"] for row in rows] == ["20", "21", "30", "31"]
@@ -140,10 +133,7 @@ def test_a_merge_in_memory_and_the_written_one_are_scored_once(
         ([], "stage=sweep needs values"),
         (["sweep.density=[0.1]"], "sweep.density: merge=layer_swap has no such knob; it has bottom_layers,"),
         (["sweep.bottom_layers=[3,3]"], "names a value twice"),
-        (
-            ["sweep.bottom_layers=[3]", "sweep.shard=5/4"],
-            "the i-th of n shards, i from 1 to n (1/4 to 4/4)",
-        ),
+        (["sweep.bottom_layers=[3]", "sweep.shard=5/4"], "the i-th of n shards, i from 1 to n (1/4 to 4/4)"),
         (["sweep.bottom_layers=[3,12]"], "the model has 14: lower them"),
     ],
 )

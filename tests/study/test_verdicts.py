@@ -433,10 +433,8 @@ def test_a_place_is_a_row_where_models_are_columns():
              ("base", "simultaneous_full")]  # fmt: skip
     assert {cell.task for cell in cells} == {"mgsm"}
     made: Any = Made(there, {"base": 4.0})
-    assert [(cell.row, cell.column) for cell in mark_best(there, made, cells) if cell.best] == [
-        ("sw", "base"),
-        ("te", "base"),
-    ]
+    best = [(cell.row, cell.column) for cell in mark_best(there, made, cells) if cell.best]
+    assert best == [("sw", "base"), ("te", "base")]
 
 
 def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best_expert():
@@ -471,12 +469,8 @@ def question_scores(path: Path, metric: str) -> dict[Any, float]:
 
 
 def line_of(doc: int, right: float, response: str = "42") -> str:
-    kept = {
-        "doc_id": doc,
-        "prompt": "q" * 5000,
-        "response": response,
-        "scores": {"exact_match": right, "numeric_match": 1.0},
-    }
+    scores = {"exact_match": right, "numeric_match": 1.0}
+    kept = {"doc_id": doc, "prompt": "q" * 5000, "response": response, "scores": scores}
     return json.dumps(kept, ensure_ascii=False) + "\n"
 
 
