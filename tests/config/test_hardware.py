@@ -13,6 +13,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose, stage_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import cards
+from pipeline.files import ADDED_CONF
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -78,7 +79,7 @@ def test_jobs_and_plans_have_their_part() -> None:
     assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
 
 
-def test_a_tables_own_hardware_is_that_of_its_plan_and_jobs(tmp_path: Path) -> None:
+def test_a_tables_own_hardware_is_that_of_its_plan_and_jobs(tmp_path: Path, monkeypatch: Patch) -> None:
     text = """
 name: mine
 every: {model: llama3.1_8b, eval.dtype: float32, hardware: a100_80x8}
@@ -101,6 +102,11 @@ columns: {math: {run: math}}
     assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
     default: Any = compose(["stage=plan", words[0], words[1], "plan.gpus=1"])  # typed, as the default is
     assert Planning.of(default).config.plan.gpus == 1  # type: ignore[attr-defined]
+    (tmp_path / "conf/launcher").mkdir(parents=True)
+    (tmp_path / "conf/launcher/site.yaml").write_text("name: slurm\nmemory_per_gpu: 64G\n")
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
+    site: Any = compose(["stage=table", *words, "launcher=site"])  # whose options stand above a table's hardware
+    assert Planning.of(site).config.launcher.memory_per_gpu == "64G"
 
 
 # ---------------------------------------------------------------------------------------------------- wrong input

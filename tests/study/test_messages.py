@@ -64,9 +64,8 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(call: Call, t
 
     (tmp_path / "mine.yaml").write_text(TABLE)
     words = ["stage=status", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"]
-    assert (
-        call(*words).out == f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
-    )
+    told = f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
+    assert call(*words).out == told
     asked: Any = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"])
     world = order_runs(Planning.of(asked).targets())[0]
     make_once(world, writes())

@@ -124,10 +124,13 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
 
 
 def with_hardware(config: T, every: Words) -> T:
-    """A table's stage with what the hardware of its own `every` sets of plans and jobs, if the command sets none."""
+    """A table's stage with what the hardware of its own `every` sets of plans and jobs, if the command sets none, and
+    where neither the command nor its option of launcher= does."""
     if not isinstance(config, TableStage) or HARDWARE not in every or HARDWARE in config.every:
         return config
-    own = stage_of({**config.given, HARDWARE: every[HARDWARE]})
+    of_site = conf.option("launcher", config.given.get("launcher", "local"))["launcher"]
+    of_site = {f"launcher.{knob}": value for knob, value in of_site.items()}
+    own = stage_of({**of_site, **config.given, HARDWARE: every[HARDWARE]})
     return replace(config, **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)})
 
 
