@@ -10,6 +10,8 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -23,7 +25,10 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
+HARDWARE = "hardware"  # a group; compose merges it after the others: of its file, the parts that the stage has
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
+# fields of several stages
+DATA_ROOT, LANGUAGES, THREADS = knob(None, run=True), knob(["en"]), knob(None, ge=1, hashed=False)
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
@@ -38,7 +43,8 @@ class Tracking(Knobs):
     timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B has failed and W&B is switched off
 
 
-BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
+# a knob that launcher=slurm alone reads
+of_slurm = partial(knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm"))
 
 
 @dataclass
@@ -49,31 +55,29 @@ class Launcher(Knobs):
     # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an array, at most; null:
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
-    partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
+    partition: str | None = of_slurm()  # sbatch --partition
     # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
-    cpu_partition: str | None = knob(None, read=BY_SLURM)
-    account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
-    qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
-    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
+    cpu_partition: str | None = of_slurm()
+    account: str | None = of_slurm()  # sbatch --account
+    qos: str | None = of_slurm()  # sbatch --qos
+    gpus: int | None = of_slurm(ge=0)  # per job, at most; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
-    gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
+    gpu: str | None = of_slurm(options=CARDS)
     # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null: the site's default
-    cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
+    cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
     # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
     # null: the partition's limit
-    time: str | None = knob(
-        None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
-    )
-    memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
+    time: str | None = of_slurm(form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days"))
+    memory: str | None = of_slurm(form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
     # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
-    memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
+    memory_per_gpu: str | None = of_slurm(form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
-    setup: list[str] | None = knob(None, read=BY_SLURM)
-    wrap: str | None = knob(None, read=BY_SLURM)  # command that the program is started with: apptainer exec --nv IMAGE
-    scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: the cache of the Hub's files
-    options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
-    dry_run: bool = knob(False, read=BY_SLURM)  # only write the jobs' scripts and print how they would be submitted
+    setup: list[str] | None = of_slurm()
+    wrap: str | None = of_slurm()  # command that the program is started with: apptainer exec --nv IMAGE
+    scratch: str | None = of_slurm()  # TMPDIR of a job, on the node: $SLURM_TMPDIR
+    hf_home: str | None = of_slurm()  # HF_HOME of a job: the cache of the Hub's files
+    options: list[str] | None = of_slurm()  # further options of sbatch: '["--constraint=a100"]'
+    dry_run: bool = of_slurm(default=False)  # only write the jobs' scripts and print how they would be submitted
 
 
 @dataclass
@@ -96,6 +100,10 @@ class Stage(Knobs):
     tracking: Tracking = part(Tracking, hashed=False)
     launcher: Launcher = part(Launcher, hashed=False)
 
+    @property
+    def runs(self) -> Path:
+        return Path(self.runs_dir)
+
 
 def draws(config: RunStage) -> bool:
     """Whether the seed affects results: data are drawn and trainings shuffled; other stages draw nothing."""
@@ -114,17 +122,17 @@ class RunStage(Stage):
     seed: int = knob(0, ge=0, le=MOST_SEED, hashed=draws)
     deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
     # CPU threads; null: torch's default. The same bits need the same number
-    threads: int | None = knob(None, ge=1, hashed=False)
+    threads: int | None = THREADS
     group: str | None = knob(None, hashed=False)  # the table that the run belongs to; W&B's group
 
 
 @dataclass
 class DataStage(RunStage):
-    groups = {"expert": MISSING, "mixture": "all"}
+    groups = {"expert": MISSING, "mixture": "all", HARDWARE: None}
 
     expert: Expert = MISSING
     data: Data = part(Data)
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -133,13 +141,13 @@ class TrainStage(RunStage):
 
     groups = {
         "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default",
-        "mixture": "all",
+        "mixture": "all", HARDWARE: None,
     }  # fmt: skip
 
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
     data: Data = part(Data, hashed=False)
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
 
@@ -155,7 +163,7 @@ class TrainStage(RunStage):
 
 @dataclass
 class MergeStage(RunStage):
-    groups = {"merge": MISSING, "partition": None}
+    groups = {"merge": MISSING, "partition": None, HARDWARE: None}
 
     merge: Merge = MISSING
     partition: Partition | None = None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
@@ -165,30 +173,32 @@ class MergeStage(RunStage):
 class EvalStage(RunStage):
     """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
 
-    groups = {"merge": None, "partition": None, "eval": MISSING}
+    groups = {"merge": None, "partition": None, "eval": MISSING, HARDWARE: None}
 
     checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
     merge: Merge | None = None
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
     chosen_by: str | None = knob(None, hashed=False)  # the choice in a table that selected this model
     as_stored: bool = knob(False, hashed=False)  # internal: eval.dtype was auto and is now the dtype of the weights
 
 
 @dataclass
 class SelectStage(RunStage):
-    groups = {"select": MISSING}
+    groups = {"select": MISSING, HARDWARE: None}
 
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
 class AnalyzeStage(RunStage):
+    groups = {HARDWARE: None}
+
     checkpoint: Any = knob(run=True)  # an expert, or a list of experts of one base
     base: str | None = knob(None, run=True)  # null: from the experts' manifests
     analyze: Analyze = part(Analyze)
@@ -203,11 +213,11 @@ class PointsStage(Stage):
     merge: Merge = MISSING
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
     seed: int = knob(0, ge=0, le=MOST_SEED)
     deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
-    threads: int | None = knob(None, ge=1, hashed=False)
+    threads: int | None = THREADS
     redo: bool = knob(False, hashed=False)  # score finished points again
 
 
@@ -222,11 +232,13 @@ class SweepStage(PointsStage):
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
+    groups = {HARDWARE: None}
+
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
-    data_root: str | None = knob(None, run=True)  # the same as every.data_root
-    threads: int | None = knob(None, ge=1, hashed=False)
+    data_root: str | None = DATA_ROOT  # the same as every.data_root
+    threads: int | None = THREADS
     given: dict[str, Any] = field(default_factory=dict)  # internal: keys and values of the command
 
 
@@ -315,6 +327,8 @@ class Check(Knobs):
 @dataclass
 class CheckStage(Stage):
     """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
+
+    groups = {HARDWARE: None}
 
     check: Check = part(Check)
     command: list[str] | None = None  # internal: keys of the trainings and the evaluation

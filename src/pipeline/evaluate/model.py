@@ -115,7 +115,7 @@ class Answering(HFLM):
 
         sampling = None
         if DRAW in settings[0]:
-            put = [request.args for request in requests]
+            put = (request.args for request in requests)
             keys = [f"{how[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, how in put]
             sampling = Sampling(settings[0]["temperature"], settings[0]["top_p"], keys)
         self.engine.generate(prompts, endings, self._shares(possible=True), ended, sampling)

@@ -186,7 +186,7 @@ def refuse_empty_prompts(definition: Definition, task: Any, tokenizer: Any) -> N
     empty one for each option besides the question's own."""
     written = {request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)}
     for request in task.instances:
-        if request.doc_id not in written and without_marks(str(task.doc_to_text(request.doc)), None):
+        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
             raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
 
 
@@ -263,6 +263,6 @@ def plain_line(error: Exception) -> str:
 
 def without_marks(text: str, tokenizer: Any) -> str:
     """A text without special tokens and the space around it."""
-    for mark in tokenizer.all_special_tokens if tokenizer else ():
+    for mark in tokenizer.all_special_tokens:
         text = text.replace(mark, "")
     return text.strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -114,12 +114,11 @@ def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iter
         yield [task for task in asked if task.left]
 
 
-def backend_of(settings: Eval) -> Callable[..., Any]:
-    """What eval.backend names."""
+def backend_of(settings: Eval) -> Any:
+    """What opens weights, by eval.backend."""
     if settings.backend == "hf":
         return partial(TorchBackend, products=settings.products)
-    opens: Callable[..., Any] = outside_core(BACKENDS, settings.backend).backend(settings)
-    return opens
+    return outside_core(BACKENDS, settings.backend).backend(settings)
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
