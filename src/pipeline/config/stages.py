@@ -27,8 +27,6 @@ MOST_SEED = 2**32 - 1  # numpy's bound
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
 HARDWARE = "hardware"  # a group; compose merges it after the others: of its file, the parts that the stage has
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
-# fields of several stages
-DATA_ROOT, LANGUAGES, THREADS = knob(None, run=True), knob(["en"]), knob(None, ge=1, hashed=False)
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
@@ -122,7 +120,7 @@ class RunStage(Stage):
     seed: int = knob(0, ge=0, le=MOST_SEED, hashed=draws)
     deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
     # CPU threads; null: torch's default. The same bits need the same number
-    threads: int | None = THREADS
+    threads: int | None = knob(None, ge=1, hashed=False)
     group: str | None = knob(None, hashed=False)  # the table that the run belongs to; W&B's group
 
 
@@ -132,7 +130,7 @@ class DataStage(RunStage):
 
     expert: Expert = MISSING
     data: Data = part(Data)
-    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -147,7 +145,7 @@ class TrainStage(RunStage):
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
     data: Data = part(Data, hashed=False)
-    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
 
@@ -179,8 +177,8 @@ class EvalStage(RunStage):
     merge: Merge | None = None
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     chosen_by: str | None = knob(None, hashed=False)  # the choice in a table that selected this model
     as_stored: bool = knob(False, hashed=False)  # internal: eval.dtype was auto and is now the dtype of the weights
 
@@ -191,8 +189,8 @@ class SelectStage(RunStage):
 
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
-    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -213,11 +211,11 @@ class PointsStage(Stage):
     merge: Merge = MISSING
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = LANGUAGES  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = DATA_ROOT  # a folder or data run with the data; null: the Hub
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     seed: int = knob(0, ge=0, le=MOST_SEED)
     deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
-    threads: int | None = THREADS
+    threads: int | None = knob(None, ge=1, hashed=False)
     redo: bool = knob(False, hashed=False)  # score finished points again
 
 
@@ -237,8 +235,8 @@ class TableStage(Stage):
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
-    data_root: str | None = DATA_ROOT  # the same as every.data_root
-    threads: int | None = THREADS
+    data_root: str | None = knob(None, run=True)  # the same as every.data_root
+    threads: int | None = knob(None, ge=1, hashed=False)
     given: dict[str, Any] = field(default_factory=dict)  # internal: keys and values of the command
 
 
