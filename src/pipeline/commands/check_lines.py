@@ -83,7 +83,7 @@ class Checking:
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
         by_slurm = config.launcher.name == "slurm"
         self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
-        self.local = here(self.model, config.runs)
+        self.local = here(self.model, config.runs_path)
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
         trainings = {method: compose(self.training(method)) for method in self.methods}
         self.recipes = {method: training.sft for method, training in trainings.items()}  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ class Removable:
 
 def clean_up(config: CleanStage) -> str:
     """Delete the removable folders, or list them if clean.dry_run. Returns a table as text."""
-    runs_dir = config.runs
+    runs_dir = config.runs_path
     items = [*stale_work(runs_dir, config.clean.hours, config.clean.resume_points), *idle_snapshots(runs_dir)]
     rows, total, count = [], 0, 0
     for item in items:

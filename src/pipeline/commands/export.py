@@ -39,7 +39,7 @@ def export(config: ExportStage) -> str:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
         if settings.format == LM_EVAL:
-            run = find_run(config.checkpoint, config.runs, "checkpoint")
+            run = find_run(config.checkpoint, config.runs_path, "checkpoint")
             return str(write_harness_logs(run.folder, Path(settings.to), label_in(run.name)).parent)
         if settings.format != Export().format:
             raise PipelineError(f"export.format={settings.format} applies to table=T only: remove it")

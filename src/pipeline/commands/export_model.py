@@ -62,14 +62,16 @@ def export_model(config: ExportStage) -> str:
     api = ready_for(target.removeprefix(HUB), "export.to", private) if target.startswith(HUB) else None
     if api is None:
         check_target(Path(target))
-    model = Resolver(config.runs, build).model(config.checkpoint, "checkpoint")
+    model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
     opened = outside_core(EXPORTS, "adapter") if config.export.adapter else open_as_merge
     merge = opened(model, config)
-    staging = config.runs if api else Path(target).resolve().parent  # next to the target, so that a rename publishes it
+    staging = (
+        config.runs_path if api else Path(target).resolve().parent
+    )  # next to the target, so that a rename publishes it
     staging.mkdir(parents=True, exist_ok=True)
     check_files_and_space(merge, model, config, staging)
-    origin = origin_of(model, config.runs, ask=True)
+    origin = origin_of(model, config.runs_path, ask=True)
     licence = licence_of(origin, config)
     if merge.adapter:
         base = merge.adapter.settings["base_model_name_or_path"]
@@ -166,7 +168,7 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
             f"export.base={config.export.base} is read with an adapter from elsewhere, which {model.name} is not: "
             "leave it out"
         )
-    return Resolver(config.runs, build).model(config.export.base, "export.base").folder
+    return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
 def check_files_and_space(merge: Merging, model: Parent, config: ExportStage, staging: Path) -> None:
@@ -217,7 +219,7 @@ def card_text(
     name: str, model: Parent, origin: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
 ) -> str:
     """The run's model card, with the rounding error of the cast and the model's scores."""
-    runs_dir, manifest = config.runs, read_manifest(model.folder)
+    runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     body = body_of(model, runs_dir) if manifest else None
     sections = [body or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(origin)}"]
     if rounding := describe_cast(merge, config):

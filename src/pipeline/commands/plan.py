@@ -139,7 +139,7 @@ def plan_text(
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs
+    remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
     bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
     history = History(finished_manifests(runs_dir))
     fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
@@ -212,7 +212,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
     """What trainings write against what is free in runs_dir."""
     if bill is None or not bill.disk:
         return
-    free = free_bytes(config.runs.resolve())
+    free = free_bytes(config.runs_path.resolve())
     if bill.disk > free:
         written = f"trainings write {size_text(bill.disk)} to runs_dir={config.runs_dir}"
         saved = not free_snapshots and bill.freed < 0.9 * bill.disk

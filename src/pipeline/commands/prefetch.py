@@ -70,7 +70,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
     """
-    runs_dir, inputs = config.runs, collect_hub_inputs(runs)
+    runs_dir, inputs = config.runs_path, collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK

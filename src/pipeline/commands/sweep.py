@@ -50,7 +50,7 @@ def make_sweep(config: SweepStage) -> Path:
     with keep_models_resident():
         failed = execute_here(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
-    folder = config.runs / "reports" / f"sweep-{config.merge.method}-{config.eval.label}-{name}"
+    folder = config.runs_path / "reports" / f"sweep-{config.merge.method}-{config.eval.label}-{name}"
     page = write_page(folder, config, points, runs)
     if (folder / "scores.csv").is_file():
         track_report(

@@ -34,7 +34,7 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
-    check_writable(config.runs, create=False)  # before files are read whose digests it keeps
+    check_writable(config.runs_path, create=False)  # before files are read whose digests it keeps
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
@@ -47,7 +47,7 @@ def make_table(config: TableStage) -> Path:
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
-    check_writable(config.runs)
+    check_writable(config.runs_path)
     if not config.launcher.dry_run:
         reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}

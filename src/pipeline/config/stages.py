@@ -99,7 +99,7 @@ class Stage(Knobs):
     launcher: Launcher = part(Launcher, hashed=False)
 
     @property
-    def runs(self) -> Path:
+    def runs_path(self) -> Path:
         return Path(self.runs_dir)
 
 
