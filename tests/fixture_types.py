@@ -4,5 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 Call = Callable[..., SimpleNamespace]  # words of the command line -> its status, out and err
 Make = Callable[..., Path]  # words of a run -> its folder
+Patch = pytest.MonkeyPatch

@@ -36,7 +36,7 @@ def plan(text: str, **every: object) -> TablePlan:
 
 
 def plan_of(name: str) -> TablePlan:
-    return expand_table(read_table(*shipped(name), shipped), READS.__getitem__)
+    return expand_table(read_table(*shipped(name), shipped, {}), READS.__getitem__)
 
 
 def canonical(plan: TablePlan) -> dict[str, str]:
@@ -51,7 +51,7 @@ def canonical(plan: TablePlan) -> dict[str, str]:
         if isinstance(value, Ref):
             return {"run": found[value.spec], "step": value.step}
         if isinstance(value, ScoreRef):
-            return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
+            return [found[value.model], [(key, told(inner)) for key, inner in value.words.items()], value.language]
         return [told(one) for one in value] if isinstance(value, list | tuple) else value
 
     def digest(*parts: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
@@ -16,9 +16,7 @@ from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 
 
-def test_functions_give_what_the_commands_print(
-    world: Path, base: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_give_the_same(world: Path, base: Path, tmp_path: Path, call: Call, monkeypatch: Patch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     shared = {"runs_dir": tmp_path / "runs", "tracking": {"mode": "disabled"}}
     few = {key: json.loads(value) if value != "fp32" else value for key, value in (w.split("=") for w in FEW)}
@@ -85,9 +83,7 @@ def test_keywords_are_the_words_of_the_command() -> None:
         table("sandbox", evry={})
 
 
-def test_an_option_that_was_changed_between_two_calls_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_that_was_changed_between_two_calls_is_read_again(tmp_path: Path, monkeypatch: Patch) -> None:
     """As in a notebook, which is one process for many calls."""
     rates: list[float] = []
 
@@ -103,9 +99,7 @@ def test_an_option_that_was_changed_between_two_calls_is_read_again(
     assert rates == [3e-6, 5e-6]
 
 
-def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(tmp_path: Path, monkeypatch: Patch) -> None:
     """Not the arguments of the program that called."""
     monkeypatch.setattr(sys, "argv", ["notebook", "-f", "kernel.json"])
     launcher = {"dry_run": True, "gpus": 0, "options": ["--comment=it's"]}

@@ -135,9 +135,7 @@ TODAY = ("qwen3_5_text", "lfm2", "gemma4_text", "gemma3")  # linear attention, c
 
 
 @pytest.mark.parametrize("kind", TODAY)
-def test_a_decoder_of_today_is_trained_merged_and_scored(
-    kind: str, world: Path, make_run: Make, tmp_path: Path
-) -> None:
+def test_a_decoder_of_today_is_trained_and_scored(kind: str, world: Path, make_run: Make, tmp_path: Path) -> None:
     """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers of transformers."""
     from small_decoders import config_of
     from small_world.tokenizer import make_tokenizer as sandbox_tokenizer

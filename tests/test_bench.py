@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from as_torch import as_torch
+from fixture_types import Patch
 from script_modules import load_script
 
 from pipeline.models.checkpoint import Checkpoint
@@ -26,9 +27,7 @@ def test_a_swap_of_what_it_makes(tmp_path: Path) -> None:
         assert as_torch(out, name).equal(as_torch(sides[side], name))
 
 
-def test_a_row_slower_than_the_record_is_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slower_row_is_marked(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     bench = load_script("bench")
     seconds = [1.0]
 

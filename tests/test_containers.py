@@ -22,11 +22,8 @@ def test_each_is_short_and_copies_files_that_are_there(name: str) -> None:
 
 def test_both_install_the_same() -> None:
     docker, apptainer = FILES.values()
-    for pattern in (
-        r"nvidia/cuda:\S+",
-        r"no-install-recommends ([\w+ -]+)",
-        r"constraint constraints.txt '\.\[(.+)\]'",
-    ):
+    installed = (r"no-install-recommends ([\w+ -]+)", r"constraint constraints.txt '\.\[(.+)\]'")
+    for pattern in (r"nvidia/cuda:\S+", *installed):
         (one,), (other,) = (re.findall(pattern, text) for text in (docker, apptainer))
         assert one.strip() == other.strip()
     (extras,) = re.findall(r"'\.\[(.+)\]'", docker)

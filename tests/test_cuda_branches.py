@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_types import Patch
 from script_modules import load_script
 
 from pipeline.config.evaluation import Eval
-from pipeline.config.explain import refuse_invalid
+from pipeline.config.explain import validated
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import ATTENTIONS, Model, Sft
 from pipeline.errors import PipelineError
@@ -32,7 +33,7 @@ CARD = "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cuda(monkeypatch: Patch) -> list[str]:
     """Two cards of 80 GB, visible as 4 and 6; what was asked of them."""
     asked: list[str] = []
     properties = SimpleNamespace(total_memory=80 * 2**30)
@@ -46,7 +47,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_branch_is_listed(monkeypatch: Patch, tmp_path: Path) -> None:
     """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
     script = load_script("cuda_branches")
     assert script.problems() == []
@@ -75,7 +76,7 @@ def stage_of(**knobs: Any) -> TrainStage:
     return TrainStage(stage="sft", model=model, expert=expert, data=Data(), sft=sft, partition=None)
 
 
-def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
     """SFTConfig itself would ask the driver."""
     monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
     shared: Any = {"precision": "bf16", "processes": 2}
@@ -94,7 +95,7 @@ def kernels_of(attention: str, **knobs: Any) -> TrainStage:
     return replace(config, model=replace(config.model, attn_implementation=attention))
 
 
-def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
     """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask over all rows."""
     capability, there = [(8, 0)], {"triton"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -107,18 +108,14 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
     for attention in (flash, "sdpa"):
         load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
-        with pytest.raises(
-            PipelineError, match=f"with model.attn_implementation={attention} and sft.precision=fp32 wo"
-        ):
+        with pytest.raises(PipelineError, match=f"with model.attn_implementation={attention} and sft.precision=fp32"):
             load.check_kernels(kernels_of(attention, padding_free=True))
     with pytest.raises(PipelineError, match="give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"):
         load.check_kernels(kernels_of("eager", padding_free=True, precision="bf16"))
     with pytest.raises(PipelineError, match=r"needs the package kernels \(pip install kernels\)"):
         load.check_kernels(kernels_of(kernel))
     there.add("kernels")
-    with pytest.raises(
-        PipelineError, match="and that commit in the Hub's cache: fetch it on a node that reaches the Hub"
-    ):
+    with pytest.raises(PipelineError, match="and that commit in the Hub's cache: fetch it on a node that reaches"):
         load.check_kernels(kernels_of(kernel))
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
     load.check_kernels(kernels_of(kernel, padding_free=True, precision="bf16"))
@@ -134,7 +131,7 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPat
         load.check_kernels(kernels_of("sdpa", compile=True))
 
 
-def test_kernels_that_a_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(load, "which", lambda name: None)
     load.check_kernels(kernels_of("eager", padding_free=True))  # as tests do
@@ -158,26 +155,23 @@ def test_attentions_are_those_of_transformers() -> None:
     theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
     assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {"eager"}  # what decoding may have registered here
     with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
-        refuse_invalid(Model, "attn_implementation", "flash", "model.")
+        validated(Model, {"attn_implementation": "flash"}, "model.")
 
 
-def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
     stances: list[str] = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
     monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
     config = stage_of(weights="bfloat16", optimizer="adamw_8bit")
     given: Any = trainer.trainer_arguments(config, False, False, tmp_path)
-    assert (given["optim"], given["optim_args"], stances) == (
-        "adamw_torch_8bit",
-        "bf16_stochastic_round=True",
-        ["default"],
-    )
+    assert (given["optim"], given["optim_args"]) == ("adamw_torch_8bit", "bf16_stochastic_round=True")
+    assert stances == ["default"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     trainer.trainer_arguments(config, False, False, tmp_path)
     assert stances == ["default", "force_eager"]
 
 
-def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: Patch) -> None:
     """accelerate takes NCCL where it is not told to be on a CPU."""
     met: list[bool] = []
     monkeypatch.setattr("accelerate.PartialState", lambda cpu, timeout: met.append(cpu))
@@ -204,7 +198,7 @@ class Moved(torch.nn.Linear):
         return self
 
 
-def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
     """A folder's, and a merge, which is put together there."""
     merges: list[str] = []
     live = SimpleNamespace(model=Moved(), tokenizer="t")
@@ -236,7 +230,7 @@ def test_a_full_gpu_is_one_sentence() -> None:
     assert error_sentence(RuntimeError("CUDA error: device-side assert triggered")) is None
 
 
-def test_heads_are_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_copied_on_a_gpu(monkeypatch: Patch) -> None:
     monkeypatch.delenv(FORCE_GROUPED, raising=False)
     for device, forced in (("cuda", None), ("cpu", "1")):
         with heads_as_they_are(torch.device(device)):
@@ -244,7 +238,7 @@ def test_heads_are_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert FORCE_GROUPED not in os.environ
 
 
-def test_scores_name_the_card(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_name_the_card(cuda: list[str], monkeypatch: Patch) -> None:
     """Scores below float32 are found again on the same card only."""
     settings = Eval(name="mgsm_2shot", dtype="bfloat16")
     there = score.rounding_settings(settings)
@@ -255,20 +249,18 @@ def test_scores_name_the_card(cuda: list[str], monkeypatch: pytest.MonkeyPatch) 
     assert here["batch_size"] == 32 and score.rounding_settings(replace(settings, batch_size=32)) == here
 
 
-def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_sees_its_gpu_alone(monkeypatch: Patch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     started: list[dict[str, str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append(env))
     for gpus in (["4", "6"], []):
         with local.Local(2, gpus) as workers:
-            workers._start(0), workers._start(1)
+            workers.start(0), workers.start(1)
             workers.workers.clear()
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
 
 
-def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(monkeypatch: Patch, tmp_path: Path) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(sys, "argv", ["worker.py", "folder", "[]", "0"])

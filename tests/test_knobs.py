@@ -60,9 +60,7 @@ TRAINING: dict[str, Change | list[Change]] = {
     "model.architecture": Change("+model.architecture.hidden_act=gelu", given=RANDOM),
     "model.tokenizer": Change("model.tokenizer=bpe sft.seq_length=1024", given=RANDOM),
     "model.vocab_size": Change("model.vocab_size=270", given=f"{RANDOM} model.tokenizer=bpe sft.seq_length=1024"),
-    "model.attn_implementation": Change(
-        "model.attn_implementation=eager", same_because="the same attention, computed in another order"
-    ),
+    "model.attn_implementation": Change("model.attn_implementation=eager", same_because="in another order"),
     "sft.method": Change(PARTIAL),
     "sft.adapter": Change("sft.adapter=lora"),
     "sft.side": Change("sft.side=math", given=PARTIAL),
@@ -72,12 +70,8 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.micro_batch_size": Change(
         "sft.micro_batch_size=2", same_because="a step has the same rows and the same mean; they are summed in parts"
     ),
-    "sft.processes": Change(
-        "sft.processes=2", same_because="see test_two_processes_equal_one"
-    ),
-    "sft.parallel": Change(
-        "sft.parallel=fsdp2", same_because="of one process it is not hashed; of several it is refused on a CPU"
-    ),
+    "sft.processes": Change("sft.processes=2", same_because="see test_two_processes_equal_one"),
+    "sft.parallel": Change("sft.parallel=fsdp2", same_because="of one process not hashed; of several refused on a CPU"),
     "sft.seq_length": Change("sft.seq_length=40"),
     "sft.packing": Change("sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"),
     "sft.epochs": Change("sft.epochs=2"),
@@ -312,10 +306,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
     ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
     "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]")}),
-    "task_arithmetic": (
-        EXPERTS,
-        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)},
-    ),
+    "task_arithmetic": (EXPERTS, {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)}),
     "ties": (
         EXPERTS,
         {
@@ -329,19 +320,14 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
             "weights": Change(WEIGHTS, given="merge.divisor=weights"),
             "weigh": Change("merge.weigh=before", given=WEIGHTS, alone_because=PRESET),
             "divisor": Change("merge.divisor=weights", given=WEIGHTS, alone_because=PRESET),
-            "zero_sum": Change(
-                "merge.zero_sum=plus", given="merge.density=1", alone_because="whether sums are 0 is seen in weights"
-            ),
+            "zero_sum": Change("merge.zero_sum=plus", given="merge.density=1", alone_because="seen in the weights"),
         },
     ),
 }
 
 
 ELSEWHERE = ("mergekit",)  # needs mergekit: tests/merge/test_mergekit_methods.py
-PARTITIONED = {
-    "layer_swap": "merge.math=MATH merge.language=LANGUAGE",
-    "reset": "merge.expert=MATH merge.side=math",
-}
+PARTITIONED = {"layer_swap": "merge.math=MATH merge.language=LANGUAGE", "reset": "merge.expert=MATH merge.side=math"}
 SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
     "bottom_layers": Change("partition.bottom_layers=4"),
     "top_layers": Change("partition.top_layers=2"),
@@ -377,9 +363,7 @@ def test_every_knob_of_a_merge_is_listed() -> None:
 
 
 @pytest.mark.parametrize(("method", "words", "knob", "change"), merges())
-def test_merging(
-    runs_dir: Path, models: dict[str, list[Path]], method: str, words: str, knob: str, change: Change
-) -> None:
+def test_merging(runs_dir: Path, models: Any, method: str, words: str, knob: str, change: Change) -> None:
     base, math, language = models["llama"]
 
     def filled(text: str) -> str:

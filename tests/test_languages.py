@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
 from script_modules import load_script
 
 from pipeline.benchmarks import benchmark_of
@@ -87,9 +87,7 @@ def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(code: s
 OWN = "name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n"
 
 
-def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, base: Path, monkeypatch: Patch) -> None:
     """Its rows below data_root, as any language's; another field is another run, and a shipped one adds nothing."""
     (tmp_path / "conf/language").mkdir(parents=True)
     file = tmp_path / "conf/language/kpz.yaml"
@@ -123,7 +121,7 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
         ("[", "kpz.yaml, line 1: invalid YAML"),
     ],
 )
-def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / GROUP).mkdir()
     (tmp_path / GROUP / "kpz.yaml").write_text(text)
     monkeypatch.setenv(ADDED_CONF, str(tmp_path))
@@ -144,8 +142,7 @@ def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, 
         "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {swx: {in: swx}}\n"
     )
     words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
-    done = call(*words, "launcher.workers=2", "tracking.mode=disabled")
-    assert done.status == 0, done.err
+    call(*words, "launcher.workers=2", "tracking.mode=disabled", status=0)
     (scores,) = (tmp_path / "runs").glob("*/scores.json")
     assert json.loads(scores.read_text())["rows"][0]["language"] == "swx"
     assert (tmp_path / "runs/.logs").is_dir()  # where workers write

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
@@ -40,7 +40,7 @@ def table(tiny_table: list[str]) -> list[str]:
 class Calls:
     """The labels of the runs whose stages are called; fails those whose label starts with `fails`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.made: list[str] = []
         self.fails: str | None = None
         monkeypatch.setattr(in_process, "stage_function", self.stage_function)
@@ -76,9 +76,7 @@ def test_what_failed_is_told_apart_from_what_depends_on_it() -> None:
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
 @pytest.mark.parametrize("place", ["file", "file/runs"])
-def test_a_folder_that_cannot_be_is_refused_before_anything(
-    launcher: str, place: str, call: Call, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_is_refused_at_once(launcher: str, place: str, call: Call, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     runs_dir = f"runs_dir={tmp_path}/{place}"
     for words in (["stage=table", "table=sandbox"], ["stage=plan", "table=sandbox"], ["stage=data", "expert=sandbox"]):
@@ -88,9 +86,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything(
         assert "): give another; " in refusal
 
 
-def test_a_report_from_another_folder_says_which_paths_are_not_there(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_from_another_folder_names_missing_paths(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     study = "base: ./model\nexperts: {math: ./math, sw: {run: ./sw, side: language}}\nmethods: [soup]\n"
     (tmp_path / "mine.yaml").write_text(study + "languages: [sw]\nbenchmarks: [mgsm_0shot]\n")
     monkeypatch.chdir(tmp_path)
@@ -99,23 +95,20 @@ def test_a_report_from_another_folder_says_which_paths_are_not_there(
     assert f"checkpoint=./math is not a folder of {tmp_path}: name a finished run" in refused.err
 
 
-def test_a_table_from_nothing_with_a_failure_and_again(
-    table: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """Three data sets, two trainings; of 7 rows 2 tasks in 2 languages, FLORES in one: 7 x 5 scores. Five models' are
     known at once, and four candidates' on development problems; the two that are chosen come after."""
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", "plan.lines=99", *table)
     assert planned.status == 0 and planned.out.count("never made") == 5 + 25 + 4
     assert "0 of 34 runs are done" in planned.out and re.search(r"^scores .* \+ 10 ", planned.out, re.M)
-    refused = call("stage=report", *table)
-    assert refused.status == 1 and "table=tiny has no finished run in" in refused.err
+    assert "table=tiny has no finished run in" in call("stage=report", *table, status=1).err
 
     scores: list[str] = []  # each (weights, task, questions) that is put to a model
     compute = evaluation.compute
 
     def counted(lm: Any, asked: Any, *rest: Any) -> Any:
-        scores.append(asked.name)
+        scores.extend(one.name for one in asked)
         return compute(lm, asked, *rest)
 
     monkeypatch.setattr(evaluation, "compute", counted)
@@ -205,8 +198,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     # nor is a score made twice that another table asks for, of swaps by other words: new runs, old weights
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump(OWN, sort_keys=False))
-    told = call("stage=table", f"table={own}", *table[1:])
-    assert told.status == 0, told.err
+    told = call("stage=table", f"table={own}", *table[1:], status=0)
     # of the second table two runs are the first's, two are the same weights by other words
     assert len(list(runs_dir.glob("eval-*"))) == 7 * 5 + 4 + 2
     files = list((runs_dir / ".scores").glob("*.jsonl"))
@@ -224,9 +216,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert len(list((other / ".logs").iterdir())) == 5 and not list((other / ".work").iterdir())
 
 
-def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
-    table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_changed_on_disk_stops_what_needs_it(table: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
     def writes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         (work / "x").write_text("x")
         return {}
@@ -250,7 +240,7 @@ def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, wo
     assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
 
 
-def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: Patch, base: Path) -> None:
     """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a process computes as it
     would in one of its own. A trainer and its model, which hold each other, are gone by then."""
     import torch

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 from lm_eval.api.instance import Instance
 from tiny_words import FEW
 
@@ -25,7 +26,7 @@ from pipeline import progress
 from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
 from pipeline.evaluate.model import open_model
-from pipeline.evaluate.store import Answers
+from pipeline.evaluate.store import Answers, digest
 from pipeline.progress import Bar, format_duration, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
@@ -47,9 +48,7 @@ def test_durations() -> None:
     assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
-def test_without_a_terminal_lines_and_no_bar(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_lines_and_no_bar(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a run that is over sooner, none."""
     with Bar("short", 2, "row") as bar:
         assert list(bar.over("ab")) == ["a", "b"] and bar.n == 2
@@ -88,7 +87,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with Bar("a training", 2, "step", stays=True) as bar:
         say("loading")
@@ -124,21 +123,18 @@ def requests(kind: Any, asked: list[Any]) -> list[Instance]:
     ]
 
 
-def compute(
-    lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool = False
-) -> Any:
+def compute(lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: Patch, shared: bool = False) -> Any:
     """The progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
-    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}), asked)  # type: ignore[arg-type]
+    wanted = {digest(score.key_of(request)) for request in asked}
+    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked)  # type: ignore[arg-type]
     bar = Heard()
-    score.compute(lm, put, Eval(name="x"), bar)
+    score.compute(lm, [put], Eval(name="x"), bar)
     return bar
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_answer_is_counted_when_it_ends(
-    base: Path, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
@@ -146,9 +142,7 @@ def test_an_answer_is_counted_when_it_ends(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_four_choices_are_one_question(
-    base: Path, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_four_choices_are_one_question(base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
@@ -161,9 +155,7 @@ def test_four_choices_are_one_question(
     assert len(set(seen)) >= 2  # two prompts a batch
 
 
-def test_a_whole_text_is_counted_when_it_is_weighed(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_text_is_counted_when_it_is_weighed(base: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     asked = [(f"one two three question {index}",) for index in range(4)]
     texts = requests("loglikelihood_rolling", asked)
     assert compute(open_model(base, 2), texts, tmp_path, monkeypatch).seen == [1, 2, 3, 4]
@@ -260,11 +252,8 @@ def shown(
     def told(terminal: bool) -> list[str]:
         more = ["threads=1", "tracking.mode=disabled"]
         folders = [f"runs_dir={runs_dir}/{terminal}/{stage}" for stage in commands]
-        return ran(
-            [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)],
-            outside,
-            terminal,
-        )
+        asked = [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)]
+        return ran(asked, outside, terminal)
 
     with ThreadPoolExecutor() as both:
         return dict(zip(commands, zip(*both.map(told, (True, False)), strict=True), strict=True))

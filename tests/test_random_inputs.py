@@ -43,9 +43,7 @@ def known(rows: list[tuple[str, str]]) -> list[Any]:
 
 @given(ROWS, st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 @settings(max_examples=30, deadline=None)
-def test_tables_are_read_as_python_writes_them(
-    rows: list[tuple[str, str]], separator: str, stream: bool, end: str
-) -> None:
+def test_tables_are_read_as_python_writes(rows: list[tuple[str, str]], separator: str, stream: bool, end: str) -> None:
     written = io.StringIO(newline="")
     csv.writer(written, delimiter=separator, lineterminator=end, quoting=csv.QUOTE_ALL).writerows([("q", "a"), *rows])
     name = "a.csv" if separator == "," else "a.tsv"
@@ -106,23 +104,7 @@ columns: {low: {in: qac}, english: {in: en, eval.limit: 5}}
 compare: {soup: [base]}
 controls: true
 """
-ODD: list[Any] = [
-    None,
-    [],
-    {},
-    "",
-    0,
-    1.5,
-    True,
-    "x",
-    "{x}",
-    [None],
-    [["x"]],
-    {"x": 1},
-    {"x": None},
-    {1: 2},
-    float("nan"),
-]
+ODD: Any = [None, [], {}, "", 0, 1.5, True, "x", "{x}", [None], [["x"]], {"x": 1}, {"x": None}, {1: 2}, float("nan")]
 
 
 def places_in(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.config import conf
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real_data
 
 
 @pytest.fixture
-def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def smoke(tmp_path: Path, monkeypatch: Patch) -> list[str]:
     """The words of table=real_smoke as it is shipped, with two steps, two questions and 2,000 rows of GSM8K."""
     copy = tmp_path / "conf"
     shutil.copytree(conf.folder(), copy)
@@ -33,8 +33,7 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_path: Path):
-    told = call("stage=table", *smoke)
-    assert told.status == 0, told.err
+    told = call("stage=table", *smoke, status=0)
     page = Path(told.out.strip())
     assert page.is_file() and "Real data through every stage" in page.read_text()
     manifests = {

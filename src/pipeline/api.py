@@ -112,7 +112,7 @@ def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str
     """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
     `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
     of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
-    readable = {*conf.groups_read(stage), *of_stage, "every", "hardware"}
+    readable = {*conf.groups_read(stage), *of_stage, "every"}
     method = conf.method_of(knobs.get("merge"))
     of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
     by_name: dict[str, Any] = {}

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 from tiny_words import WORLD
 
 from pipeline.config import conf
-from pipeline.config.compose import compose, stage_of, validated
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.data import Source
+from pipeline.config.explain import validated
 from pipeline.config.overrides import sweep_jobs
 from pipeline.extras.mergekit import Mergekit
 from pipeline.merge.methods import METHODS
@@ -31,11 +32,7 @@ READ_IN = {
     "model": [SFT, "stage=cpt expert=gsm8k_text "],
     "expert": ["stage=data ", "stage=sft "],
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
-    "partition": [
-        SFT + "sft=partial ",
-        "stage=cpt expert=bn ",
-        "stage=merge merge=layer_swap merge.math=a merge.language=b ",
-    ],
+    "partition": [SFT + "sft=partial", "stage=cpt expert=bn", "stage=merge merge=reset merge.expert=a merge.side=math"],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
@@ -57,9 +54,7 @@ STAGE_WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("group", "option"), [(group, option) for group in conf.groups() for option in conf.options(group)]
-)
+@pytest.mark.parametrize(("group", "option"), [(one, option) for one in conf.groups() for option in conf.options(one)])
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
         more = RUNS.get(option, EXPERTS) if group == "merge" else ["model.path=x"] if option == "trained" else []
@@ -183,7 +178,7 @@ REFUSED = {
     # hardware and exports
     "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
     "stage=sft expert=sw hardware=": "there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu, gpu_24, gpu_48",
-    "stage=clean hardware=cpu": "stage=clean does not read hardware: leave hardware=cpu out",
+    "stage=clean hardware=cpu": "stage=clean does not read hardware=cpu: leave it out; it reads tracking, launcher",
     SFT + "hardware=a100_80x8 sft.processes=8": "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
     "sft.processes=8: give sft.batch_size=8",
     "stage=export checkpoint=x": "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name",
@@ -294,7 +289,7 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: Patch) -> None:
     """Its options compose, through Hydra's own flags too, its tables are found, and refusals name those of both."""
     sft = "stage=sft expert=math model=llama3.1_8b".split()
     monkeypatch.chdir(own.parent)
@@ -348,9 +343,7 @@ def test_an_interpolation_in_a_folder_of_options_is_refused(own: Path, tmp_path:
     """Resolved, a token of the environment would be in train.jsonl, manifests and W&B."""
     (own / "expert").mkdir()
     file = own / "expert/mine.yaml"
-    file.write_text(
-        "name: mine\nside: math\nsources: {own: {file: own.jsonl, rows: template, prompt: '${oc.env:HOME}'}}\n"
-    )
+    file.write_text("name: mine\nside: math\nsources: {a: {file: a.jsonl, rows: template, prompt: '${oc.env:HOME}'}}\n")
     told = call(f"--config-dir={own}", "stage=data", "expert=mine", f"data_root={tmp_path}")
     assert told.status == 1 and told.err == f"error: {file} holds an interpolation, ${{...}}: write the value itself\n"
 
@@ -370,8 +363,7 @@ def test_claims_of_ones_own(own: Path, call: Call) -> None:
         "columns: {base: base, math: math}\n"
     )
     asked = [f"--config-dir={own}", "stage=plan", "table=mine"]
-    refused = call(*asked)
-    assert refused.status == 1 and "mine.yaml, claim mine_is_good: 'bse' is no column or row" in refused.err
+    assert "mine.yaml, claim mine_is_good: 'bse' is no column or row" in call(*asked, status=1).err
     (own / "claims/mine.yaml").write_text(claim)
     planned = call(*asked, "plan.lines=9").out
     assert "\nclaim mine_is_good: minimum detectable difference 11.9 points at p < 0.05\n" in planned
@@ -385,9 +377,7 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> Non
         "error: --config-dir=nowhere does not exist: give a folder with options of yours, such as recipe/mine.yaml or "
         "tables/mine.yaml in it\n"
     )
-    assert (
-        "pyproject.toml is a file and not a folder" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
-    )
+    assert "pyproject.toml is a file and not" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
     assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
     (own / "table").mkdir()
     assert "table/ is not a group of options: did you mean tables/?" in call(*asked).err

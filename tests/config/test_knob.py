@@ -11,7 +11,7 @@ from pipeline.config.compose import stage_of
 from pipeline.config.conf import OWN_STAGES
 from pipeline.config.data import Expert, World
 from pipeline.config.evaluation import Eval, EvalTask
-from pipeline.config.explain import refuse_invalid
+from pipeline.config.explain import validated
 from pipeline.config.knob import BOUNDS, check, identity
 from pipeline.config.stages import EvalStage
 from pipeline.config.training import Sft
@@ -47,7 +47,7 @@ def made(kind: type, **values: Any) -> Any:
 def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str, outside: Any) -> None:
     words = BOUNDS[bound][0]
     with pytest.raises(PipelineError, match=rf"^{name} must be .*{words} .*got {outside}"):
-        refuse_invalid(kind, name, outside, "")
+        validated(kind, {name: outside})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -83,9 +83,9 @@ def test_numbers_in_lists_are_checked_and_empty_lists_refused() -> None:
 )
 def test_a_value_that_is_no_option_is_refused(kind: type, name: str, options: tuple[str, ...]) -> None:
     for option in options:
-        refuse_invalid(kind, name, option, "")
+        validated(kind, {name: option})
     with pytest.raises(PipelineError, match=f"^{name} must be one of {', '.join(options)}, got 'nonsense'$"):
-        refuse_invalid(kind, name, "nonsense", "")
+        validated(kind, {name: "nonsense"})
 
 
 def test_nested_keys_are_named_in_full() -> None:

@@ -73,5 +73,5 @@ def test_what_the_papers_tables_say_of_all_their_runs(key: str, value: Any) -> N
     names = [path.stem for path in TABLES.glob("*.yaml") if not path.stem.startswith(("sandbox", "real", "laptop"))]
     assert len(names) > 15
     for name in names:
-        table = read_table(*shipped(name), shipped)
+        table = read_table(*shipped(name), shipped, {})
         assert table.every[key.removeprefix("every.")] == value, name

@@ -9,7 +9,7 @@ from planned import plan_of
 
 from pipeline.config.compose import compose, stage_of
 from pipeline.config.overrides import override_of, values_of, written
-from pipeline.tables.planned_runs import refs_as_names, thaw_value
+from pipeline.tables.planned_runs import refs_as_names
 
 TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 
@@ -19,7 +19,7 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
     alike: dict[Any, list[dict[str, Any]]] = {}
     for spec in plan_of(table).specs.values():
         if spec.kind == "stage":
-            words = {key: refs_as_names(thaw_value(value)) for key, value in spec.words.items()}
+            words = {key: refs_as_names(value) for key, value in spec.words.items()}
             alike.setdefault((words["stage"], tuple(words)), []).append(words)
     for same in alike.values():
         yield from same[:: max(1, len(same) - 1)]

@@ -47,7 +47,7 @@ class Scripted(LM):
     """
 
     batch_size, max_length, max_gen_toks, unshared = 1, 2**30, 0, False
-    engine = SimpleNamespace(halved=False)
+    engine = SimpleNamespace(halved=False, has_queue=False)
 
     def __init__(
         self,

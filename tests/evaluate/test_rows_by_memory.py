@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
         model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=config, **{KEPT: kept})
         prompts = [[*range(SHARED), -row, *range(REST - 1)] for row in range(300)]
         backend = TorchBackend(batch_size, model=model)
-        backend.generate(prompts, Ending(set(), [], ROOM, str), True, lambda place, tokens: None)
+        backend.generate(prompts, [Ending(set(), [], ROOM, str)], True, lambda place, tokens: None)
         return found
 
     return rows
@@ -94,7 +94,7 @@ def test_more_than_fits_is_not_tried_twice(gpu: Callable[..., list[int]], monkey
     model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=LlamaConfig(**SIZES))
     backend = TorchBackend(None, model=model)
     for _ in range(2):
-        backend.generate([[row] * 600 for row in range(300)], Ending(set(), [], 9, str), False, lambda *_: None)
+        backend.generate([[row] * 600 for row in range(300)], [Ending(set(), [], 9, str)], False, lambda *_: None)
     assert tried == [256, 128, 128] and backend.halved
 
 

@@ -2,8 +2,8 @@
 
 import csv
 import gc
+from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import pytest
 import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
-from made_up import asked, byte_tokenizer, ended, load_model, run_of
+from made_up import asked, byte_tokenizer, ended, load_model, run_of, worked, write_rows
 from small_models import lora_expert
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import ON_GPU, guess
+from pipeline.estimate.durations import ON_GPU, History, guess
 from pipeline.estimate.flops import cards
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.torch_backend import TorchBackend
@@ -31,7 +31,11 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.resident import keep_models_resident
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.lease import hold_lease
+from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.state import STATE, read_state
+from pipeline.runs.stop import UNFINISHED
 
 REAL = find_spec("vllm") is not None
 LAYERS, ROOM = 4, 16
@@ -313,6 +317,69 @@ def test_a_sweep_of_merges_equals_the_written_ones(
     assert len(distinct) > len(rows) / 2
 
 
+@pytest.fixture
+def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, int], int]]:
+    """Of each call of vLLM the prompts by their first stop string, which is of a language, and the runs that are shown
+    as running."""
+    calls: list[tuple[dict[str, int], int]] = []
+    real = VllmBackend.generate
+
+    def generate(self: VllmBackend, prompts: Any, endings: Any, *how: Any) -> None:
+        states = [read_state(file.parent)["state"] for file in tmp_path.glob(f"*/.work/*/{STATE}")]
+        calls.append((Counter(ending.stop[0] for ending in endings), states.count("running")))
+        real(self, prompts, endings, *how)
+
+    monkeypatch.setattr(VllmBackend, "generate", generate)
+    return calls
+
+
+def test_the_languages_of_an_evaluation_are_one_queue(
+    folders: list[Path],
+    data_root: Path,
+    tmp_path: Path,
+    call: Call,
+    generated: list[tuple[dict[str, int], int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer ends by the stop strings and the length of its own language: all are those of the torch backend. A
+    language that another process computes is left to it, and one that is refused stops no other."""
+
+    def evaluated(where: str, *words: str) -> tuple[int, dict[str, Manifest]]:
+        """The exit status, and the runs by their languages."""
+        asked = [f"runs_dir={tmp_path / where}", "tracking.mode=disabled", f"checkpoint={folders[1]}"]
+        asked += ["stage=eval", "eval=mgsm_0shot", "eval.dtype=float32", "languages=[en,de,sw]", "eval.max_gen_toks=12"]
+        told = call(*asked, "eval.max_gen_toks_of={de: 5}", f"data_root={data_root}", "eval.batch_size=4", *words)
+        found = [
+            manifest for manifest in finished_manifests(tmp_path / where) if "versions" in manifest.facts["harness"]
+        ]
+        return told.status, {manifest.config["languages"][0]: manifest for manifest in found}
+
+    for code in "de", "sw":
+        rows = [worked(f"{code} problem {i}", None, 10 + i) for i in range(4)]
+        write_rows(data_root / "mgsm" / code / "test.jsonl", rows)
+    _, by_torch = evaluated("torch", "eval.limit=4")
+    status, by_vllm = evaluated("vllm", "eval.limit=4", "eval.backend=vllm")
+    assert status == 0 and generated == [({"Question:": 4, "Frage:": 4, "Swali:": 4}, 3)]
+    assert by_vllm.keys() == by_torch.keys() == {"en", "de", "sw"}
+    first = next(code for code in by_vllm if not by_vllm[code].facts["harness"]["found_again"])
+    assert by_vllm[first].facts["harness"]["queued"] == sorted({"en", "de", "sw"} - {first})
+    for code in by_torch:
+        folders_of = [tmp_path / where / found[code].name for where, found in (("torch", by_torch), ("vllm", by_vllm))]
+        assert samples(folders_of[0]) == samples(folders_of[1])
+    assert History(by_vllm.values()).seconds.popitem()[1] == [by_vllm[first].seconds / 3]
+
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # where a process does not wait for what others compute
+    with hold_lease(tmp_path / "held" / ".work" / by_vllm["de"].hash, "held"):
+        status, found = evaluated("held", "eval.limit=4", "eval.backend=vllm")
+    assert status == UNFINISHED and found.keys() == {"en", "sw"}
+    assert generated[1:] == [({"Question:": 4, "Swali:": 4}, 2)]
+
+    write_rows(data_root / "mgsm" / "sw" / "test.jsonl", [worked("one " * 200, None, 1)])
+    status, found = evaluated("long", "eval.limit=3", "eval.backend=vllm")
+    assert status == 1 and found.keys() == {"en", "de"}
+    assert [asked for asked, _ in generated[2:]] == [{"Question:": 3, "Frage:": 3}]
+
+
 @pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")
 @pytest.mark.parametrize("invariant", ["0", "1"])
 def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
@@ -392,12 +459,7 @@ def test_a_merge_of_another_shape_has_an_engine_of_its_own(folders: list[Path], 
     ],
 )
 def test_another_installation_is_refused(found: dict[str, str], refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name not in {"torch": "", "transformers": "", **found}:
-            raise PackageNotFoundError(name)
-        return found.get(name, "2.13.0")
-
-    monkeypatch.setattr(vllm_backend, "version", version)
+    monkeypatch.setattr(vllm_backend, "package_version", lambda name: found.get(name, "absent"))
     with pytest.raises(PipelineError, match=refusal):
         versions()
 

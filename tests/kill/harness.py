@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from limits import command_of, filled, tree
 
 from pipeline.files import sha256
 from pipeline.runs.folders import finished_manifests
@@ -75,30 +77,6 @@ def clock_of(clock: str | None) -> dict[str, str]:
     return {"LD_PRELOAD": str(faketime()), "FAKETIME": clock, "NO_FAKE_STAT": "1", **monotonic}
 
 
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of its own. Root alone may make one."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextmanager
-def filled(disk: Path) -> Iterator[None]:
-    """Inside, the disk has no room."""
-    ballast = disk / "ballast"
-    try:
-        with suppress(OSError), open(ballast, "wb", buffering=0) as file:
-            while file.write(bytes(2**20)):
-                pass
-        yield
-    finally:
-        ballast.unlink()
-
-
 def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -> list[Command]:
     """Of each stage, over tiny data and models."""
     start = ["expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *TRAINING]
@@ -142,16 +120,6 @@ def measure(command: Command, runs_dir: Path) -> None:
     command.seconds, command.expected = time.monotonic() - begun, results(runs_dir)
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all that it started, itself first."""
-    found = [pid]
-    for one in found:
-        for path in Path(f"/proc/{one}/task").glob("*/children"):
-            with suppress(OSError):
-                found += [int(word) for word in path.read_text().split()]
-    return found
-
-
 def kill(process: subprocess.Popen[bytes], log: Path, chance: random.Random) -> dict[str, Any]:
     """Send it a signal, and wait for its end."""
     number, whole = chance.choice(SIGNALS), chance.random() < 0.5
@@ -192,13 +160,6 @@ def stop_services(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]
     assert status == 0, f"stopped services: {status}: {log.read_text()[-3000:]}"
     assert not [pid for pid in hit if command_of(pid)], "a service outlived its command"
     return {"signal": "SIGSTOP", "services": len(hit), "status": status}
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process; empty where there is none."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
 
 
 def disturb(

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Command, commands, faketime, harass, small_disk
+from harness import Command, commands, faketime, harass
+from limits import small_disk
 
 from pipeline.runs.lease import Holder, list_lease_numbers, take_lease
 from pipeline.runs.provenance import machine_facts, package_versions

@@ -21,7 +21,7 @@ from pipeline.report.load.answers import Answers, Evaluation, Place, answers_of,
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.questions import Questions
 from pipeline.report.stored import NoScore, StoredAnswers
-from pipeline.tables.plan import ScoreRef
+from pipeline.tables.plan import ScoreRef, ScoreWords
 
 
 def cells_of(scores: dict[str, ScoreRow]) -> Results:
@@ -249,7 +249,7 @@ def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict
     table: Any = None
     answers = Stored(table, answers={("r", task, "en"): answers_of(("r", task, "en"), stored)})
     with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
-        answers.scores_by_question(ScoreRef("m", (("eval", task),), "en"), metric, None)
+        answers.scores_by_question(ScoreRef("m", ScoreWords(eval=task), "en"), metric, None)
 
 
 def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
@@ -266,7 +266,7 @@ def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
 
     table: Any = None
     answers = Stored(table, answers={("r", "tinyArc", "en"): answers_of(("r", "tinyArc", "en"), stored)})
-    score = ScoreRef("m", (("eval", "tinyArc"),), "en")
+    score = ScoreRef("m", ScoreWords(eval="tinyArc"), "en")
     with pytest.raises(NoScore, match="acc_norm is of all answers together, not of each"):
         answers.scores_by_question(score, "acc_norm", None)
     assert answers.scores_by_question(score, "acc_norm", None) == {0: 0, 1: 1, 2: 0, 3: 1}
@@ -276,7 +276,7 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     """crows_pairs' differences of log-likelihoods, against SciPy; Tango's test is of answers between 0 and 1."""
     rng = np.random.default_rng(0)
     sides = rng.normal(3, 2, (2, 50))
-    scores = [ScoreRef(name, (("eval", "crows_pairs_english"),), "en") for name in ("left", "right")]
+    scores = [ScoreRef(name, ScoreWords(eval="crows_pairs_english"), "en") for name in ("left", "right")]
 
     class Stored(StoredAnswers):
         def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import simulations.simulate_statistics as simulate
 
-from pipeline.evaluate.metrics import mean_stderr, value_per_question
 from pipeline.stats.contrast import contrast, expert_part
 from pipeline.stats.statistics import (
     half_weights,
+    mean_stderr,
     resample_weights,
     resampled_means,
     share_interval,
     smallest_difference,
     split_half,
+    value_per_question,
 )
 
 # ---------------------------------------------------------------------------------------------------- two models

@@ -2,8 +2,6 @@
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from limits import files_up_to
 from small_runs import a_run, never, writes
 
 from pipeline.errors import Held
@@ -141,15 +140,9 @@ def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_t
 
 def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
     """It could be created and not written: an empty one would be waited for, as one that is about to be."""
-    place, before = a_run(tmp_path).workplace, resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            take_lease(place)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    place = a_run(tmp_path).workplace
+    with files_up_to(0), pytest.raises(OSError, match="File too large"):
+        take_lease(place)
     assert live_holder(place) is None and not list(place.iterdir())
     assert isinstance(take_lease(place), Lease)
 

@@ -4,18 +4,17 @@ import errno
 import json
 import multiprocessing
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from limits import files_up_to, filled, small_disk
 from small_runs import a_run, never, writes
 
 from pipeline.config.compose import compose
@@ -162,15 +161,9 @@ def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limi
         (work / "x").write_bytes(bytes(2**21))
         return {}
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
-    try:
-        with pytest.raises(PipelineError, match=rf"^File too large: runs_dir={tmp_path} has .*\(ulimit -f\)"):
-            make_once(a_run(tmp_path), writes_2_mb)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    told = rf"^File too large: runs_dir={tmp_path} has .*\(ulimit -f\)"
+    with files_up_to(2**20), pytest.raises(PipelineError, match=told):
+        make_once(a_run(tmp_path), writes_2_mb)
 
 
 def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
@@ -201,33 +194,25 @@ def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path: Path) -> None:
     """A tmpfs of 80 MB that the stage fills; then there is room, and the same command ends with an empty .work."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], check=True)
-    try:
-        run = a_run(disk / "runs")
 
-        def fills(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-            try:
-                with open(disk / "ballast", "wb", buffering=0) as file:
-                    while file.write(bytes(2**20)):
-                        pass
-            except OSError as error:
-                if wrapped:
-                    raise RuntimeError("Error while serializing: I/O error: (os error 28)") from error
-                raise
-            return {}
+    def fills(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        full.enter_context(filled(run.runs_dir.parent))
+        try:
+            (work / "x").write_bytes(bytes(2**20))
+        except OSError as error:
+            if wrapped:
+                raise RuntimeError("Error while serializing: I/O error: (os error 28)") from error
+            raise
+        return {}
 
-        told = rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some"
-        with pytest.raises(PipelineError, match=told):
+    with small_disk(tmp_path / "disk", 80) as disk:
+        run, told = a_run(disk / "runs"), rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some"
+        with ExitStack() as full, pytest.raises(PipelineError, match=told):
             make_once(run, fills)
         assert not list(run.workplace.glob("state.json.*"))
-        (disk / "ballast").unlink()
         (run.workplace / "state.json.7-0a.part").touch()  # of a writer that was killed
         make_once(run, writes())
         assert not list((disk / "runs/.work").iterdir())
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @contextmanager

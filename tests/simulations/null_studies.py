@@ -119,7 +119,7 @@ class DrawnAnswers(StoredAnswers):
     def latent(self, score: ScoreRef, pair: str | None, skewed: bool, words: int = 1) -> np.ndarray:
         """(N, words) latent scores, positive for a right answer. Their variance is 1 for every model, so that the
         expected share of right answers is the same for all, however many trainings a model is made of."""
-        spec, task, count = self.spec_of(score), dict(score.words).get("task"), self.counts[score]
+        spec, task, count = self.spec_of(score), score.words.get("task"), self.counts[score]
         place = (task, score.language, pair)
         level = NormalDist().inv_cdf(self.rng("level", *place).uniform(*self.rates))
         shared, own = (self.rng("question", *where).normal(size=count) for where in ((task,), place))

@@ -134,6 +134,12 @@ class Cluster:
         assert status is None or done.returncode == status, f"{command}: {done.returncode} {done.stdout}{done.stderr}"
         return done.stdout
 
+    def call(self, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+        """What a command of this program ends with and prints; never a traceback."""
+        done = subprocess.run(words, env={**self.environment, **more}, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
     def jobs(self) -> dict[str, str]:
         """Job -> state, of all that wait or run."""
         lines = self.run("squeue", "-h", "--array", "-o", "%i %T").splitlines()

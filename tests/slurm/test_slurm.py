@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
+from limits import command_of
 from tiny_words import last_of
 
 from pipeline.files import sha256
@@ -111,7 +112,6 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
 ) -> None:
     runs_dir = tmp_path / "runs"
     command = words(table, runs_dir, *SLURM, "launcher.workers=8")
-    submit = dict(env=cluster.environment, capture_output=True, text=True)
 
     # twice at once: one submits, the other finds the jobs in the queue
     both = [subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -142,7 +142,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     with on_this_machine(table, tmp_path / "local") as expected:
         cluster.idle(300)
         assert list(runs_dir.glob("math-full*")) and (runs_dir / "reports/mine/choices.json").is_file()
-        done = subprocess.run(command, **submit)  # type: ignore[call-overload]
+        done = cluster.call(command)
         assert done.returncode == 0 and "submitted" not in done.stderr, done.stderr[-3000:]
         assert results(runs_dir) == expected()
     resumed = [read_manifest(path).facts.get("resumed") for path in runs_dir.glob("qac-full*")]  # type: ignore[union-attr]
@@ -153,8 +153,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
 def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(cluster: Cluster, table: Path, tmp_path: Path) -> None:
     runs_dir = tmp_path / "runs"
     command = words(table, runs_dir, *SLURM)
-    submit = dict(env=cluster.environment, capture_output=True, text=True)
-    told = subprocess.run(command, **submit)  # type: ignore[call-overload]
+    told = cluster.call(command)
     assert told.returncode == 75 and "10 runs submitted as one job; " in told.stderr, told.stderr
     (math,) = halted(cluster, runs_dir, "math-")
     assert list(cluster.jobs()) == [math["job"]]
@@ -163,7 +162,7 @@ def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(cluster: Cluster,
     assert again["job"] == math["job"] and again["step"] >= math["step"]
     os.kill(again["pid"], signal.SIGCONT)
     cluster.idle(300)
-    done = subprocess.run(command, **submit)  # type: ignore[call-overload]
+    done = cluster.call(command)
     assert done.returncode == 0 and (runs_dir / "reports/mine/choices.json").is_file(), done.stderr[-3000:]
     assert cluster.ended(math["job"])[-1] == "COMPLETED"
 
@@ -195,11 +194,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
 # ---------------------------------------------------------------------------------------------------- the files
+
+
+FOUR = ["sft.processes=4", "sft.batch_size=8"]
 
 
 @dataclass(frozen=True)
@@ -226,20 +224,12 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
     the end."""
     folder = tmp_path_factory.mktemp("files")
     one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
-    several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1"]
+    several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1", "--ntasks-per-node=1"]
     asked = {
         "long": ("one_gpu", [*one, "--time=10", "--signal=B:USR1@480"], ["sft.steps=30000"]),  # after two minutes
         "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
-        "dies": (
-            "several_nodes",
-            [*several, "--ntasks-per-node=1", "--gres=gpu:1"],
-            ["sft.steps=30000", "sft.processes=2"],
-        ),
-        "srun": (
-            "several_nodes",
-            [*several, "--ntasks-per-node=1", "--gres=gpu:2"],
-            ["sft.steps=3", "sft.processes=4", "sft.batch_size=8"],
-        ),
+        "dies": ("several_nodes", [*several, "--gres=gpu:1"], ["sft.steps=30000", "sft.processes=2"]),
+        "srun": ("several_nodes", [*several, "--gres=gpu:2"], ["sft.steps=3", *FOUR]),
     }
     found = {}
     for name, (file, options, more) in asked.items():
@@ -295,7 +285,7 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
 ) -> None:
     """Two of its processes on each node."""
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=4", "-m", "pipeline"]
-    asked = ["sft.steps=3", "sft.processes=4", "sft.batch_size=8", f"runs_dir={tmp_path}"]
+    asked = ["sft.steps=3", *FOUR, f"runs_dir={tmp_path}"]
     subprocess.run([*torchrun, *last_of([*training, *asked])], check=True)
     cluster.until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
     assert cluster.ended(jobs["srun"].id) == ["COMPLETED"], jobs["srun"].log()
@@ -308,52 +298,31 @@ def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, w
     refusal = "srun started 2 tasks: start a torchrun on each node, as slurm/several_nodes.sbatch does"
     for asked in (["stage=plan"], ["stage=sft", "expert=math"]):
         words = [sys.executable, "-m", "pipeline", *asked, f"runs_dir={tmp_path}/runs"]
-        done = subprocess.run(
-            ["srun", "-N2", "-n2", "--mem=500M", *words],
-            env=cluster.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = cluster.call(["srun", "-N2", "-n2", "--mem=500M", *words])
         assert done.returncode == 1 and refusal in done.stderr, done.stderr
         assert not (tmp_path / "runs").exists()
-
-
-def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
-    """Of GPUs that are not here; tests/study/test_slurm_files.py has the command that it starts."""
-    file = SLURM_FOLDER / "one_node_fsdp.sbatch"
-    cluster.run("sbatch", "--test-only", "--gres=gpu:2", "--mem=900M", "--cpus-per-task=4", str(file), "stage=sft")
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
 def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training: list[str], tmp_path: Path) -> None:
-    def asked(*more: str, path: str | None = None) -> tuple[int, str]:
-        environment = {**cluster.environment, **({"PATH": path} if path else {})}
+    def asked(*more: str, **environment: str) -> tuple[int, str]:
         given = last_of([*training, "sft.steps=2", f"runs_dir={tmp_path}/runs", *SLURM, *more])
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline", *given], env=environment, capture_output=True, text=True
-        )
-        assert "Traceback" not in done.stderr and done.stdout == ""
+        done = cluster.call([sys.executable, "-m", "pipeline", *given], **environment)
+        assert done.stdout == ""
         return done.returncode, done.stderr.strip().splitlines()[-1]
 
     before = cluster.jobs().keys()
     status, line = asked("launcher.partition=nowhere")
     assert status == 1 and "sbatch refused: invalid partition specified: nowhere; " in line
     assert "launcher.partition=nowhere" in line
-    status, line = asked(path="/nonexistent")
-    assert (
-        status == 1
-        and line
-        == "error: launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true"
-    )
+    status, line = asked(PATH="/nonexistent")
+    told = "launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true"
+    assert status == 1 and line == f"error: {told}"
     status, line = asked("launcher.time=0:30")
-    assert (
-        status == 1
-        and "launcher.time=0:30 is 30 s: a job of " in line
-        and "write one resume point; give a longer launcher.time" in line
-    )
+    assert status == 1 and "launcher.time=0:30 is 30 s: a job of " in line
+    assert "write one resume point; give a longer launcher.time" in line
     assert cluster.jobs().keys() <= before
 
 
@@ -377,7 +346,7 @@ def test_a_long_plan_has_as_many_workers_as_the_largest_array(
     command = [sys.executable, "-m", "pipeline", "-m", *training, "sft.steps=2", "seed=1,2,3,4,5,6"]
     command += [f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]", "launcher.workers=6"]
     try:
-        done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True)
+        done = cluster.call(command)
         assert done.returncode == 75 and done.stdout == "", done.stderr
         arrays = [line for line in done.stderr.splitlines() if line.startswith("job ")]
         (trainings,) = [line for line in arrays if "level 1" in line]
@@ -426,10 +395,7 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
 
     def asked(before: Path | None = None) -> tuple[int, list[str]]:
         path = f"{before}:{os.environ['PATH']}" if before else os.environ["PATH"]
-        environment = {**cluster.environment, "PATH": path, "SQUEUE": str(shutil.which("squeue"))}
-        command = [sys.executable, "-c", QUICK, *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert "Traceback" not in done.stderr, done.stderr
+        done = cluster.call([sys.executable, "-c", QUICK, *words], PATH=path, SQUEUE=str(shutil.which("squeue")))
         return done.returncode, done.stderr.strip().splitlines()
 
     status, (line,) = asked(site("squeue", "sleep 60 & sleep 60"))
@@ -457,14 +423,11 @@ def test_a_node_without_the_package_is_named_by_status(cluster: Cluster, world: 
     command += [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *SLURM]
     bare = f"launcher.wrap='env -u PYTHONPATH PATH={tmp_path}/bare/bin:/usr/bin:/bin'"
 
-    def asked(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=120)
-
-    assert asked(*command, bare).returncode == 75
+    assert cluster.call([*command, bare]).returncode == 75
     cluster.idle(60)
-    shown = asked(*command[:3], "stage=status", f"runs_dir={tmp_path}/runs").stdout
+    shown = cluster.call([*command[:3], "stage=status", f"runs_dir={tmp_path}/runs"]).stdout
     assert "failed: job " in shown and "No module named 'pipeline'" in shown and ".logs/slurm-" in shown
-    assert asked(*command).returncode == 75
+    assert cluster.call(command).returncode == 75
     cluster.idle(60)
-    done = asked(*command)
+    done = cluster.call(command)
     assert done.returncode == 0 and Path(done.stdout.strip()).is_dir()

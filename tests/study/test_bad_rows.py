@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from planned import READS, plan
+from planned import READS, plan, shipped
 from test_rows import changed
 
 from pipeline.errors import PipelineError
@@ -90,7 +90,7 @@ def test_tables_that_start_from_each_other_are_refused() -> None:
         return f"defaults: [{'b' if name == 'a' else 'a'}]\nname: {name}\n", f"{name}.yaml"
 
     with pytest.raises(PipelineError, match="^a.yaml: defaults: b starts from itself$"):
-        read_table(*find("a"), find)
+        read_table(*find("a"), find, {})
 
 
 def test_a_table_without_runs_and_one_that_is_a_list_are_refused() -> None:
@@ -107,4 +107,4 @@ def test_a_stage_that_is_none_is_refused_by_its_run() -> None:
 
     text = changed("{stage: sft, expert: math, seed: 9}", "{stage: stf, expert: math, seed: 9}")
     with pytest.raises(PipelineError, match="^mine.yaml, run 'unused': stage=stf is no stage$"):
-        expand_table(read_table(text, "mine.yaml"), reads)
+        expand_table(read_table(text, "mine.yaml", shipped, {}), reads)

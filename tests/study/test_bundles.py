@@ -5,8 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import pytest
-from fixture_types import Make
+from fixture_types import Make, Patch
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import stage
@@ -28,9 +27,7 @@ def rows(folder: Path, side: str = "rows") -> list[dict[str, Any]]:
     return json.loads((folder / "scores.json").read_text())[side]
 
 
-def test_one_run_for_the_user_of_scoring_runs(
-    make_run: Make, world: Path, swap: Path, scored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_run_of_scoring_runs(make_run: Make, world: Path, swap: Path, scored: Path, monkeypatch: Patch) -> None:
     """`scored` is eval=sandbox in en and qac: four tasks, FLORES between the two: 2 + 2 + 2 + 1 scoring runs."""
     manifest = read_manifest(scored)
     assert manifest is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 from small_runs import a_run
 
 from pipeline.launch import plan_file
@@ -96,18 +97,14 @@ def test_scores_and_trainings_of_one_table(node: Local, tmp_path: Path) -> None:
     assert len(found["wide-0"]["cards"]) == 8
 
 
-def test_a_worker_that_dies_leaves_its_card_and_its_run(
-    node: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_who_dies_leaves_its_card_and_its_run(node: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     runs = [named(tmp_path, label) for label in ("dies-0", "train-0", "score-0")]
     ran(node, runs)
     assert all(read_manifest(run.folder) for run in runs) and len(node.workers) == 8
     assert "its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
 
 
-def test_a_model_in_memory_is_given_back_before_a_training_of_neighbours_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_memory_is_given_back_before_neighbours_train(tmp_path: Path, monkeypatch: Patch) -> None:
     """A worker keeps its card while a model is in its memory, until the neighbour has closed its gate."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(resident, "LIVE_MODELS", live := [type("Live", (), {"served": None})()])

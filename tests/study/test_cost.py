@@ -60,9 +60,8 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
         assert trained_parameters(shape, one_side(shape, cut, side)) == there
     assert trained_parameters(shape, full_model(shape)) == shape.parameters
     assert trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
-    assert (
-        trained_parameters(SHAPES["falcon3_7b_instruct"], full_model(SHAPES["falcon3_7b_instruct"]), 64) == 177_078_272
-    )
+    falcon = SHAPES["falcon3_7b_instruct"]
+    assert trained_parameters(falcon, full_model(falcon), 64) == 177_078_272
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -213,9 +212,7 @@ def test_scoring_by_hand() -> None:
     assert letters == (pytest.approx(operations / 100), 0.0)
     short = QuestionSet(questions=6, prefix=10, question=3, answer=2, room=2)
     assert scoring_seconds(shape, [short], card, "float32", 4)[1] == pytest.approx(full * a_step(4))
-    assert scoring_seconds(shape, [short], card, "float32", 8)[1] == pytest.approx(
-        2 * a_step(6)
-    )  # none is filled again
+    assert scoring_seconds(shape, [short], card, "float32", 8)[1] == pytest.approx(2 * a_step(6))  # none filled again
     each_its_own = scoring_seconds(shape, [short], card, "float32", 4, share_prefix=False)[1]
     assert each_its_own == pytest.approx(full * a_step(4, 0, 10 + 8))
 

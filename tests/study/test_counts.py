@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from planned import canonical, plan, plan_of
 
-from pipeline.tables.plan import TablePlan
+from pipeline.tables.plan import ScoreWords, TablePlan
 from pipeline.tables.run_specs import Ref
 
 LAYER_SWAPPING = [f"layer_swapping_table{number}" for number in (1, 2, 5, 6)]
@@ -44,8 +44,8 @@ def mgsm(plans: Iterable[TablePlan]) -> dict[tuple, str]:
     for one in plans:
         digests = canonical(one)
         for score in one.scores:
-            words = tuple((key, digests[of.spec] if isinstance(of, Ref) else of) for key, of in score.words)
-            if dict(words)["eval"].startswith("mgsm"):
+            named = {key: digests[of.spec] if isinstance(of, Ref) else of for key, of in score.words.items()}
+            if (words := ScoreWords(named))["eval"].startswith("mgsm"):
                 name = one.specs[score.model].run if score.model in one.specs else "chosen"
                 found[digests[score.model], words, score.language] = name
     return found
@@ -105,7 +105,7 @@ def test_unreasonable_scores() -> None:
     assert len(mgsm([plan_of("unreasonable_table3")])) == 4 * (4 + 6 + 3 * 36) == 472
     assert 4 * (118 + 6 + 32 + 4 + 48 + 4) == 848
     found = mgsm(map(plan_of, UNREASONABLE))
-    chat = [key for key in found if ("eval.chat_template", True) in key[1]]
+    chat = [key for key in found if key[1].get("eval.chat_template")]
     assert len(chat) == 4 * 4
     assert len(found) - len(chat) == 4 * (212 - 3 - 9 - 3) == 788
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_types import Patch
 from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
@@ -75,9 +76,7 @@ def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, An
     assert bytes_of_training(halved)["snapshots"] == count * 2 * PARAMETERS
 
 
-def test_what_does_not_fit_is_refused_with_what_it_is_for(
-    tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_says_what_it_is_for(tmp_path: Path, parents: dict[str, Any], monkeypatch: Patch) -> None:
     monkeypatch.setattr("pipeline.estimate.gpu_budget.shape_for", lambda run: SHAPES["llama3.1_8b"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 209.5 GB needed \(29.9 weights, 179.5 resume poi"):

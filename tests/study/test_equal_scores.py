@@ -27,18 +27,13 @@ rows: {swap: {run: swap, best: [bottom]}}
 """
 
 
-@pytest.mark.parametrize(
-    ("right", "chosen"),  # of ten answers with each seed, by bottom layers
-    [
-        ({1: (3, 0), 3: (1, 2)}, 1),
-        ({1: (1, 2), 3: (3, 0)}, 1),
-        ({1: (3, 0), 3: (2, 2)}, 3),
-        ({1: (7, 1), 3: (6, 2)}, 1),
-    ],
-)
-def test_of_equal_candidates_the_first_is_chosen(
-    right: dict[int, tuple[int, int]], chosen: int, tmp_path: Path
-) -> None:
+# right of ten answers with each seed, with one bottom layer and with three; which of these is chosen
+RIGHT = [((3, 0), (1, 2), 1), ((1, 2), (3, 0), 1), ((3, 0), (2, 2), 3), ((7, 1), (6, 2), 1)]
+
+
+@pytest.mark.parametrize(("one", "three", "chosen"), RIGHT)
+def test_of_equal_candidates_the_first_counts(one: Any, three: Any, chosen: int, tmp_path: Path) -> None:
+    right = {1: one, 3: three}
     (tmp_path / "ties.yaml").write_text(TABLE)
     words = ["stage=table", f"table={tmp_path}/ties.yaml", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     planning = Planning.of(compose(words))  # type: ignore[arg-type]

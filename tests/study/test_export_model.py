@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 import torch
 from as_torch import as_torch
-from fixture_types import Call, Make
+from fixture_types import Call, Make, Patch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -33,9 +33,9 @@ def logits(folder: Path, text: str = "2 + 3 = ?") -> torch.Tensor:
 
 @pytest.fixture
 def export(call: Call, runs_dir: Path, tmp_path: Path) -> Call:
-    def command(checkpoint: Any, *more: str, to: Any = None) -> SimpleNamespace:
+    def command(checkpoint: Any, *more: str, to: Any = None, **how: Any) -> SimpleNamespace:
         words = [f"checkpoint={checkpoint}", f"export.to={to or tmp_path / 'out'}", f"runs_dir={runs_dir}", *more]
-        return call("stage=export", *words)
+        return call("stage=export", *words, **how)
 
     return command
 
@@ -88,15 +88,12 @@ def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: 
     assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
 
 
-def test_scores_of_the_same_task_say_how_they_differ(
-    export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path
-) -> None:
+def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path) -> None:
     asked = ["stage=eval", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=20", "eval.max_gen_toks=12"]
     ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
     scores = {shots: make_run(*asked, *words) / "scores.json" for shots, words in ways.items()}
     make_run(*asked, *ways[2], "eval.exemplars=random")
-    told = export(math_expert)
-    assert told.status == 0, told.err
+    export(math_expert, status=0)
     card = ModelCard.load(tmp_path / "out/README.md")
     first = {shots: 100 * json.loads(file.read_text())["rows"][0]["value"] for shots, file in scores.items()}
     found = {(one.metric_args["num_fewshot"], one.metric_args.get("exemplars")): one for one in card.data.eval_results}
@@ -112,8 +109,7 @@ def test_scores_of_the_same_task_say_how_they_differ(
 
 def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    told = export(math_expert, "export.dtype=bfloat16")
-    assert told.status == 0, told.err
+    told = export(math_expert, "export.dtype=bfloat16", status=0)
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
     errors, sizes = 0.0, 0.0
@@ -128,17 +124,14 @@ def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Pa
         assert expected in text, text
 
 
-def test_an_adapter_is_added_to_its_base(
-    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path
-) -> None:
+def test_added_adapter(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path) -> None:
     from peft import PeftModel
     from tiny_words import FEW
 
     start = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.learning_rate=1e-2"]
     lora = make_run("stage=sft", *start, "expert=math", "sft=lora", "recipe=sandbox_math", *FEW)
     assert "PeftModel" in (lora / "README.md").read_text()
-    told = export(lora)
-    assert told.status == 0, told.err
+    export(lora, status=0)
     out, text = tmp_path / "out", "2 + 3 = ?"
     assert not (out / "adapter_config.json").exists()
     nothing_of_here(out, runs_dir)
@@ -162,9 +155,7 @@ def complete(source: Path, target: Path) -> Path:
     return target
 
 
-def test_paths_that_libraries_keep_stay_here(
-    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
-) -> None:
+def test_paths_of_libraries_stay(export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path) -> None:
     told = export(complete(models["qwen2"][1], tmp_path / "ada"))
     assert told.status == 0 and "licence unknown" in told.err, told.err
     out = tmp_path / "out"
@@ -173,14 +164,11 @@ def test_paths_that_libraries_keep_stay_here(
     assert json.loads((out / "tokenizer_config.json").read_text())["unk_token"] == "a"
 
 
-def test_a_tokenizer_of_vocab_txt_alone_is_one(
-    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
-) -> None:
+def test_a_tokenizer_of_vocab_txt(export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path) -> None:
     """An older BERT vocabulary: scoring takes such a folder, and so does an export."""
     source = complete(models["qwen2"][1], tmp_path / "ada")
     (source / "tokenizer.json").unlink()
-    told = export(source)
-    assert told.status == 1 and "has no tokenizer: copy that of its base into" in told.err
+    assert "has no tokenizer: copy that of its base into" in export(source, status=1).err
     (source / "vocab.txt").write_text("[UNK]\na\n")
     assert export(source).status == 0 and (tmp_path / "out" / "vocab.txt").read_text() == "[UNK]\na\n"
 
@@ -189,7 +177,7 @@ def test_a_tokenizer_of_vocab_txt_alone_is_one(
 
 
 @pytest.fixture
-def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: Patch) -> dict[str, Path]:
     """org/math and org/language on the Hub, with cards; licences: MIT and Apache."""
     folders = {}
     for role, licence, folder in zip(("math", "language"), ("mit", "apache-2.0"), models["llama"][1:], strict=True):
@@ -202,9 +190,7 @@ def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pyte
     return folders
 
 
-def test_experts_of_the_hub_are_named_by_their_ids(
-    hub_experts: dict[str, Path], make_run: Make, call: Call, tmp_path: Path
-) -> None:
+def test_experts_of_the_hub_have_ids(hub_experts: dict[str, Path], make_run: Make, call: Call, tmp_path: Path) -> None:
     words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
     merged = make_run("stage=merge", *words)
     card = ModelCard.load(merged / "README.md")
@@ -215,14 +201,11 @@ def test_experts_of_the_hub_are_named_by_their_ids(
     told = call(*asked)
     assert told.status == 1 and "different licences (math: mit, language: apache-2.0)" in told.err
     assert "export.licence=NAME" in told.err and not (tmp_path / "out").exists()
-    told = call(*asked, "export.licence=apache-2.0")
-    assert told.status == 0, told.err
+    told = call(*asked, "export.licence=apache-2.0", status=0)
     assert ModelCard.load(tmp_path / "out/README.md").data.license == "apache-2.0"
 
 
-def test_a_snapshot_and_a_selection_are_their_trainings(
-    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_and_a_selection_too(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path) -> None:
     from tiny_words import FEW
 
     start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
@@ -233,8 +216,7 @@ def test_a_snapshot_and_a_selection_are_their_trainings(
     for checkpoint, weights in (
         (f"{training.name}@1", training / "snapshots/step-1"), (chosen.name, chosen)
     ):  # fmt: skip
-        told = export(checkpoint, to=tmp_path / checkpoint)
-        assert told.status == 0, told.err
+        export(checkpoint, to=tmp_path / checkpoint, status=0)
         assert digest_tensors(tmp_path / checkpoint) == digest_tensors(weights)
         assert "`expert=math`" in (tmp_path / checkpoint / "README.md").read_text()
     assert digest_tensors(training / "snapshots/step-1") != digest_tensors(training)
@@ -265,9 +247,7 @@ def test_a_place_that_cannot_be_is_refused(made: str, sentence: str, export: Cal
     assert made not in ("full", "file") or "mine" in (place / "mine.txt" if made == "full" else place).read_text()
 
 
-def test_exporting_again_succeeds_and_changes_no_weights(
-    export: Call, swap: Path, math_expert: Path, tmp_path: Path
-) -> None:
+def test_exporting_again_changes_no_weights(export: Call, swap: Path, math_expert: Path, tmp_path: Path) -> None:
     """Also after the card got scores; another model is not written over it."""
     assert export(swap).status == 0
     stat, card = (tmp_path / "out/model.safetensors").stat(), (tmp_path / "out/README.md").read_text()
@@ -276,12 +256,11 @@ def test_exporting_again_succeeds_and_changes_no_weights(
     assert (told.status, told.out) == (0, f"{tmp_path}/out\n") and (tmp_path / "out/README.md").read_text() == card
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
     for other in ((math_expert,), (swap, "export.dtype=bfloat16")):
-        told = export(*other)
-        assert told.status == 1 and "holds the export of another model: name a new folder" in told.err
+        assert "holds the export of another model: name a new folder" in export(*other, status=1).err
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
 
 
-def test_the_hub_needs_a_token(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_needs_a_token(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     told = call("stage=export", "checkpoint=x", "export.to=hub:me/name", f"runs_dir={tmp_path}")
     assert told.status == 1 and told.out == "" and list(tmp_path.iterdir()) == []
@@ -308,9 +287,7 @@ def test_a_run_that_was_changed_is_not_exported(export: Call, swap: Path, runs_d
     assert told.status == 1 and "was changed after it was finished" in told.err and not (tmp_path / "out").exists()
 
 
-def test_nothing_half_written_looks_finished(
-    export: Call, swap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_half_written_looks_finished(export: Call, swap: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     seen: list[set[str]] = []
 
     def full(*_: Any) -> str:
@@ -318,8 +295,7 @@ def test_nothing_half_written_looks_finished(
         raise OSError(28, "No space left on device", "README.md")
 
     monkeypatch.setattr(module, "card_text", full)
-    told = export(swap)
-    assert told.status == 1 and "No space left" in told.err
+    assert "No space left" in export(swap, status=1).err
     assert seen and "out" not in seen[0] and list(tmp_path.iterdir()) == []
 
 
@@ -329,7 +305,7 @@ def test_nothing_half_written_looks_finished(
 class FakeHub:
     """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`: what was uploaded."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.files: list[str] | None = None
         self.private = False
         self.fails: dict[str, Exception] = {}
@@ -371,14 +347,12 @@ class FakeHub:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+def fake(monkeypatch: Patch) -> FakeHub:
     return FakeHub(monkeypatch)
 
 
 @pytest.mark.parametrize("files", [None, [".gitattributes"]])
-def test_a_model_goes_to_the_hub_as_one_commit(
-    files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path
-) -> None:
+def test_a_model_is_a_commit(files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path) -> None:
     fake.files = files
     told = export(swap, "export.dtype=bfloat16", "export.private=false", to="hub:org/model")
     assert told.status == 0 and told.out.strip() == "https://huggingface.co/org/model", told.err
@@ -394,17 +368,13 @@ def test_a_model_goes_to_the_hub_as_one_commit(
     ("what", "place", "sentence"),
     [
         ("held", "org/model", "export.to=hub:org/model is not empty (config.json and 1 more files): name a new"),
-        (
-            "public",
-            "org/model",
-            "export.to=hub:org/model is public, give export.private=false, or name a new repository",
-        ),
+        ("public", "org/model", "export.to=hub:org/model is public, give export.private=false, or name a new rep"),
         ("other", "them/model", "the token belongs to me, who is not in them: name one of your organizations"),
         ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
     ],
 )
 def test_the_hub_refuses_before_anything_is_read(
-    what: str, place: str, sentence: str, fake: FakeHub, export: Call, swap: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, place: str, sentence: str, fake: FakeHub, export: Call, swap: Path, monkeypatch: Patch
 ) -> None:
     fake.files = {"held": ["config.json", "README.md"], "public": [".gitattributes"]}.get(what)
     fake.private = what == "held"

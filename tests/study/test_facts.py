@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fixture_types import Make
+from fixture_types import Make, Patch
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
@@ -17,9 +17,7 @@ SFT = "model: trained, sft.seq_length: 96, sft.batch_size: 4, sft.steps: 4, sft.
 
 
 @pytest.mark.parametrize(("expert", "sft"), [("math", "full"), ("math_qac", "mixed")])
-def test_validation_losses_before_the_first_step_and_after_the_last(
-    expert: str, sft: str, world: Path, base: Path, tmp_path: Path
-) -> None:
+def test_validation_losses_at_both_ends_of_it(expert: str, sft: str, world: Path, base: Path, tmp_path: Path) -> None:
     table = tmp_path / "losses.yaml"
     table.write_text(
         f"name: losses\nevery: {{data_root: {world}, model.path: {base}, {SFT}}}\n"
@@ -41,9 +39,7 @@ def test_validation_losses_before_the_first_step_and_after_the_last(
     assert f"{losses[0]:.3f}" in cells and f"{losses[4]:.3f}" in cells
 
 
-def test_a_training_takes_the_memory_of_what_evaluations_kept(
-    make_run: Make, world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_takes_memory_that_scores_kept(make_run: Make, world: Path, base: Path, monkeypatch: Patch) -> None:
     held: list[int] = []
     real = resident.release_models
     monkeypatch.setattr("pipeline.train.stage.release_models", lambda: (held.append(len(resident.LIVE_MODELS)), real()))

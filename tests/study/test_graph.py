@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from fixture_types import Patch
 from small_runs import a_run, writes
 
 from pipeline.commands.plan import show_runs
@@ -14,7 +14,7 @@ from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import External
 
 
-def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: Patch) -> None:
     def shown(run: Any) -> str:
         return "\n".join(show_runs([run], History(), reasons_unfinished([run]), 10))
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 from tiny_words import FEW, TINY, WORLD
 from tokenizers import Tokenizer
 
@@ -47,7 +48,7 @@ SLURM = Launcher(name="slurm")
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -68,15 +69,13 @@ def seconds(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float:
 
 
 def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> Manifest:
-    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config)  # type: ignore[return-value]
+    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config, facts={})  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
 
 
-def test_a_training_by_its_tokens_and_steps(
-    training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_tokens_and_steps(training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: Patch) -> None:
     """Against the formula of estimate/flops.py by hand, with rows as long as the longest of four."""
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
@@ -123,14 +122,8 @@ def test_questions_of_a_world_that_is_still_to_be_made(world: Path, base: Path, 
 
 
 def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Path) -> None:
-    data = [
-        "expert=sandbox_text",
-        f"data_root={world}",
-        "recipe=sandbox_math",
-        "sft.packing=false",
-        f"runs_dir={tmp_path}",
-        "threads=1",
-    ]
+    data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
+    data += [f"runs_dir={tmp_path}", "threads=1"]
     few, many = (of("stage=cpt", *TINY, *data, *FEW, f"sft.steps={steps}") for steps in (10, 1000))
     assert seconds(few) < seconds(many) / 20
     hub = of("stage=sft", "expert=math", "model=llama3.1_8b", f"runs_dir={tmp_path}", "sft.steps=100", "threads=1")
@@ -164,15 +157,14 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
     assert (history.sum([known]), history.sum([known, known])) == (("about 1 s", ""), ("about 2 s", ""))
 
 
-def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch) -> None:
     words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
     run = of("stage=sft", "expert=math", *words)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
     assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
     assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
-    score = of(
-        "stage=eval", "checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"
-    )
+    asked = ["checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"]
+    score = of("stage=eval", *asked)
     monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
     assert History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
@@ -180,13 +172,9 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest
     assert History(gpu=lambda: None).seconds_text(score).startswith("~")
 
 
-def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
-    training: Callable[..., Run], tmp_path: Path
-) -> None:
-    here, job, on_cpus = (
-        describe_training(training(*words), {})
-        for words in ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
-    )
+def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(training: Any, tmp_path: Path) -> None:
+    places = ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
+    here, job, on_cpus = (describe_training(training(*words), {}) for words in places)
     assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
     unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
     assert "; on a100_80: ?" in describe_training(replace(unknown, config=replace(unknown.config, launcher=SLURM)), {})
@@ -201,16 +189,11 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     (tmp_path / "gsm8k/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
-    assert (
-        training_rows(run.parents["data"], expected=True) == 90
-        and training_steps(run, expected=True) == 22
-        and training_steps(run) is None
-    )
+    assert training_rows(run.parents["data"], expected=True) == 90
+    assert training_steps(run, expected=True) == 22 and training_steps(run) is None
     assert seconds(run) > 0 and (memory_here(run) or 0) > LIBRARIES
-    one, two = (
-        memory_here(of(*words, "data.validation=10", "sft.micro_batch_size=1", f"sft.processes={count}"))
-        for count in (1, 2)
-    )
+    small = [*words, "data.validation=10", "sft.micro_batch_size=1"]
+    one, two = (memory_here(of(*small, f"sft.processes={count}")) for count in (1, 2))
     assert one and two == 2 * one
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
     assert training_steps(sized, expected=True) == training_steps(sized) == 10

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import forked
 import pytest
+from limits import tree
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -22,7 +23,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.launchers import executor_for, workers_of
-from pipeline.launch.local import Local, Watch
+from pipeline.launch.local import Local
 from pipeline.launch.plan_file import Task
 from pipeline.launch.work import TRIES, Session
 from pipeline.runs.graph import order_runs
@@ -136,7 +137,7 @@ class Predicted(History):
         return self.by_label[run.label]
 
 
-def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Watch:
+def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
     """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations of a later call."""
     math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
@@ -144,9 +145,9 @@ def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) ->
     runs = [math, language, *scores]
     local = Local(2, later=lambda: unknown)
     local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
-    found = Watch(local, runs, Predicted(seconds), len(runs))
-    found.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
-    return found
+    local.watch(runs, Predicted(seconds), len(runs))
+    local.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
+    return local
 
 
 SECONDS: dict[str, float | None] = {
@@ -278,7 +279,7 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
         if sum((one.get("step") or 0) > 2 for one in states) == 2:
             break
         time.sleep(0.1)
-    workers = children(process.pid)
+    _, *workers = tree(process.pid)
     assert len(workers) == 2
     os.kill(process.pid, signal.SIGUSR1)
     process.join(120)
@@ -287,10 +288,6 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert len(list(workplaces.glob("*/*/resume.json"))) == 2  # each training wrote a resume point
     assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == ["stopped"] * 2
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
 
 # ---------------------------------------------------------------------------------------------------- how many

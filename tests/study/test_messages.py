@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -26,10 +26,9 @@ columns: {math: {run: math, eval: mgsm_0shot, in: en, data_root: world}}
 """
 
 
-def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused = call("stage=plan", "table=mine.yaml")
-    assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err
+    assert "table=mine.yaml is not a file: give one, or one of" in call("stage=plan", "table=mine.yaml", status=1).err
     (tmp_path / "mine.yaml").write_text(TABLE)
     plain, dotted = (call("stage=plan", f"table={name}").out.splitlines() for name in ("mine.yaml", "./mine.yaml"))
     assert plain[:-1] == dotted[:-1] and plain[-1].endswith(" table=mine.yaml")
@@ -65,9 +64,8 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(call: Call, t
 
     (tmp_path / "mine.yaml").write_text(TABLE)
     words = ["stage=status", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"]
-    assert (
-        call(*words).out == f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
-    )
+    told = f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
+    assert call(*words).out == told
     asked: Any = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"])
     world = order_runs(Planning.of(asked).targets())[0]
     make_once(world, writes())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.config.compose import compose
 from pipeline.config.overrides import sweep_jobs
@@ -26,7 +26,7 @@ from pipeline.launch import in_process
 )
 def test_folders_are_printed_and_the_worst_status_returned(
     errors: dict[int, BaseException], status: int, printed: int, call: Call, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:  # fmt: skip
     def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         if run.config.seed in errors:
@@ -47,9 +47,7 @@ def test_a_wrong_one_stops_all_before_the_first(call: Call, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluations_and_keys_of_every_take_several_values(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_and_keys_of_every_take_several_values(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
     composed: list[Any] = []
 

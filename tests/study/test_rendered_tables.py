@@ -9,6 +9,7 @@ from pathlib import Path
 
 import made_up_runs
 import pytest
+from fixture_types import Patch
 from planned import TABLES
 from published_rates import RATE, published_rates, settle_choices
 
@@ -40,7 +41,7 @@ FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: Patch) -> None:
     """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait. Nobody else writes."""
     monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
     for module in ("folders", "manifest"):
@@ -98,7 +99,7 @@ def render(planning: Planning) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_report_of_a_shipped_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_shipped_table(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """Without its figures, which are drawn of unfinished tables below."""
     monkeypatch.setattr("pipeline.report.page.draw_svg", lambda *_, **__: "<svg></svg>")
     asked = name
@@ -149,33 +150,20 @@ def of_seed_1(run: Run) -> bool:
     )
 
 
+NO_TRANSITION = "t: {0: {bottom: 0, top: 0}}"
 COUNTS = "counts: {1+0: {bottom: 1, top: 0}, 2+0: {bottom: 2, top: 0}}"
 UNFINISHED = [  # table, its axes, the runs that are missing, questions, the rate of all scores
     ("sandbox_full", f"{{language: [qac], {COUNTS}, density: [0.2]}}", of_seed_1, QUESTIONS, 1.0),
     ("sandbox_full", f"{{language: [qac], {COUNTS}, density: [0.2]}}", half, 1, 0.0),
     ("unreasonable_table_a3", "{seed: [0, 1, 2]}", of_seed_1, QUESTIONS, 0.0),
-    (
-        "layer_swapping_table1",
-        f"{{{PAIRS}, language: [sw, te, bn, ja], b: [3], u: [2], t: {{0: {{bottom: 0, top: 0}}}}}}",
-        half,
-        2,
-        1.0,
-    ),
-    (
-        "unreasonable_friedman",
-        "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
-        half,
-        QUESTIONS,
-        1.0,
-    ),
+    ("layer_swapping_table1", f"{{{PAIRS}, language: [sw, te, bn, ja], b: [3], u: [2], {NO_TRANSITION}}}", half, 2, 1),
+    ("unreasonable_friedman", "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}", half, QUESTIONS, 1),
     ("calibrate", "{}", half, 1, 1.0),
 ]
 
 
 @pytest.mark.parametrize("name, axes, missing, questions, rate", UNFINISHED)
-def test_a_half_finished_table(
-    name: str, axes: str, missing: Callable[[Run], bool], questions: int, rate: float, tmp_path: Path
-) -> None:
+def test_half_of_a_table(name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path) -> None:
     """Half of the runs or one of three seeds is missing, all else is alike: what is not there is missing with its
     reason, and nothing is bold, significant, accepted or contradicted."""
     file = tmp_path / "t.yaml"

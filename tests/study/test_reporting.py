@@ -81,8 +81,7 @@ def words(home: Path) -> list[str]:
 
 def test_an_archive_is_the_zipped_folder_of_the_report(home: Path, call: Call, tmp_path: Path) -> None:
     """The same bytes twice; unzipped elsewhere, its page and its answers are read as those of the disk."""
-    told = call("stage=report", *words(home))
-    assert told.status == 0, told.err
+    told = call("stage=report", *words(home), status=0)
     report = Path(told.out.strip()).parent
     for number in (1, 2):
         assert call("stage=export", *words(home), f"export.to={tmp_path}/{number}.zip").status == 0
@@ -95,8 +94,7 @@ def test_an_archive_is_the_zipped_folder_of_the_report(home: Path, call: Call, t
     assert "layer_swap" in text and str(home) not in text and "../../eval" not in text  # links to what is not here
     for read, stored in zip(frames(tmp_path / "t"), frames(report), strict=True):
         assert read.equals(stored) and read.run.nunique() > 1
-    told = call("stage=report", f"table={tmp_path}/1.zip")
-    assert told.status == 1 and "is a report in one file: unzip it" in told.err
+    assert "is a report in one file: unzip it" in call("stage=report", f"table={tmp_path}/1.zip", status=1).err
 
 
 def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -114,8 +112,7 @@ def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tm
     monkeypatch.setenv(ADDED_CONF, str(own))
     made([f"table={table}", f"runs_dir={home / 'runs'}"])
     monkeypatch.setenv(ADDED_CONF, "")
-    told = call(f"--config-dir={own}", "stage=export", *words(home), f"export.to={tmp_path}/t.zip")
-    assert told.status == 0, told.err
+    call(f"--config-dir={own}", "stage=export", *words(home), f"export.to={tmp_path}/t.zip", status=0)
     with zipfile.ZipFile(tmp_path / "t.zip") as archive:
         assert archive.read("t/conf/recipe/mine.yaml").decode().startswith("# @package sft")
         assert [name for name in archive.namelist() if name.startswith("t/conf/")] == [
@@ -130,14 +127,12 @@ def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_
     (home / "t.yaml").rename(tmp_path / "my conf/tables/mine.yaml")
     options = ["table=mine", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
     folders = ["--config-dir", str(tmp_path / "my conf")]
-    told = call(*folders, "stage=report", *options, "every.eval.batch_size=50")
-    assert told.status == 0, told.err
+    told = call(*folders, "stage=report", *options, "every.eval.batch_size=50", status=0)
     page = Path(told.out.strip()).read_text(encoding="utf-8")
     export, command = re.findall(r'<code class="command"[^>]*>(.*?)</code>', page)
     words = shlex.split(html.unescape(command))
     assert words[:3] == ["python", "-m", "pipeline"] and "every.eval.batch_size=50" in words
-    told = call(*words[3:], "tracking.mode=disabled")
-    assert told.status == 0, told.err
+    told = call(*words[3:], "tracking.mode=disabled", status=0)
     assert "[1/" not in told.err and Path(told.out.strip()).read_text(encoding="utf-8").count(command) == 1
     words = shlex.split(html.unescape(export))
     assert words[:3] == ["python", "-m", "pipeline"] and words[-1] == "export.to=t.tex"
@@ -182,9 +177,7 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
 def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     """One evaluation's answers are edited, one was made with other threads, one's parent was made again."""
     evaluations = sorted(home.glob("runs/eval-mgsm_0shot-*"))
-    edited, unlike = (
-        next(path for path in evaluations if kind in path.name) for kind in ("sandbox_text", "layer_swap")
-    )
+    edited, unlike = (next(one for one in evaluations if kind in one.name) for kind in ("sandbox_text", "layer_swap"))
     samples = next(edited.glob("samples/*.jsonl"))
     samples.write_text(samples.read_text().replace('"correct": false', '"correct": true '))
     kept = json.loads((unlike / MANIFEST).read_text())
@@ -253,8 +246,7 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
     remembered = {"table": "t", "data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
     made([*words(home), "every.eval.limit=7"])
     (folder / "report.json").write_text(json.dumps(remembered))
-    told = call("stage=report", *words(home))
-    assert told.status == 0 and "as stage=table was asked: every.eval.limit=7" in told.err
+    assert "as stage=table was asked: every.eval.limit=7" in call("stage=report", *words(home), status=0).err
     said = "stage=table was last asked with every.eval.limit=7, and stage=report shows that"
     planned = " ".join(call("stage=plan", *words(home)).out.split())
     assert said in planned
@@ -303,8 +295,7 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
 
     counts = {"rows": 6000, "left": 5990, "contaminated": 5, "number_variants": 17}
     edit("data-math-", facts={"counts": {"orca": counts, "world/test.jsonl": 100}})
-    told = call("stage=report", *words(home))
-    assert told.status == 0, told.err
+    told = call("stage=report", *words(home), status=0)
     page = unescape(Path(told.out.strip()).read_text())
     section = page[page.index('id="computed"') : page.index('id="runs"')]
     lines = [line.strip() for line in re.sub("<[^>]+>", "\n", section).splitlines()]

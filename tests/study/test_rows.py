@@ -5,7 +5,7 @@ from planned import canonical, plan
 
 from pipeline.errors import PipelineError
 from pipeline.report.expression import evaluate, is_open_choice
-from pipeline.tables.plan import ScoreRef
+from pipeline.tables.plan import ScoreRef, ScoreWords
 from pipeline.tables.run_specs import Ref
 from pipeline.tables.schema import read_table
 
@@ -39,7 +39,7 @@ def changed(old: str, new: str) -> str:
 
 
 def scored(model: str, language: str) -> ScoreRef:
-    return ScoreRef(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
+    return ScoreRef(model, ScoreWords({"eval": "mgsm_2shot", "eval.dtype": "float32"}), language)
 
 
 def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
@@ -119,12 +119,9 @@ def test_a_choice_can_be_made_by_other_scores() -> None:
     (choice,) = made.choices.values()
     assert choice.at == {"language": "te", "m": 1}
     assert [score.model for score in choice.candidates[5,]] == [f"swap language=te m=1 l={n} b=5" for n in (1, 2)]
-    assert dict(choice.candidates[5,][0].words)["eval.split"] == "dev"
-    assert (
-        made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
-        .models[5,]
-        .startswith("swap language=sw")
-    )
+    assert choice.candidates[5,][0].words["eval.split"] == "dev"
+    chosen = made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
+    assert chosen.models[5,].startswith("swap language=sw")
 
 
 def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> None:
@@ -135,7 +132,7 @@ def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> No
     (reading,) = item.readings
     assert list(reading) == [(), (3,), (5,)] and not is_open_choice(item)
     assert made.chosen[reading[()].model].models == {(b,): reading[b,].model for b in (3, 5)}
-    assert {dict(score.words).get("eval.split") for score in reading.values()} == {None}
+    assert {score.words.get("eval.split") for score in reading.values()} == {None}
 
 
 @pytest.mark.parametrize("other", ["metric: numeric_match", "pair: en-sw"])
@@ -206,7 +203,7 @@ def test_a_run_in_every_is_not_given_to_itself_or_what_it_is_made_of() -> None:
     )
     assert "data_root" not in made.specs["world"].words
     assert made.specs["math m=1"].words["data_root"] == Ref("world")
-    assert ("data_root", Ref("world")) in made.scores[0].words
+    assert made.scores[0].words["data_root"] == Ref("world")
 
 
 def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
@@ -312,7 +309,7 @@ compare: null
 def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None:
     """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is selected."""
     (score,) = plan(DERIVED).scores
-    assert dict(score.words)["eval.dtype"] == "float32" and not any(key.startswith("select") for key, _ in score.words)
+    assert score.words["eval.dtype"] == "float32" and not any(key.startswith("select") for key in score.words)
     with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
         plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n")
     with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
@@ -351,7 +348,7 @@ def test_nested_keys_mean_what_dotted_ones_mean() -> None:
     dotted = dotted.replace("best: [b]}", "best: [b], by: {eval.split: dev}, eval.exemplars: random}")
     assert canonical(plan(nested)) == canonical(plan(dotted)) and plan(nested).scores == plan(dotted).scores
     assert plan(nested).specs["math m=1"].words["sft.steps"] == 8
-    assert all(("eval.limit", 5) in score.words for score in plan(nested).scores)
+    assert all(score.words["eval.limit"] == 5 for score in plan(nested).scores)
 
 
 def test_a_nested_key_of_every_overrides_the_dotted_one_it_inherits() -> None:

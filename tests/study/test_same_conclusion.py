@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_types import Patch
 from sacrebleu.metrics.chrf import CHRF
 
 import pipeline.train.load
@@ -58,7 +59,7 @@ def scores(runs: Path, way: str) -> Scores:
     return found
 
 
-def in_float64(patch: pytest.MonkeyPatch) -> None:
+def in_float64(patch: Patch) -> None:
     """Weights, gradients, moments and products; norms and the angles of positions stay as transformers writes them."""
     load: Callable[..., Any] = pipeline.train.load.load_model
 

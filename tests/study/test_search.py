@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Patch
 
 from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval, Measure
@@ -183,10 +184,7 @@ START = ["stage=search", "merge=ties", "merge.experts=[a,b]", "eval=layer_swappi
         (["search.objectives=[{task:mgsm,language:te}]"], "te is not in languages=.*: add it"),
         (["search.objectives=[{task:mgsm},{task:mgsm},{task:mgsm}]"], "names 3 scores: give one or two"),
         (["search.questions=[50,20]"], "give growing numbers"),
-        (
-            ["search.objectives=[{task:mgsm,language:en},{task:mgsm,language:sw}]", "search.questions=[9,20]"],
-            "one score",
-        ),
+        (["search.objectives=[{task:mgsm,language:en},{task:mgsm,language:sw}]", "search.questions=[9,20]"], "one s"),
         (["eval.split=dev"], "eval.split=dev: leave it out, search.split says"),
     ],
 )
@@ -207,16 +205,12 @@ def words(math_expert: Path, language_expert: Path, world: Path, runs_dir: Path)
     return ["stage=search", *experts, *asked, f"runs_dir={runs_dir}", "tracking.mode=disabled"]
 
 
-def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: Patch) -> None:
     """Development questions choose, test questions report; a second call with more trials continues, and computes no
     evaluation again."""
-    space = [
-        "search.space={scale:{low:0.2,high:1.5},weights:[[1,1],[1,0.5]]}",
-        "search.questions=[2,4]",
-    ]
+    space = ["search.space={scale:{low:0.2,high:1.5},weights:[[1,1],[1,0.5]]}", "search.questions=[2,4]"]
     words = [*words, "languages=[qac]"]
-    first = call(*words, *space, "search.trials=3")
-    assert first.status == 0, first.err
+    first = call(*words, *space, "search.trials=3", status=0)
     page = Path(first.out.strip())
     found = json.loads((page.parent / "search.json").read_text())
     assert found["trials"] == 3 and "trials of" in found["sentences"][0]
@@ -252,8 +246,7 @@ def test_two_objectives_give_a_front(call, words: list[str]) -> None:
         "search.objectives=[{task:mgsm,language:qac},{task:mgsm,language:en}]",
         "search.space={scale:[0.5,1.0,1.5]}",
     ]
-    done = call(*words, *both, "search.trials=3")
-    assert done.status == 0, done.err
+    done = call(*words, *both, "search.trials=3", status=0)
     found = json.loads((Path(done.out.strip()).parent / "search.json").read_text())
     chosen = [row for row in found["results"] if row["way"] == "search"]
     assert chosen and all(len(row["choosing"]) == len(row["test"]) == 2 for row in chosen)

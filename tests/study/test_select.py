@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.selection import choose, ranked, scores, value
 from pipeline.launch.launchers import make_single_run
 from pipeline.models.checkpoint import Checkpoint
@@ -69,10 +71,9 @@ def test_ties_go_to_the_first_measure_then_to_the_earlier_step() -> None:
 
 
 def test_a_measure_is_the_primary_metric_in_a_language_or_the_mean_over_them() -> None:
-    def scored(value: float, language: str | None = None, pair: str | None = None, **more: Any) -> dict[str, Any]:
-        task = {"task": "flores", "metric": "chrf++"} if pair else {"task": "mgsm", "metric": "exact_match"}
-        filters = {"filter": "none" if pair else "flexible-extract"}
-        return {"language": language, "pair": pair, "subject": None, "value": value, **task, **filters, **more}
+    def scored(value: float, language: str | None = None, pair: str | None = None, **more: Any) -> ScoreRow:
+        task, *of_task = ("flores", "chrf++", "none") if pair else ("mgsm", "exact_match", "flexible-extract")
+        return replace(ScoreRow(task, str(language), pair, None, 0, *of_task, value, None, 1), **more)
 
     rows = [
         scored(0.5, "en"), scored(0.1, "sw"),
@@ -97,8 +98,8 @@ BELEBELE = [
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_a_score_that_is_not_finite_has_no_rank(number: float, tmp_path: Path) -> None:
     """Ranks of others would be undefined beside it."""
-    rows = [{"task": "held_out", "language": "sw", "pair": None, "subject": None, "metric": "bits", "filter": "none"}]
-    (tmp_path / "scores.json").write_text(json.dumps({"rows": [{**rows[0], "value": number}]}))
+    row = ScoreRow("held_out", "sw", None, None, 0, "bits", "none", number, None, 1)
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": [row.as_json()]}))
     select = SimpleNamespace(primary=[Measure(task="held_out")], guards=None)
     config: Any = SimpleNamespace(select=select, languages=["sw"])
     with pytest.raises(PipelineError, match="^held_out mean of eval-1 is not a finite number"):
@@ -139,12 +140,9 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
         find_run(f"{training.name}@4", runs_dir, "checkpoint")
 
 
-def test_the_best_snapshot_by_its_scores(
-    trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Call
-) -> None:
+def test_best_by_scores(trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Call) -> None:
     words = [*BELEBELE, f"data_root={world}", *runs_of_ours, "select.guards=[{task:belebele}]", "select.guard_slack=1"]
-    told = call("stage=select", names(trainings), *words)
-    assert told.status == 0, told.err[-2000:]
+    told = call("stage=select", names(trainings), *words, status=0)
     folder = Path(told.out.strip())
     choice = json.loads((folder / "choice.json").read_text())
     assert len(choice["ranking"]) == 6  # three of each training: two snapshots and the final weights
@@ -166,8 +164,7 @@ def test_the_best_snapshot_by_its_scores(
     merged = f"merge.experts=[{folder.name},{trainings[0].name}]"
     ties = build(compose(["stage=merge", "merge=ties", merged, *runs_of_ours]))  # type: ignore[arg-type]
     assert ties.parents["base"].hash == read_manifest(base).hash  # type: ignore[union-attr]
-    soup = call("stage=merge", "merge=soup", merged, *runs_of_ours)
-    assert soup.status == 0, soup.err[-2000:]
+    call("stage=merge", "merge=soup", merged, *runs_of_ours, status=0)
     # asked again, nothing is made; the order of checkpoints= is no matter
     before = {path: path.stat().st_mtime_ns for path in folder.parent.glob("*/manifest.json")}
     assert call("stage=select", names(trainings[::-1]), *words).out == told.out
@@ -192,8 +189,7 @@ def test_snapshots_of_one_run_are_not_two_runs(trainings: list[Path], runs_of_ou
     named = f"checkpoints=[{first}@2,{first}@3,{other}@2]"
     chosen = []
     for place in (1, 2):
-        told = call("stage=select", "select=unreasonable", named, f"select.place={place}", *runs_of_ours)
-        assert told.status == 0, told.err[-2000:]
+        told = call("stage=select", "select=unreasonable", named, f"select.place={place}", *runs_of_ours, status=0)
         chosen.append(json.loads((Path(told.out.strip()) / "choice.json").read_text())["chosen"]["checkpoint"])
     assert sorted(name.partition("@")[0] for name in chosen) == sorted([first, other])
     told = call("stage=select", "select=unreasonable", named, "select.place=3", *runs_of_ours)
@@ -230,9 +226,7 @@ def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_pa
         build(compose([*asked, "checkpoints=[all]"]), unknown)  # type: ignore[arg-type]
 
 
-def test_losses_of_other_sets_are_not_compared(
-    trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Call
-) -> None:
+def test_losses_elsewhere(trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Call) -> None:
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
     other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
@@ -255,15 +249,8 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     words = [*BELEBELE, "select.guards=[{task:belebele}]", "select.guard_slack=1", f"data_root={world}"]
     assert call("stage=select", names(trainings), *words, *runs_of_ours).status == 0
     kept_one = f"{trainings[0].name}@3"
-    scored = call(
-        "stage=eval",
-        "eval=belebele_0shot",
-        "eval.limit=1",
-        f"checkpoint={kept_one}",
-        f"data_root={world}",
-        *runs_of_ours,
-    )
-    assert scored.status == 0, scored.err[-2000:]
+    asked = ["eval=belebele_0shot", "eval.limit=1", f"checkpoint={kept_one}", f"data_root={world}", *runs_of_ours]
+    call("stage=eval", *asked, status=0)
     stale, young = runs_dir / ".work" / ("a" * 64), runs_dir / ".work" / ("b" * 64)
     for folder in (stale, young):
         folder.mkdir()
@@ -284,16 +271,10 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     # finished runs stay finished: the selection too, whose candidates are gone
     again = call("stage=select", names(trainings), *words, *runs_of_ours)
     assert again.status == 0 and "done in" not in again.err, again.err[-2000:]
-    assert (
-        call("stage=merge", "merge=soup", f"merge.experts=[{kept_one},{trainings[1].name}]", *runs_of_ours).status == 0
-    )
-    gone = call(
-        "stage=merge", "merge=soup", f"merge.experts=[{trainings[0].name}@2,{trainings[1].name}]", *runs_of_ours
-    )
-    assert (
-        gone.status == 1
-        and "@2 was deleted by stage=clean or a table with free_snapshots: train it again with redo=true" in gone.err
-    )
+    soup = ["stage=merge", "merge=soup", *runs_of_ours]
+    call(*soup, f"merge.experts=[{kept_one},{trainings[1].name}]", status=0)
+    gone = call(*soup, f"merge.experts=[{trainings[0].name}@2,{trainings[1].name}]", status=1)
+    assert "@2 was deleted by stage=clean or a table with free_snapshots: train it again with redo=true" in gone.err
 
 
 def test_work_that_is_held_or_can_go_on_is_left(call: Call, tmp_path: Path) -> None:

@@ -29,11 +29,7 @@ def test_each_table_of_both_papers_is_there() -> None:
     }
     wanted |= {"calibrate", "calibrate_steps", "sandbox_layer_swapping", "sandbox_unreasonable"}
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke", "layer_swapping_sw", "unreasonable_lora_sw"}
-    assert wanted | {
-        "laptop_real",
-        "laptop_real_full",
-        "laptop_translations",
-    } == set(NAMES)
+    assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 
 
 def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = "") -> dict[tuple[str, str], float]:
@@ -105,7 +101,7 @@ def meant(made: TablePlan, row: str, column: str) -> tuple[str, str, str]:
     """(task, language, pair) that a cell of the plan scores."""
     cell = made.cells[row, column]
     scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
-    ((task, language),) = {(dict(one.words).get("task", "mgsm"), one.language) for one in scores}
+    ((task, language),) = {(one.words.get("task", "mgsm"), one.language) for one in scores}
     return str(task), language, cell.pair or ""
 
 
@@ -117,7 +113,7 @@ def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it
         assert sorted(len(choice.candidates) for choice in choices) == [3, 11]
         chosen_by = {score for choice in choices for scores in choice.candidates.values() for score in scores}
         assert len(chosen_by) == 14 and {score.language for score in chosen_by} == {"qac"}
-        assert all(dict(score.words)["eval.split"] == "dev" for score in chosen_by)
+        assert all(score.words["eval.split"] == "dev" for score in chosen_by)
         assert chosen_by <= set(made.scores)
         tested = {score.model for score in made.scores} - {score.model for score in chosen_by}
         assert not any("counts=" in model or "density=" in model for model in tested if model in made.specs)

@@ -85,8 +85,7 @@ def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: 
     state = {"name": "math-full-s0-aaaa", "stage": "sft", "state": "failed", "last_line": "no room on the GPU"}
     (work / "state.json").write_text(json.dumps(state))
     (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
-    told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs")
-    assert told.status == 0, told.err
+    told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=0)
     lines = told.out.splitlines()
     assert lines[:2] == ["math-full-s0-aaaa", "stage=sft, failed: no room on the GPU"]
     assert lines[3] == f"log: {logs}/math-full-s0-aaaa.log, the last 30 of 50 lines:"

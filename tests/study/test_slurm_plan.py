@@ -46,64 +46,76 @@ esac
 """
 
 
-@pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """squeue, scontrol and sbatch that write down what they are asked."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    for name in ("squeue", "scontrol", "sbatch", "scancel"):
-        (folder / name).write_text(TOOL.format(at=folder))
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(resources, "WORKERS", 3)
-    return folder
-
-
-def calls(tools: Path, name: str = "sbatch") -> list[list[str]]:
-    return [line.split()[1:] for line in (tools / "calls").read_text().splitlines() if line.startswith(f"{name} ")]
-
-
-def plan(tmp_path: Path) -> list[Run]:
-    """Six data runs, and a run of the first two."""
-    parents = [a_run(tmp_path / "runs", seed=seed) for seed in range(6)]
-    child = a_run(tmp_path / "runs", {"data": parents[0], "data_root": parents[1]}, label="child")
-    return [child, *parents[2:]]
-
-
 LAUNCHER = Launcher(name="slurm")
+AGAIN = ["stage=table", "table=x"]
 
 
-def submit(targets: list[Run], told: str = "") -> None:
-    """Submit what is not finished, which says how much that is."""
-    with pytest.raises(Held, match=told):
-        slurm.execute(LAUNCHER, None, targets)
+class Site:
+    """squeue, scontrol, sbatch and scancel that write down what they are asked, and a runs_dir."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tools, self.runs = folder / "tools", folder / "runs"
+        self.tools.mkdir()
+        for name in ("squeue", "scontrol", "sbatch", "scancel"):
+            self.tool(name, TOOL.format(at=self.tools))
+
+    def tool(self, name: str, text: str) -> None:
+        (self.tools / name).write_text(text)
+        (self.tools / name).chmod(0o755)
+
+    def calls(self, name: str = "sbatch") -> list[list[str]]:
+        """The words of each call of a tool so far."""
+        log = self.tools / "calls"
+        lines = log.read_text().splitlines() if log.is_file() else []
+        return [line.split()[1:] for line in lines if line.startswith(f"{name} ")]
+
+    def plan(self) -> list[Run]:
+        """Six data runs, and a run of the first two."""
+        parents = [a_run(self.runs, seed=seed) for seed in range(6)]
+        child = a_run(self.runs, {"data": parents[0], "data_root": parents[1]}, label="child")
+        return [child, *parents[2:]]
+
+    def submit(
+        self, targets: list[Run], told: str | None = None, again: list[str] | None = None, launcher: Launcher = LAUNCHER
+    ) -> Held:
+        """Submit what is not finished; the error, which says how much that is."""
+        with pytest.raises(Held, match=told) as held:
+            slurm.execute(launcher, again, targets)
+        return held.value
+
+    def folder(self, targets: list[Run]) -> Path:
+        """That of a submission."""
+        return self.runs / ".slurm" / plan_name(targets)
+
+    def in_queue(self, folder: Path, *jobs: str, script: str = "0-0gpu.sh") -> None:
+        (self.tools / "queue").write_text("".join(f"{job}|{folder.resolve()}/{script}\n" for job in jobs))
 
 
-def folder_of(tmp_path: Path, targets: list[Run]) -> Path:
-    return tmp_path / "runs/.slurm" / plan_name(targets)
-
-
-def in_queue(tools: Path, folder: Path, *jobs: str, script: str = "0-0gpu.sh") -> None:
-    (tools / "queue").write_text("".join(f"{job}|{folder.resolve()}/{script}\n" for job in jobs))
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    found = Site(tmp_path)
+    monkeypatch.setenv("PATH", f"{found.tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(resources, "WORKERS", 3)
+    return found
 
 
 def option(call: list[str], name: str) -> str:
     return call[call.index(name) + 1]
 
 
-def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(tools: Path, tmp_path: Path) -> None:
-    targets = plan(tmp_path)
+def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(site: Site) -> None:
+    targets = site.plan()
     launcher = Launcher(name="slurm", partition="gpu", memory="4G", options=["--constraint=a100"])
-    with pytest.raises(Held, match=r"^7 runs submitted as 2 arrays; stage=status shows the runs; rerun the same comm"):
-        slurm.execute(launcher, None, targets)
-    first, second = calls(tools)  # three tasks an array at most
+    told = r"^7 runs submitted as 2 arrays; stage=status shows the runs; rerun the same comm"
+    site.submit(targets, told, launcher=launcher)
+    first, second = site.calls()  # three tasks an array at most
     assert [option(one, "--array") for one in (first, second)] == ["0-2", "0-0"]
     assert "--dependency" not in first and option(second, "--dependency") == "afterany:1"
     assert {"--partition=gpu", "--mem=4G", "--constraint=a100", "--signal=B:USR1@60", "--requeue"} <= set(first)
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
-    folder = folder_of(tmp_path, targets)
+    folder = site.folder(targets)
     tasks = read_plan(folder / "plan.jsonl")
-    published = read_plan(tmp_path / f"runs/.plans/{folder.name}.jsonl")
+    published = read_plan(site.runs / f".plans/{folder.name}.jsonl")
     assert [task.name for task in published] == [task.name for task in tasks] and len(tasks) == 7
     assert (tasks[-1].name, tasks[-1].level, tasks[-1].kind) == (targets[0].name, 1, "0gpu")
     command = f"-m pipeline.launch.worker task {folder.resolve()} 1 0gpu"
@@ -111,186 +123,175 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
 
 
 def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without a Slurm. Run by bash, submit.sh submits the same arrays with the same options and dependencies."""
-    targets, options = plan(tmp_path), {"memory": "4G", "options": ["--comment=a b"]}
-    again, path = ["stage=table", "table=x"], os.environ["PATH"]
-    monkeypatch.setenv("PATH", path.removeprefix(f"{tools}:"))
+    targets, launcher, path = site.plan(), replace(LAUNCHER, memory="4G", options=["--comment=a b"]), os.environ["PATH"]
+    monkeypatch.setenv("PATH", path.removeprefix(f"{site.tools}:"))
     with pytest.raises(SystemExit) as ended:
-        slurm.execute(Launcher(name="slurm", **options, dry_run=True), again, targets)
-    folder = tmp_path / "runs/.slurm-dry-run"
+        slurm.execute(replace(launcher, dry_run=True), AGAIN, targets)
+    folder = site.runs / ".slurm-dry-run"
     told = capfd.readouterr().err
     assert ended.value.code == 0 and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
-    assert (folder / "submit.sh").read_text() in told and not (tools / "calls").exists()
+    assert (folder / "submit.sh").read_text() in told and not site.calls()
     assert "# job $JOB1: level 0, " in told and "# job $JOB2: level 1, " in told
-    assert not list((tmp_path / "runs").glob(".plans/*")) and not list((tmp_path / "runs").glob(".work/*"))
+    assert not list(site.runs.glob(".plans/*")) and not list(site.runs.glob(".work/*"))
 
     monkeypatch.setenv("PATH", path)
     subprocess.run(["bash", "-e", folder / "submit.sh"], check=True)
-    by_hand, scripts = calls(tools), sorted(folder.glob("*-*.sh"))
-    (tools / "calls").unlink()
-    (tools / "count").unlink()
-    with pytest.raises(Held):
-        slurm.execute(Launcher(name="slurm", **options), again, targets)
-    real = sorted(folder_of(tmp_path, targets).glob("*.sh"))
-    assert [call[:-1] for call in by_hand] == [call[:-1] for call in calls(tools)]
+    by_hand, scripts = site.calls(), sorted(folder.glob("*-*.sh"))
+    (site.tools / "calls").unlink()
+    (site.tools / "count").unlink()
+    site.submit(targets, again=AGAIN, launcher=launcher)
+    real = sorted(site.folder(targets).glob("*.sh"))
+    assert [call[:-1] for call in by_hand] == [call[:-1] for call in site.calls()]
     assert [file.name for file in scripts] == [file.name for file in real] and len(real) == 3
     for mine, theirs in zip(scripts, real, strict=True):
         assert mine.read_text() == theirs.read_text().replace(str(theirs.parent), str(mine.parent))
 
 
-def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, tools: Path, tmp_path: Path) -> dict[str, str]:
+def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, site: Site) -> dict[str, str]:
     """The options of a job's submission, by name."""
-    script = tmp_path / "x.sh"
-    slurm.submit_script(launcher, tmp_path, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
-    return dict(word.partition("=")[::2] for word in calls(tools)[-1])
+    script = site.tools / "x.sh"
+    slurm.submit_script(launcher, site.runs, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
+    return dict(word.partition("=")[::2] for word in site.calls()[-1])
 
 
-def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> None:
+def test_memory_is_asked_for_each_gpu_of_a_job(site: Site) -> None:
     """--mem-per-gpu of jobs with GPUs; launcher.memory comes first. A data run asks for none, but for one GPU's where
     it has a partition of its own, whose nodes may give a job one core and its memory."""
     for gpus, memory, cpu_partition, asked in (
         (4, None, None, "--mem-per-gpu=48G"), (4, "9G", None, "--mem=9G"), (0, None, None, ""),
         (0, None, "cpu", "--mem=48G"), (0, "9G", "cpu", "--mem=9G"), (4, None, "cpu", "--mem-per-gpu=48G"),
     ):  # fmt: skip
-        launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G", cpu_partition=cpu_partition)
-        given = asked_of_sbatch(launcher, gpus, None, tools, tmp_path)
+        launcher = replace(LAUNCHER, memory=memory, memory_per_gpu="48G", cpu_partition=cpu_partition)
+        given = asked_of_sbatch(launcher, gpus, None, site)
         assert " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem")) == asked
 
 
-def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Path) -> None:
+def test_cores_and_partition_follow_the_gpus_of_a_job(site: Site) -> None:
     """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the cores of one;
     where they have none, with the site's."""
-    launcher = Launcher(name="slurm", partition="gpu", cpu_partition="cpu")
+    launcher = replace(LAUNCHER, partition="gpu", cpu_partition="cpu")
     for gpus, threads, knobs, asked in (
         (4, None, {}, ["gpu", "32"]), (4, None, {"cpus_per_gpu": 4}, ["gpu", "16"]), (2, 6, {}, ["gpu", "6"]),
         (0, None, {}, ["cpu", "8"]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
         (1, None, {"cpus_per_gpu": None}, ["gpu", None]), (0, None, {"cpus_per_gpu": None}, ["cpu", None]),
     ):  # fmt: skip
-        given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, tools, tmp_path)
+        given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, site)
         assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
 
 
-def test_while_jobs_are_in_the_queue_nothing_is_submitted(tools: Path, tmp_path: Path) -> None:
-    targets, folder = plan(tmp_path), folder_of(tmp_path, plan(tmp_path))
-    submit(targets)
-    in_queue(tools, folder, "1_0", "1_1")
-    submit(targets, rf"^2 jobs of {folder.name} in the queue, as they were submitted \(")
-    assert len(calls(tools)) == 2
-    in_queue(tools, folder)
+def test_while_jobs_are_in_the_queue_nothing_is_submitted(site: Site) -> None:
+    targets = site.plan()
+    site.submit(targets)
+    site.in_queue(site.folder(targets), "1_0", "1_1")
+    site.submit(targets, rf"^2 jobs of {site.folder(targets).name} in the queue, as they were submitted \(")
+    assert len(site.calls()) == 2
+    site.in_queue(site.folder(targets))
     for run in order_runs(targets)[:3]:
         make_once(run, writes())
-    submit(targets, "^4 runs submitted as 1 array;")
+    site.submit(targets, "^4 runs submitted as 1 array;")
     for run in order_runs(targets):
         make_once(run, writes())
     assert slurm.execute(LAUNCHER, None, targets) == {}
 
 
-def test_runs_that_another_plan_has_in_the_queue_are_waited_for(tools: Path, tmp_path: Path) -> None:
-    targets = plan(tmp_path)
-    submit(targets[2:])
-    in_queue(tools, folder_of(tmp_path, targets[2:]), "1_0", "1_1")
-    submit(targets, "^7 runs submitted")
-    assert option(calls(tools)[1], "--dependency") == "afterany:1"
+def test_runs_that_another_plan_has_in_the_queue_are_waited_for(site: Site) -> None:
+    targets = site.plan()
+    site.submit(targets[2:])
+    site.in_queue(site.folder(targets[2:]), "1_0", "1_1")
+    site.submit(targets, "^7 runs submitted")
+    assert option(site.calls()[1], "--dependency") == "afterany:1"
 
 
 def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_place_of_one(
-    tools: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    targets = plan(tmp_path)
+    targets, tools = site.plan(), site.tools
     (tools / "tasks").write_text("1")  # 3 workers -> 1
-    submit(targets, "^7 runs submitted as 2 arrays;")
-    assert [option(one, "--array") for one in calls(tools)] == ["0-2", "0-0", "0-0"]
+    site.submit(targets, "^7 runs submitted as 2 arrays;")
+    assert [option(one, "--array") for one in site.calls()] == ["0-2", "0-0", "0-0"]
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
     (tools / "scancel").write_text((tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most"))
-    with pytest.raises(Held, match="^6 runs submitted as 1 array, 1 more when these are done;"):
-        slurm.execute(LAUNCHER, ["stage=table", "table=x"], targets)
-    assert calls(tools, "scancel") == [["3_2"]]
+    site.submit(targets, "^6 runs submitted as 1 array, 1 more when these are done;", AGAIN)
+    assert site.calls("scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
     told = r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c, launcher.memory=4G"
     told += ", 0 GPUs, 8 cores, --comment=x$"
+    launcher = replace(LAUNCHER, partition="p", cpu_partition="c", memory="4G", options=["--comment=x"])
     with pytest.raises(PipelineError, match=told):
-        launcher = Launcher(name="slurm", partition="p", cpu_partition="c", memory="4G", options=["--comment=x"])
         slurm.execute(launcher, None, targets)
 
 
-def hangs(tools: Path, name: str, then: str = "") -> None:
+def hangs(site: Site, name: str, then: str = "") -> None:
     """The command does what it does and then does not respond, with a process of its own that holds its output open."""
-    tool = (tools / name).read_text()
-    (tools / name).write_text(f"{tool}\n{then}\nsleep 30 & sleep 30\n")
+    site.tool(name, f"{(site.tools / name).read_text()}\n{then}\nsleep 30 & sleep 30\n")
 
 
 def test_a_command_that_does_not_respond_is_75_after_three_attempts(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets = plan(tmp_path)
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
-    hangs(tools, "squeue")
-    submit(targets, r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm")
-    assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
+    hangs(site, "squeue")
+    site.submit(site.plan(), r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm")
+    assert not (site.runs / ".slurm/submitting").exists()  # its lock
 
 
 def test_a_submission_that_did_not_respond_and_took_effect_is_not_made_again(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets = plan(tmp_path)[2:]
+    targets, seen = site.plan()[2:], site.tools / "script"
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.5)
-    tool = (tools / "squeue").read_text()
-    hangs(tools, "sbatch", f"echo ${{@: -1}} > {tools}/script")
-    seen = f'for n in 0 1 2; do echo "pipeline:77_$n|$(cat {tools}/script)"; done'
-    (tools / "squeue").write_text(f"{tool}\n[ ! -f {tools}/script ] || {{ {seen}; }}\n")
-    submit(targets, "^3 runs submitted as 1 array")
-    assert len(calls(tools)) == 1 and (folder_of(tmp_path, targets) / "0-0gpu.job").read_text() == "77"
-    submit(targets, "^3 jobs of ")
+    squeue = (site.tools / "squeue").read_text()
+    hangs(site, "sbatch", f"echo ${{@: -1}} > {seen}")
+    listed = f'for n in 0 1 2; do echo "pipeline:77_$n|$(cat {seen})"; done'
+    site.tool("squeue", f"{squeue}\n[ ! -f {seen} ] || {{ {listed}; }}\n")
+    site.submit(targets, "^3 runs submitted as 1 array")
+    assert len(site.calls()) == 1 and (site.folder(targets) / "0-0gpu.job").read_text() == "77"
+    site.submit(targets, "^3 jobs of ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_while_it_submits_it_cancels_what_it_submitted(
-    number: signal.Signals, tools: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals, site: Site, interruptible: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The signal comes while sbatch has taken the second array and has not yet printed its number."""
-    targets = plan(tmp_path)
-    tool = (tools / "sbatch").read_text()
-    hit = f'echo $((N + 1)) > {tools}/count; [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
-    (tools / "sbatch").write_text(tool.replace(f"echo $((N + 1)) > {tools}/count;", hit))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
-    try:
-        with pytest.raises((KeyboardInterrupt, SystemExit)), handle_signals():
-            slurm.execute(LAUNCHER, None, targets)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capfd.readouterr().err.endswith("cancelled again: 2 jobs 1, 2\n") and calls(tools, "scancel") == [["1", "2"]]
+    count = f"echo $((N + 1)) > {site.tools}/count;"
+    hit = f'{count} [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
+    site.tool("sbatch", (site.tools / "sbatch").read_text().replace(count, hit))
+    with pytest.raises((KeyboardInterrupt, SystemExit)), handle_signals():
+        slurm.execute(LAUNCHER, None, site.plan())
+    assert capfd.readouterr().err.endswith("cancelled again: 2 jobs 1, 2\n") and site.calls("scancel") == [["1", "2"]]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
-    number: int, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(number, os.strerror(number), "runs/.slurm/x")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)) as refused:
-        patch.setattr(slurm.Submission, "tell", full)
-        slurm.execute(LAUNCHER, None, plan(tmp_path))
+    monkeypatch.setattr(slurm.Submission, "tell", full)
+    with pytest.raises(OSError, match=os.strerror(number)) as refused:
+        slurm.execute(LAUNCHER, None, site.plan())
     assert error_sentence(refused.value) == f"{os.strerror(number)}: runs/.slurm/x; nothing was published"
-    assert len(calls(tools)) == 1 and calls(tools, "scancel") == [["1"]]
+    assert len(site.calls()) == 1 and site.calls("scancel") == [["1"]]
 
 
 def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_that_gets_further(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table needs one command of its user; the same job does not go round forever."""
-    targets, again = plan(tmp_path), ["stage=table", "table=x"]
-    with pytest.raises(Held):
-        slurm.execute(LAUNCHER, again, targets)
-    script = Path(calls(tools)[-1][-1]).read_text()
+    targets = site.plan()
+    site.submit(targets, again=AGAIN)
+    script = Path(site.calls()[-1][-1]).read_text()
     assert "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=0gpu" in script
-    assert "afterany:1:2" in calls(tools)[-1]
+    assert "afterany:1:2" in site.calls()[-1]
     lost, failed, *others = order_runs(targets)[:-1]
-    session = Session(folder_of(tmp_path, targets))
+    session = Session(site.folder(targets))
     tasks = {task.hash: task for task in session.tasks}
     session.fail(tasks[failed.hash], "no room")
     for run in others:
@@ -298,13 +299,12 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
             make_once(run, writes())
             session.finish(tasks[run.hash])
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")
-    with pytest.raises(Held, match="^[12] runs? submitted as ") as held:
-        slurm.execute(LAUNCHER, again, targets)
-    assert held.value.failed[failed.name] == "no room" and lost.name not in held.value.failed
-    done = slurm.execute(LAUNCHER, again, targets)  # gone once more
+    held = site.submit(targets, "^[12] runs? submitted as ", AGAIN)
+    assert held.failed[failed.name] == "no room" and lost.name not in held.failed
+    done = slurm.execute(LAUNCHER, AGAIN, targets)  # gone once more
     assert done[failed.name] == "no room" and "ended before it came to this run, twice: job " in done[lost.name]
     monkeypatch.delenv("PIPELINE_CONTINUES")
-    submit(targets, "^3 runs submitted")  # a user's own command starts anew
+    site.submit(targets, "^3 runs submitted")  # a user's own command starts anew
 
 
 @pytest.fixture
@@ -313,87 +313,74 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(History, "predict", lambda self, run: 10.0)
 
 
-def small_plan(tmp_path: Path) -> list[Run]:
+def small_plan(runs_dir: Path) -> list[Run]:
     """A run that fails, one that depends on it, and one that is made."""
-    parent = a_run(tmp_path / "runs", label="parent", seed=1)
-    child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
+    parent = a_run(runs_dir, label="parent", seed=1)
+    child = a_run(runs_dir, {"data_root": parent}, label="child")
     words = ["stage=data", "expert=sandbox", "expert.world.items=2", "tracking.mode=disabled"]
-    return [parent, child, build(compose([*words, f"runs_dir={tmp_path}/runs"]))]  # type: ignore[arg-type]
+    return [parent, child, build(compose([*words, f"runs_dir={runs_dir}"]))]  # type: ignore[arg-type]
 
 
 def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again(
-    short: None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    short: None, site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It makes them in its own process, with a log for each, and goes on with its command."""
-    targets, again, launcher = small_plan(tmp_path), ["stage=table", "table=x"], replace(LAUNCHER, time="24:00:00")
-    with pytest.raises(
-        Held, match=r"^3 runs submitted as one job; stage=status shows the runs; rerun the same command"
-    ):
-        slurm.execute(launcher, again, targets)
-    (call,) = calls(tools)
+    targets, launcher = small_plan(site.runs), replace(LAUNCHER, time="24:00:00")
+    told = r"^3 runs submitted as one job; stage=status shows the runs; rerun the same command"
+    site.submit(targets, told, AGAIN, launcher)
+    (call,) = site.calls()
     assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(call)
     assert "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all" in capfd.readouterr().err
-    folder = folder_of(tmp_path, targets)
+    folder = site.folder(targets)
     assert slurm.log_of(read_plan(folder / "plan.jsonl")[0].array, folder) == ("1", None)
 
-    in_queue(tools, folder, "1", script="goes-on.sh")
-    with pytest.raises(Held, match="^1 job of "):
-        slurm.execute(launcher, again, targets)
+    site.in_queue(folder, "1", script="goes-on.sh")
+    site.submit(targets, "^1 job of ", AGAIN, launcher)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu-8cpu-long")  # as it may request more
-    failed = slurm.execute(launcher, again, targets)
-    assert len(calls(tools)) == 1 and targets[2].folder.is_dir()
+    failed = slurm.execute(launcher, AGAIN, targets)
+    assert len(site.calls()) == 1 and targets[2].folder.is_dir()
     assert "is on no hub" in failed[targets[0].name] and failed[targets[1].name].startswith("its parent parent-")
-    assert (tmp_path / f"runs/.logs/{targets[2].name}.log").is_file()
-    assert slurm.execute(launcher, again, targets) == failed  # once more: what failed is not tried again
+    assert (site.runs / f".logs/{targets[2].name}.log").is_file()
+    assert slurm.execute(launcher, AGAIN, targets) == failed  # once more: what failed is not tried again
 
 
 def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
-    short: None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: None, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets, again = plan(tmp_path), ["stage=table", "table=x"]
+    targets = site.plan()
 
     def submitted(launcher: Launcher = LAUNCHER, again: list[str] | None = None) -> list[str]:
-        (tools / "calls").unlink(missing_ok=True)
-        with pytest.raises(Held):
-            slurm.execute(launcher, again, targets)
-        return [Path(call[-1]).stem for call in calls(tools)]
+        (site.tools / "calls").unlink(missing_ok=True)
+        site.submit(targets, again=again, launcher=launcher)
+        return [Path(call[-1]).stem for call in site.calls()]
 
     assert submitted() == ["0-0gpu"]  # one worker for both levels
-    assert submitted(replace(LAUNCHER, workers=2), again) == ["0-0gpu", "1-0gpu", "goes-on"]
+    assert submitted(replace(LAUNCHER, workers=2), AGAIN) == ["0-0gpu", "1-0gpu", "goes-on"]
     monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=int(run is targets[0]), cpus=None))
     assert submitted() == ["0-0gpu", "1-1gpu"]
     monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=1, cpus=None))
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")  # this job has no GPU
-    (folder_of(tmp_path, targets) / "another.done").touch()
-    assert submitted(again=again) == ["goes-on"]
+    (site.folder(targets) / "another.done").touch()
+    assert submitted(again=AGAIN) == ["goes-on"]
 
 
 @pytest.mark.parametrize(("asked", "status"), [("", 0), ("kill -USR1 $PPID; sleep 1; ", 75)])
-def test_the_last_job_is_requeued_when_it_was_asked_to_stop_alone(
-    asked: str, status: int, tools: Path, tmp_path: Path
-) -> None:
+def test_the_last_job_is_requeued_when_it_was_asked_to_stop_alone(asked: str, status: int, site: Site) -> None:
     """75 means else that jobs which it submitted go on."""
-    (tools / "python").write_text(f"#!/bin/bash\n{asked}exit 75\n")
-    (tools / "python").chmod(0o755)
+    site.tool("python", f"#!/bin/bash\n{asked}exit 75\n")
     script = slurm.script_of(Launcher(name="slurm", wrap="env"), ["-m", "pipeline"], slurm.GOES_ON)
     done = subprocess.run(["bash", "-c", script.replace("sleep 60", "true")], env={**os.environ, "SLURM_JOB_ID": "8"})
     assert done.returncode == status
-    assert (calls(tools, "scontrol") if asked else []) == ([["requeue", "8"]] if asked else [])
+    assert site.calls("scontrol") == ([["requeue", "8"]] if asked else [])
 
 
-def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:
+def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(site: Site, tmp_path: Path) -> None:
     """Run by bash, with a program in place of this one that prints where it is. Paths hold what bash would read."""
     odd = tmp_path / """my "files" 'of' `id` $(id) \\ 100%"""
-    launcher = Launcher(
-        name="slurm",
-        setup=["export SITE=cuda"],
-        scratch=f"{odd}/$SLURM_JOB_ID",
-        hf_home="~/hub of ${SITE}",
-        wrap="env",
-    )
-    (tools / "python").write_text('#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
-    (tools / "python").chmod(0o755)
+    node = {"setup": ["export SITE=cuda"], "scratch": f"{odd}/$SLURM_JOB_ID", "hf_home": "~/hub of ${SITE}"}
+    launcher = Launcher(name="slurm", wrap="env", **node)  # type: ignore[arg-type]
+    site.tool("python", '#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
     script = slurm.script_of(launcher, ["-m", "pipeline.launch.worker", "a $file"])
 
     def run(status: int) -> list[str]:
@@ -406,9 +393,9 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
 
     place = f"{odd}/8"
     assert run(0) == run(1) == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.launch.worker a $file", place]
-    assert not (tools / "calls").exists()
+    assert not (site.tools / "calls").exists()
     run(75)
-    assert calls(tools, "scontrol") == [["requeue", "7_1"]]
+    assert site.calls("scontrol") == [["requeue", "7_1"]]
 
 
 @pytest.mark.parametrize(
@@ -418,27 +405,24 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
         ({"options": ["--export=HF_TOKEN=hf_x"]}, 0o600), ({}, 0o644),
     ],
 )  # fmt: skip
-def test_scripts_with_lines_of_the_user_are_the_owners_alone(
-    more: dict[str, Any], mode: int, tools: Path, tmp_path: Path
-) -> None:
+def test_scripts_with_lines_of_the_user_are_the_owners_alone(more: dict[str, Any], mode: int, site: Site) -> None:
     """That of the command that continues a table too; no other file has these lines. A group may share the folder."""
-    targets = plan(tmp_path)
+    targets, launcher = site.plan(), replace(LAUNCHER, **more)
     for run in order_runs(targets):
-        run.config.launcher = Launcher("slurm", **more)
+        run.config.launcher = launcher
     before = os.umask(0o022)
     try:
-        with pytest.raises(Held):
-            slurm.execute(Launcher("slurm", **more), ["stage=table", "table=t"], targets)
+        site.submit(targets, again=AGAIN, launcher=launcher)
     finally:
         os.umask(before)
-    files = list(folder_of(tmp_path, targets).glob("*.sh"))
+    files = list(site.folder(targets).glob("*.sh"))
     assert len(files) == 3 and {file.stat().st_mode & 0o777 for file in files} == {mode}
-    plans = [*folder_of(tmp_path, targets).glob("*.jsonl"), *(tmp_path / "runs/.plans").glob("*.jsonl")]
+    plans = [*site.folder(targets).glob("*.jsonl"), *(site.runs / ".plans").glob("*.jsonl")]
     assert len(plans) == 2 and not any("hf_x" in file.read_text() for file in plans)
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
-def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tools: Path, tmp_path: Path) -> None:
+def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tmp_path: Path) -> None:
     script = slurm.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
     log = tmp_path / "log"
     with open(log, "w") as opened:
@@ -456,11 +440,11 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, to
         ("", False),
     ],
 )
-def test_a_job_that_was_cancelled_did_not_fail(log: str, failed: bool, tools: Path, tmp_path: Path, call: Call) -> None:
-    targets = plan(tmp_path)
-    submit(targets)
-    (tmp_path / "runs/.logs/slurm-1_0.log").write_text(log)
-    told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
+def test_a_job_that_was_cancelled_did_not_fail(log: str, failed: bool, site: Site, call: Call) -> None:
+    targets = site.plan()
+    site.submit(targets)
+    (site.runs / ".logs/slurm-1_0.log").write_text(log)
+    told = json.loads(call("stage=status", f"runs_dir={site.runs}", "status.json=true").out)
     one = next(one for one in told if one["run"] == targets[1].name)
     asked = "for job 1; where squeue --me does not list it, rerun the same command to submit it again"
     assert one["state"] == ("failed" if failed else "waiting") and (failed or one["detail"] == asked)
@@ -508,12 +492,17 @@ def test_a_signal_after_a_run_was_published_is_no_attempt_at_it(
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def in_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a task of a Slurm array."""
+    for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8)):
+        monkeypatch.setenv(f"SLURM_{key}", str(value))
+
+
+@pytest.fixture
+def task(site: Site, in_array: None, tmp_path: Path) -> Callable[..., int]:
     """Make runs of one level as a task of an array does."""
 
     def make(*runs: Run) -> int:
-        for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8)):
-            monkeypatch.setenv(f"SLURM_{key}", str(value))
         write_plan(tmp_path / "session/plan.jsonl", [Task.of(run, kind="x") for run in runs])
         return worker.main("task", f"{tmp_path}/session", "0", "x")
 
@@ -521,15 +510,15 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def test_a_task_makes_what_is_free_and_leaves_the_rest(
-    tools: Path, task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    site: Site, task: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A failed run fails what depends on it alone, and is not tried again in the same submission."""
-    parent, child, other = small_plan(tmp_path)
+    parent, child, other = small_plan(site.runs)
     assert task(parent, child, other) == 1
     assert other.folder.is_dir() and "2 runs: 1 failed" in capfd.readouterr().err
     assert "is on no hub" in state.read_state(parent.workplace)["last_line"]
-    assert calls(tools, "scontrol")[0] == ["update", "JobId=7_1", f"JobName={parent.label}"]
-    assert (tmp_path / f"runs/.logs/parent-{parent.hash[:12]}.log").is_file()
+    assert site.calls("scontrol")[0] == ["update", "JobId=7_1", f"JobName={parent.label}"]
+    assert (site.runs / f".logs/parent-{parent.hash[:12]}.log").is_file()
     assert task(parent, child, other) == 0  # requeued: nothing is left
     assert "0 runs: " in capfd.readouterr().err
 
@@ -539,14 +528,10 @@ def test_a_task_makes_what_is_free_and_leaves_the_rest(
     ("UNLIMITED", None, False), ("INVALID", 1.0, False), ("9:00\n*** Welcome ***", 1.0, True), ("", 1.0, False),
 ])  # fmt: skip
 def test_another_training_needs_twice_its_time_of_the_job(
-    left: str, seconds: float | None, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left: str, seconds: float | None, fits: bool, site: Site, in_array: None
 ) -> None:
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\n[ $2 = --job=7_1 ] && printf 'pipeline:%s\\n' '{left}'\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8)):
-        monkeypatch.setenv(f"SLURM_{key}", str(value))
-    assert worker.has_time_for(Task.of(a_run(tmp_path / "runs"), seconds=seconds)) is fits
+    site.tool("squeue", f"#!/bin/sh\n[ $2 = --job=7_1 ] && printf 'pipeline:%s\\n' '{left}'\n")
+    assert worker.has_time_for(Task.of(a_run(site.runs), seconds=seconds)) is fits
 
 
 def asked_to_stop(number: signal.Signals) -> Any:
@@ -567,11 +552,7 @@ def status_of(make: Callable[[], int]) -> int:
 
 
 def test_a_task_that_gets_no_further_is_not_requeued(
-    tools: Path,
-    task: Callable[..., int],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After three attempts that the time limit ended. A preemption is none; nor is one that got further."""
     run = a_run(tmp_path / "runs")
@@ -595,7 +576,7 @@ def test_a_task_that_gets_no_further_is_not_requeued(
 
 
 def test_a_second_training_gets_the_whole_time_of_a_job(
-    tools: Path, task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job asks for itself again before it: the limit could come before its first resume point."""
     runs = [of_8b(tmp_path, f"seed={seed}") for seed in (1, 2)]
@@ -608,11 +589,7 @@ def test_a_second_training_gets_the_whole_time_of_a_job(
 
 
 def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
-    tools: Path,
-    task: Callable[..., int],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit: while it imports."""
     run = of_8b(tmp_path)
@@ -629,17 +606,16 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
 
 
 def test_an_array_asks_for_twice_its_estimate(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Up to the next hour, at most launcher.time, and that once a run was begun; its GPUs at once and its hours."""
-    targets, seconds = plan(tmp_path), {"child": 100.0}
+    targets, seconds = site.plan(), {"child": 100.0}
     monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))
 
     def asked(time: str | None, **knobs: Any) -> list[str]:
-        (tools / "calls").unlink(missing_ok=True)
-        with pytest.raises(Held):
-            slurm.execute(replace(LAUNCHER, time=time, **knobs), ["stage=table"], targets)
-        times = [[word for word in call if word.startswith("--time=")] for call in calls(tools)]
+        (site.tools / "calls").unlink(missing_ok=True)
+        site.submit(targets, again=["stage=table"], launcher=replace(LAUNCHER, time=time, **knobs))
+        times = [[word for word in call if word.startswith("--time=")] for call in site.calls()]
         return [time[0].removeprefix("--time=") if time else "" for time in times]
 
     assert asked("24:00:00") == ["4:00:00", "1:00:00", "24:00:00"]  # 6 x 3000 s by 3 tasks; 100 s; the last job

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fixture_types import Call
+from fixture_types import Call, Patch
+from planned import shipped
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -36,9 +37,7 @@ def test_a_study_is_written_out_as_this_table() -> None:
             "layer_swap": {"merge": "layer_swap", "merge.math": "math", "merge.language": "sw", "merge.base": "base"},
             "soup": {"merge": "soup", "merge.experts": ["math", "sw"], "merge.base": "base"},
         },
-        "columns": {
-            "mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"},
-        },
+        "columns": {"mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"}},
         "rows": {name: {"run": name} for name in ("base", "math", "sw", "layer_swap", "soup")},
         "compare": {"layer_swap": ["math", "sw", "base"], "soup": ["math", "sw", "base"]},
     }  # fmt: skip
@@ -55,9 +54,7 @@ def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path, capsys: py
     runs = [expand_study(study, "s")["runs"] for _ in range(2)][0]
     assert [runs[name]["eval.base"] for name in experts] == ["base", "base"] and "eval.base" not in runs["base"]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "experts:" in line]
-    assert line.startswith(
-        "experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored on"
-    )
+    assert line.startswith("experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored")
     plain = expand_study(study | {"base": None}, "s")["runs"]
     assert all("eval.base" not in words for words in plain.values())
 
@@ -89,7 +86,7 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
 
 
-def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """As the sentence about a benchmark that data_root lacks says: null is the Hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "world").mkdir()
@@ -111,7 +108,7 @@ def test_a_benchmark_may_have_its_items_elsewhere(call: Call, tmp_path: Path, mo
     assert "give gsm8k a data_root of its own (null: the Hub" in told.err
 
 
-def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks alone."""
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
@@ -156,7 +153,7 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkey
 )
 @pytest.mark.parametrize("steps", [{}, {"sft.steps": 2}])
 def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
-    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, problem: str, steps: Any, call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The data run says why, and neither the steps nor the rows of its training say it again."""
     monkeypatch.chdir(tmp_path)
@@ -231,13 +228,11 @@ def test_a_study_without_experts_is_no_table() -> None:
     """Else its base would be the unknown key of a table."""
     text = yaml.safe_dump({key: value for key, value in STUDY.items() if key != "experts"})
     with pytest.raises(PipelineError, match=r"^s.yaml, experts: a study needs names and experts, \{math: ./FOLDER, sw"):
-        read_table(text, "s.yaml")
+        read_table(text, "s.yaml", shipped, {})
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float32"])
-def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained_in(
-    call: Call, tmp_path: Path, weights: str
-) -> None:
+def test_a_study_scores_all_models_in_one_dtype_whatever_was_trained(call: Call, tmp_path: Path, weights: str) -> None:
     """A base in float32 and experts in bfloat16, as hardware= of one GPU trains them, are compared in float32."""
     call("stage=data", "expert=sandbox", f"runs_dir={tmp_path}/world")
     (world,) = (tmp_path / "world").glob("data-sandbox-*")
@@ -254,13 +249,11 @@ def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained
 
 @pytest.mark.parametrize("stage", ["plan", "table"])
 def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_trained(
-    call: Call, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    call: Call, world: Path, tmp_path: Path, monkeypatch: Patch, stage: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
-    experts = {
-        "math": {"expert": "math", "recipe": "sandbox_math"},
-        "sw": {"run": "hub:org/theirs", "side": "language"},
-    }
+    swahili = {"run": "hub:org/theirs", "side": "language"}
+    experts = {"math": {"expert": "math", "recipe": "sandbox_math"}, "sw": swahili}
     every = {"sft.steps": 1, "sft.batch_size": 16}
     words = {"base": "sandbox", "experts": experts, "methods": ["soup"], "languages": "en", "every": every}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({**words, "benchmarks": "mgsm_0shot"}))
@@ -270,12 +263,11 @@ def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_traine
 
 
 def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_fetched(
-    call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     words = ["stage=eval", "eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=4", "threads=1"]
     words += [f"data_root={world}", f"runs_dir={tmp_path}/runs", "checkpoint=hub:org/theirs"]
-    told = call(*words)
-    assert told.status == 1 and "hub:org/theirs cannot be reached, and is not in its cache here" in told.err
+    assert "hub:org/theirs cannot be reached, and is not in its cache here" in call(*words, status=1).err
     for place in ("evaluate.stage", "evaluate.store", "hub.models"):
         monkeypatch.setattr(f"pipeline.{place}.local_folder", {Path("org/theirs"): base}.__getitem__)
     assert call(*words).status == 0
@@ -312,8 +304,7 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     told = call("stage=plan", f"table={tmp_path}/study.yaml", "plan.expand=true", *shared)
     assert told.status == 0 and yaml.safe_load(told.out)["runs"]["soup"]["merge"] == "soup"
     (tmp_path / "table.yaml").write_text(told.out)
-    made = call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared)
-    assert made.status == 0, made.err
+    call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared, status=0)
     cells = (tmp_path / "runs/reports/study/cells.csv").read_text()
     assert "layer_swap" in cells and "control" in cells
     again = call("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
@@ -328,9 +319,7 @@ TAKEN = "s.yaml, base: the base or an expert has this name already: rename"
     ("sw: {run: ./b, side: language}", "{base: {merge: soup}}", TAKEN),
     ("sw: {sft: lora, side: language}", "{soup: {}}", "s.yaml, run 'sw': stage=sft needs expert=...: one of bn, "),
 ])  # fmt: skip
-def test_an_expert_in_the_place_of_the_base_or_of_no_rows(
-    call: Call, tmp_path: Path, sw: str, methods: str, problem: str
-) -> None:
+def test_an_expert_as_the_base_or_of_no_rows(call: Call, tmp_path: Path, sw: str, methods: str, problem: str) -> None:
     """It would stand in the base's place: its row, and the comparisons with it."""
     text = f"base: sandbox\nexperts: {{math: ./m, {sw}}}\nmethods: {methods}\nlanguages: en\nbenchmarks: mgsm_0shot\n"
     (tmp_path / "s.yaml").write_text(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call, Make
+from fixture_types import Call, Make, Patch
 from tiny_words import FEW
 
 from pipeline.commands.sweep import parse_shard
@@ -22,12 +22,8 @@ ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,q
 
 @pytest.fixture(scope="module")
 def experts(math_expert: Path, language_expert: Path) -> list[str]:
-    return [
-        "merge=layer_swap",
-        f"merge.math={math_expert}",
-        f"merge.language={language_expert}",
-        "merge.bottom_layers=3",
-    ]
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
+    return ["merge=layer_swap", *experts, "merge.bottom_layers=3"]
 
 
 @pytest.fixture
@@ -49,45 +45,26 @@ def answers(folder: Path) -> dict[str, str]:
 
 
 def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
-    make_run: Make, call: Call, runs_dir: Path, world: Path, experts: list[str], monkeypatch: pytest.MonkeyPatch
+    make_run: Make, call: Call, runs_dir: Path, world: Path, experts: list[str], monkeypatch: Patch
 ) -> None:
     from pipeline.merge import live
 
     loads, real = [], live._load_live
     monkeypatch.setattr(live, "_load_live", lambda *words: loads.append(1) or real(*words))
-    words = [
-        "stage=sweep",
-        *experts,
-        "sweep.bottom_layers=[2,3]",
-        "sweep.top_layers=[0,1]",
-        *ASKED,
-        f"data_root={world}",
-    ]
+    grid = ["sweep.bottom_layers=[2,3]", "sweep.top_layers=[0,1]"]
+    words = ["stage=sweep", *experts, *grid, *ASKED, f"data_root={world}"]
     words += [f"runs_dir={runs_dir}", "tracking.mode=disabled"]
-    half = call(*words, "sweep.shard=1/2")
-    assert half.status == 0, half.err
+    half = call(*words, "sweep.shard=1/2", status=0)
     page = Path(half.out.strip())
     assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
     whole = call(*words)
     assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "4 of 4 points" in page.read_text()
     assert "--accent" in page.read_text()  # in the dress of a table's page
-    for text in (
-        "<svg",
-        " questions in ",
-        "Best of 4",
-        "Chosen on odd questions",
-        "Split-half score",
-        "bottom_layers = ",
-        "Of translations a score is the mean chrF++ of sentences",
-    ):
+    told = ["<svg", " questions in ", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "]
+    for text in (*told, "Of translations a score is the mean chrF++ of sentences"):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))
-    assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [
-        ("2", "0"),
-        ("2", "1"),
-        ("3", "0"),
-        ("3", "1"),
-    ]
+    assert [row["bottom_layers"] + row["top_layers"] for row in rows] == ["20", "21", "30", "31"]
     # each point is the run that stage=eval merge=... makes, and equals the evaluation of the written merge
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
@@ -104,7 +81,7 @@ def scored_again(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def requests(monkeypatch: Patch) -> list[int]:
     """How many requests each call to a model brought, whatever model it was."""
     counted: list[int] = []
     for method in ("loglikelihood", "generate_until"):
@@ -156,10 +133,7 @@ def test_a_merge_in_memory_and_the_written_one_are_scored_once(
         ([], "stage=sweep needs values"),
         (["sweep.density=[0.1]"], "sweep.density: merge=layer_swap has no such knob; it has bottom_layers,"),
         (["sweep.bottom_layers=[3,3]"], "names a value twice"),
-        (
-            ["sweep.bottom_layers=[3]", "sweep.shard=5/4"],
-            "the i-th of n shards, i from 1 to n (1/4 to 4/4)",
-        ),
+        (["sweep.bottom_layers=[3]", "sweep.shard=5/4"], "the i-th of n shards, i from 1 to n (1/4 to 4/4)"),
         (["sweep.bottom_layers=[3,12]"], "the model has 14: lower them"),
     ],
 )
@@ -170,7 +144,7 @@ def test_sweeps_that_are_refused_before_anything_is_scored(
     runs_dir: Path,
     experts: list[str],
     world: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(stage, "make", None)
     asked = ["stage=sweep", *experts, "merge.top_layers=3", *ASKED, f"data_root={world}", f"runs_dir={runs_dir}"]

@@ -17,9 +17,7 @@ from pipeline.tables.planned_runs import Planning
 QUESTIONS = {"en": 200, "qac": 40}
 
 
-def test_a_comparison_is_of_the_numbers_that_the_cells_show(
-    world: Path, models: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_a_comparison_is_of_numbers_that_cells_show(world: Path, models: dict[str, list[Path]], tmp_path: Path) -> None:
     _, left, right = models["llama"]
     (tmp_path / "uneven.yaml").write_text(
         f"name: uneven\nevery: {{data_root: {world}}}\nscore: {{eval: mgsm_0shot, in: [en, qac]}}\n"

@@ -10,9 +10,7 @@ from tiny_words import FEW
 from pipeline.data.rows import read_jsonl
 
 
-def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
-    world: Path, base: Path, tmp_path: Path, call: Call
-) -> None:
+def test_warnings_of_trainings_are_on_a_tables_page(world: Path, base: Path, tmp_path: Path, call: Call) -> None:
     every = {"data_root": str(world), "model": "trained", "model.path": str(base), "threads": 1}
     table = {
         "name": "warned", "axes": {"seed": [0, 1]},
@@ -22,8 +20,7 @@ def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
     }  # fmt: skip
     (tmp_path / "warned.yaml").write_text(json.dumps(table))
     words = [f"table={tmp_path}/warned.yaml", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    made = call("stage=table", *words, "launcher.workers=1")
-    assert made.status == 0, made.err
+    made = call("stage=table", *words, "launcher.workers=1", status=0)
     counted = re.search(r"sft.seq_length=56 truncates \d+ of \d+ rows\n", made.err)
     assert counted and counted.start() < made.err.index(": loading ")
     page = Path(made.out.strip()).read_text()

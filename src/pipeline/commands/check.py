@@ -15,7 +15,6 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pipeline.commands.check_lines import EXAMPLE, Checking
@@ -50,7 +49,7 @@ def check(config: CheckStage) -> str:
         PipelineError: a key that the check does not read, or lines that are wrong (with the text).
         Held: launcher=slurm: the job is in the queue.
     """
-    runs_dir, overrides = Path(config.runs_dir), read_words(config)
+    runs_dir, overrides = config.runs_path, read_words(config)
     plan = Checking(config, overrides, runs_dir / ".check")
     check_writable(runs_dir)
     free = shutil.disk_usage(runs_dir).free
@@ -98,7 +97,7 @@ def read_words(config: CheckStage) -> list[str]:
 def submit(config: CheckStage, plan: Checking, overrides: list[str]) -> None:
     """Submit the same command as one job, with the GPUs of its largest training. Raises Held, with the job."""
     launcher, threads, processes = config.launcher, plan.threads, plan.sft.processes
-    script = (Path(config.runs_dir) / (DRY_RUN if launcher.dry_run else FOLDER) / "check.sh").resolve()
+    script = (config.runs_path / (DRY_RUN if launcher.dry_run else FOLDER) / "check.sh").resolve()
     job = None if launcher.dry_run else submitted_as(script)
     if job is None:
         if launcher.dry_run:
@@ -108,10 +107,10 @@ def submit(config: CheckStage, plan: Checking, overrides: list[str]) -> None:
         gpus = processes if launcher.gpus is None else min(processes, launcher.gpus)
         resources = Resources(gpus, threads * processes if threads else None, 60)
         text = script_of(launcher, ["-m", "pipeline", *shared, *overrides, *config_dir_flags()], "")
-        job = submit_script(launcher, Path(config.runs_dir), script, text, resources, ["--job-name", "check"], "%j")
+        job = submit_script(launcher, config.runs_path, script, text, resources, ["--job-name", "check"], "%j")
     if launcher.dry_run:
         show_dry_run(script.parent)
-    record, log = Path(config.runs_dir) / RECORD, f"{config.runs_dir}/.logs/slurm-{job}.log"
+    record, log = config.runs_path / RECORD, f"{config.runs_dir}/.logs/slurm-{job}.log"
     raise Held(f"job {job} is in the queue: its lines will be in {log}, its record in {record}")
 
 

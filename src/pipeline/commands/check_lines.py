@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.commands.check_inputs import QUESTIONS, fields_of, here, write_base, write_rows
 from pipeline.commands.check_processes import Wrong, last_lines, run_command
 from pipeline.config.compose import compose
-from pipeline.config.defaults import read_hardware
+from pipeline.config.defaults import card_of
 from pipeline.config.overrides import chosen_options
 from pipeline.config.stages import CheckStage, TrainStage
 from pipeline.config.training import Sft
@@ -83,7 +83,7 @@ class Checking:
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
         by_slurm = config.launcher.name == "slurm"
         self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
-        self.local = here(self.model, Path(config.runs_dir))
+        self.local = here(self.model, config.runs_path)
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
         trainings = {method: compose(self.training(method)) for method in self.methods}
         self.recipes = {method: training.sft for method, training in trainings.items()}  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ class Checking:
         code = ("-c", "from pipeline.commands.check_processes import probe_main; probe_main()")
         facts = json.loads(str(self.command("devices", [*overrides, "model=small_bpe"], code=code)))
         self.ranks, self.on_gpu, hardware = facts["ranks"], bool(facts["cuda"]), self.typed.get("hardware")
-        if hardware and "plan.gpu" in read_hardware(hardware) and not self.on_gpu:
+        if card_of(hardware) and not self.on_gpu:
             raise Wrong(
                 f"hardware={hardware} has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
             )

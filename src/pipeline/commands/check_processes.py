@@ -58,11 +58,11 @@ def run_command(
     return output.read_text()
 
 
-def last_lines(log: Path, count: int = 20) -> list[str]:
-    """The last lines that a command printed; none where it has not begun."""
+def last_lines(log: Path) -> list[str]:
+    """The last twenty lines that a command printed; none where it has not begun."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
-    return [line for line in lines if line][-count:]
+    return list(filter(None, lines))[-20:]
 
 
 def probe_main() -> None:

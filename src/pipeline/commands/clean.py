@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from pipeline.runs import resume
 from pipeline.runs.folders import finished_manifests, folder_of
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.lease import Holder, latest_work_folder, live_holder, take_lease
-from pipeline.runs.manifest import read_manifest, snapshot_hash
+from pipeline.runs.manifest import Manifest, read_manifest, snapshot_hash
 from pipeline.runs.run import Run, Snapshot
 from pipeline.text import align_columns
 
@@ -45,7 +45,7 @@ class Removable:
 
 def clean_up(config: CleanStage) -> str:
     """Delete the removable folders, or list them if clean.dry_run. Returns a table as text."""
-    runs_dir = Path(config.runs_dir)
+    runs_dir = config.runs_path
     items = [*stale_work(runs_dir, config.clean.hours, config.clean.resume_points), *idle_snapshots(runs_dir)]
     rows, total, count = [], 0, 0
     for item in items:
@@ -79,20 +79,13 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
     """Snapshots of finished trainings that no finished run needs."""
     manifests = sorted(finished_manifests(runs_dir), key=lambda manifest: manifest.started)
     by_hash = {manifest.hash: manifest for manifest in manifests}
-    ranked, ranking = (
-        set(),
-        set(),
-    )  # hashes of what select runs compared, and of what scored it
-    for manifest in manifests:
-        if manifest.stage == "select":
-            parents = {parent.hash for parent in manifest.parents.values()}
-            ranking |= {manifest.hash, *parents}
-            scored = [by_hash[parent].parents for parent in parents if parent in by_hash]
-            inputs = {parent.hash for roles in scored for parent in roles.values()}  # snapshots; evals of one language
-            ranking |= {key for key in inputs if key in by_hash and by_hash[key].stage == "eval"}
-            ranked |= parents | inputs
-    needing = [manifest for manifest in manifests if manifest.hash not in ranking]
-    used_hashes = {parent.hash for manifest in needing for parent in manifest.parents.values()}
+    selections = [manifest for manifest in manifests if manifest.stage == "select"]
+    scores = parent_hashes(selections)
+    inputs = parent_hashes(by_hash[key] for key in scores if key in by_hash)  # snapshots; evals of one language
+    ranked = scores | inputs
+    ranking = scores.union(manifest.hash for manifest in selections)
+    ranking |= {key for key in inputs if key in by_hash and by_hash[key].stage == "eval"}
+    used_hashes = parent_hashes(manifest for manifest in manifests if manifest.hash not in ranking)
     items = []
     for training in manifests:
         for step, entry in training.snapshots.items():
@@ -103,6 +96,10 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
                 reason = "a select run has ranked it" if key in ranked else "no run was made from it"
                 items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
     return items
+
+
+def parent_hashes(manifests: Iterable[Manifest]) -> set[str]:
+    return {parent.hash for manifest in manifests for parent in manifest.parents.values()}
 
 
 def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:

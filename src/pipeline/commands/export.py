@@ -29,30 +29,31 @@ LM_EVAL = "lm_eval"
 
 def export(config: ExportStage) -> str:
     """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
-    if config.export.to is None:
+    settings = config.export
+    if settings.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
-        suffix = suffixes.get(config.export.format, "d")
+        suffix = suffixes.get(settings.format, "d")
         address = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to: give export.to={address}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
-        if config.export.format == LM_EVAL:
-            run = find_run(config.checkpoint, Path(config.runs_dir), "checkpoint")
-            return str(write_harness_logs(run.folder, Path(config.export.to), label_in(run.name)).parent)
-        if config.export.format != Export().format:
-            raise PipelineError(f"export.format={config.export.format} applies to table=T only: remove it")
-        if config.export.adapter and config.export.dtype:
+        if settings.format == LM_EVAL:
+            run = find_run(config.checkpoint, config.runs_path, "checkpoint")
+            return str(write_harness_logs(run.folder, Path(settings.to), label_in(run.name)).parent)
+        if settings.format != Export().format:
+            raise PipelineError(f"export.format={settings.format} applies to table=T only: remove it")
+        if settings.adapter and settings.dtype:
             raise PipelineError(
-                f"export.dtype={config.export.dtype} rounds what export.adapter=true writes exactly, in float32: "
+                f"export.dtype={settings.dtype} rounds what export.adapter=true writes exactly, in float32: "
                 "remove one of them"
             )
         return export_model(config)
-    if config.export != Export(to=config.export.to, format=config.export.format):
+    if settings != Export(to=settings.to, format=settings.format):
         raise PipelineError(
             "export.dtype, export.adapter, export.licence and export.private apply to checkpoint=RUN only: remove them"
         )
-    return str(export_table(config, config.export.to))
+    return str(export_table(config, settings.to))
 
 
 def export_table(config: ExportStage, to: str) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +32,7 @@ from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes
+from pipeline.progress import say, warn
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
@@ -62,20 +62,22 @@ def export_model(config: ExportStage) -> str:
     api = ready_for(target.removeprefix(HUB), "export.to", private) if target.startswith(HUB) else None
     if api is None:
         check_target(Path(target))
-    model = Resolver(Path(config.runs_dir), build).model(config.checkpoint, "checkpoint")
+    model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
     opened = outside_core(EXPORTS, "adapter") if config.export.adapter else open_as_merge
     merge = opened(model, config)
-    check_files_and_space(merge, model, config)
-    origin = origin_of(model, Path(config.runs_dir), ask=True)
+    staging = (
+        config.runs_path if api else Path(target).resolve().parent
+    )  # next to the target, so that a rename publishes it
+    staging.mkdir(parents=True, exist_ok=True)
+    check_files_and_space(merge, model, config, staging)
+    origin = origin_of(model, config.runs_path, ask=True)
     licence = licence_of(origin, config)
     if merge.adapter:
         base = merge.adapter.settings["base_model_name_or_path"]
         origin = replace(origin, bases=(base,) if base else ())  # what PEFT adds it to, not what that derives from
     name = target.removeprefix(HUB) if api else Path(target).resolve().name
-    with TemporaryDirectory(
-        dir=staging_folder(config, api is not None), prefix=f".{name.replace('/', '-')}."
-    ) as temporary:
+    with TemporaryDirectory(dir=staging, prefix=f".{name.replace('/', '-')}.") as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
         write_model(merge, folder, config, model)
@@ -128,13 +130,6 @@ def check_place(target: Path, kind: str) -> None:
         raise PipelineError(f"export.to={target} is not a place for a {kind}: name one in an existing folder")
 
 
-def staging_folder(config: ExportStage, on_hub: bool) -> Path:
-    """Folder for the unfinished export: next to the target, so that a rename publishes it; for the Hub, runs_dir."""
-    parent = Path(config.runs_dir) if on_hub else Path(str(config.export.to)).resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    return parent
-
-
 def licence_of(origin: Origin, config: ExportStage) -> str | None:
     """Licence for the card; None if unknown. Raises PipelineError if those of the source models differ and
     export.licence is not given."""
@@ -147,7 +142,7 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
             "the result, export.licence=NAME"
         )
     if not origin.licences:
-        print("warning: licence unknown, so the model card has none; set it with export.licence=NAME", file=sys.stderr)
+        warn("licence unknown, so the model card has none; set it with export.licence=NAME")
         return None
     return next(iter(origin.licences.values()))
 
@@ -173,14 +168,14 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
             f"export.base={config.export.base} is read with an adapter from elsewhere, which {model.name} is not: "
             "leave it out"
         )
-    return Resolver(Path(config.runs_dir), build).model(config.export.base, "export.base").folder
+    return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
-def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) -> None:
-    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk."""
+def check_files_and_space(merge: Merging, model: Parent, config: ExportStage, staging: Path) -> None:
+    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk of the folder `staging`."""
     if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
-    size, staging = merge.bytes()["written"], staging_folder(config, str(config.export.to).startswith(HUB))
+    size = merge.bytes()["written"]
     if shutil.disk_usage(staging).free < size:
         raise PipelineError(
             f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free some"
@@ -224,11 +219,11 @@ def card_text(
     name: str, model: Parent, origin: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
 ) -> str:
     """The run's model card, with the rounding error of the cast and the model's scores."""
-    runs_dir, manifest = Path(config.runs_dir), read_manifest(model.folder)
+    runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     body = body_of(model, runs_dir) if manifest else None
     sections = [body or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(origin)}"]
     if rounding := describe_cast(merge, config):
-        print(rounding, file=sys.stderr)
+        say(rounding)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
     scored = scores_of(manifest, runs_dir) if manifest else []
     if scored:

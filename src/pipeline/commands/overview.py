@@ -12,7 +12,7 @@ from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
-from pipeline.estimate.gpu_budget import Bill
+from pipeline.estimate.gpu_budget import Bill, Cost
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
 from pipeline.estimate.training_rows import expected_size
@@ -111,7 +111,7 @@ def kinds_table(
 ) -> list[str]:
     """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
-    costs = {cost.run.hash: cost for cost in (bill.costs() if bill else ())}
+    costs = {cost.run.hash: cost for cost in bill.costs()} if bill else None
     takes_what = ("GPUs each", "time each", "GPU-hours", "GB a GPU") if bill else ("time each", "in all", "GB")
     rows: list[tuple[str, ...]] = [("", "runs", "done", *takes_what)]
     for kind in dict.fromkeys([*planned, *later]):
@@ -119,15 +119,15 @@ def kinds_table(
         remaining = [run for run in members if run.hash in unfinished]
         count = f"{len(members):,}" + f" + {len(further):,}" * bool(further)
         done = f"{len(members) - len(remaining):,}"
-        rows.append((kind, count, done, *takes([*remaining, *further], costs, bill, history)))
+        rows.append((kind, count, done, *takes([*remaining, *further], costs, history)))
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
-def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History) -> tuple[str, ...]:  # type: ignore[type-arg]
-    """What runs of a kind take: with a bill on its GPUs, else on this machine."""
+def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) -> tuple[str, ...]:
+    """What runs of a kind take: by what they cost on the GPUs of a bill, else on this machine."""
     if not runs:
-        return ("",) * (3 if bill is None else 4)
-    if bill is None:
+        return ("",) * (3 if costs is None else 4)
+    if costs is None:
         seconds, memory = [history.predict(run) for run in runs], memory_text(map(memory_here, runs))
         if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
             return "needs a GPU", "?", memory
@@ -137,7 +137,7 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
     known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
         if not isinstance(runs[0].config, TrainStage | EvalStage):  # of the CPU
-            return "", takes(runs, costs, None, history)[0], "", ""
+            return "", takes(runs, None, history)[0], "", ""
         trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]

@@ -139,7 +139,7 @@ def plan_text(
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    remaining, runs_dir = [run for run in runs if run.hash in reasons], Path(config.runs_dir)
+    remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
     bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
     history = History(finished_manifests(runs_dir))
     fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
@@ -212,7 +212,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
     """What trainings write against what is free in runs_dir."""
     if bill is None or not bill.disk:
         return
-    free = free_bytes(Path(config.runs_dir).resolve())
+    free = free_bytes(config.runs_path.resolve())
     if bill.disk > free:
         written = f"trainings write {size_text(bill.disk)} to runs_dir={config.runs_dir}"
         saved = not free_snapshots and bill.freed < 0.9 * bill.disk
@@ -248,11 +248,9 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     """What runs read from the Hub and is not pinned here, or stays empty."""
     inputs = collect_hub_inputs(runs)
     missing = inputs.not_pinned(read_lock(runs_dir))
-    lines = [
-        f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
-        f"{kept_offline(missing)}"
-    ]
-    return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+    lines = [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+    named = f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
+    return [named + kept_offline(missing), *lines] if missing else lines
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -321,19 +319,21 @@ def not_planned(planning: Planning) -> list[str]:
     lines = [
         f"cannot be planned: {problem}{f' ({count} times)' if count > 1 else ''}" for problem, count in causes.items()
     ]
-    return [*lines[:-1], f"{lines[-1]}; {dependents} runs and cells need these"] if lines and dependents else lines
+    if lines and dependents:
+        lines[-1] += f"; {dependents} runs and cells need these"
+    return lines
 
 
 def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> list[str]:
     """Text table of the runs with their estimated seconds and states, at most `max_lines`."""
     rows = [("run", "stage", "seconds", "state")]
     for run in runs[:max_lines]:
+        seconds, how = "", "deleted, no longer needed"
         if run.hash in reasons:
-            rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
-        else:
-            manifest = read_manifest(run.folder)
-            seconds, how = (f"{manifest.seconds:.0f}", "finished") if manifest else ("", "deleted, no longer needed")
-            rows.append((run.name, run.config.stage, seconds, how))
+            seconds, how = history.seconds_text(run), reasons[run.hash]
+        elif manifest := read_manifest(run.folder):
+            seconds, how = f"{manifest.seconds:.0f}", "finished"
+        rows.append((run.name, run.config.stage, seconds, how))
     omitted = len(runs) - max_lines
     return align_columns(rows) + ([f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else [])
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
+from pipeline.progress import say
 from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
@@ -70,7 +70,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
     """
-    runs_dir, inputs = Path(config.runs_dir), collect_hub_inputs(runs)
+    runs_dir, inputs = config.runs_path, collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK
@@ -86,13 +86,13 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     failed = list(inputs.problems)
     for number, (label, step) in enumerate(steps, start=1):
         plain = without_credentials(label)
-        print(f"[{number}/{len(steps)}] {plain}", file=sys.stderr)
+        say(f"[{number}/{len(steps)}] {plain}")
         try:
             name, _, address = label.partition(": ")
             with readable_errors(name, inputs.sources.get(label) or Source(hub=address, rows="", file="")):
                 step()
         except PipelineError as error:
-            print(f"{plain} failed: {error}", file=sys.stderr)
+            say(f"{plain} failed: {error}")
             failed.append(str(error))
             continue
         write_lock(path, lock)
@@ -124,10 +124,9 @@ def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, u
     if locked is None or update:
         return newest
     if locked != newest:
-        print(
+        say(
             f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}): using the locked one; "
-            "prefetch.update=true takes the new one, which changes hashes of runs",
-            file=sys.stderr,
+            "prefetch.update=true takes the new one, which changes hashes of runs"
         )
     return locked
 
@@ -150,21 +149,12 @@ def fetch_files(
     hub: Any, kind: str, repository: str, revision: str, patterns: Sequence[str], ignored: Sequence[str] = ()
 ) -> Path:
     """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them. Returns their folder."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils import filter_repo_objects
-
-    of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
-    wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
-    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings
-    missing = [
-        file.size or 0
-        for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
-        if not try_to_load_from_cache(repository, file.rfilename, **of_repository)
-    ]
-    if missing:
+    wanted = {"repo_type": kind, "revision": revision, "allow_patterns": patterns, "ignore_patterns": ignored}
+    planned = hub.snapshot_download(repository, **wanted, dry_run=True)
+    if missing := [file.file_size or 0 for file in planned if file.will_download]:
         size = tqdm.format_sizeof(sum(missing), "B")
-        print(f"  fetches {size} in {pluralize(len(missing), 'file')}", file=sys.stderr)
-    return Path(hub.snapshot_download(repository, **of_repository, **wanted))
+        say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
+    return Path(hub.snapshot_download(repository, **wanted))
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pipeline.commands.plan import not_planned
 from pipeline.config.stages import Report, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
+from pipeline.progress import say, warn
 from pipeline.report.report_state import Reported
 from pipeline.tables.planned_runs import Planning
 from pipeline.text import first_few
@@ -26,9 +26,9 @@ def report_table(config: ReportStage) -> Path:
         none = f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
         raise PipelineError(none, *not_planned(planning))
     for name, reason in missing.items():
-        print(f"missing: {name}: {reason}", file=sys.stderr)
+        say(f"missing: {name}: {reason}")
     for problem in training_problems(runs, reasons):
-        print(f"warning: {problem}", file=sys.stderr)
+        warn(problem)
     failed = {name: reason for name, reason in reported.failed.items() if name in missing}
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 
@@ -49,9 +49,9 @@ def write_results(
     results = gather_results(planning, reported.failed, reasons)
     reported.refuse_fewer(folder, results.finished, report.fewer)
     page = write_report(results, folder)
-    print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
+    say((folder / "summary.txt").read_text(encoding="utf-8"))
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
-        print(f"warning: {message} ({' '.join(first_few(names, 1))})", file=sys.stderr)
+        warn(f"{message} ({' '.join(first_few(names, 1))})")
     reported.write_state(folder, finished=results.finished)
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report

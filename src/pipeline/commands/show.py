@@ -29,7 +29,7 @@ def show_run(config: ShowStage) -> str:
     """Text that describes the run, for a terminal."""
     if unfinished := unfinished_text(config):
         return unfinished
-    folder = find_run(config.run, Path(config.runs_dir), "run").folder
+    folder = find_run(config.run, config.runs_path, "run").folder
     manifest = read_manifest(folder)
     if manifest is None:
         raise PipelineError(f"run={config.run} has no manifest.json: give one of the runs that stage=status lists")
@@ -49,7 +49,7 @@ def show_run(config: ShowStage) -> str:
 
 def unfinished_text(config: ShowStage) -> str:
     """The state of an unfinished run, the end of its log and where that is; empty where none has this name."""
-    runs_dir = Path(config.runs_dir)
+    runs_dir = config.runs_path
     if "/" in config.run or finished_names(runs_dir, config.run):
         return ""
     statuses = [

@@ -176,7 +176,7 @@ def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
     job, log = log_of(array, folder)
     if job is None:
         return None, "planned", ""
-    if last_line := last_log_line(log) if log else None:
+    if last_line := last_log_line(log):
         return job, "failed", f"job {job} ended before it began: {last_line}; {log}"
     again = "where squeue --me does not list it, rerun the same command to submit it again"
     return job, "waiting", f"for job {job}; {again}"

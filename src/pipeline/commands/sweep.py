@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pipeline.config.compose import with_values
 from pipeline.config.stages import EvalStage, PointsStage, SweepStage
 from pipeline.errors import PipelineError
 from pipeline.merge.resident import keep_models_resident
+from pipeline.progress import say
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.rows import build
@@ -46,11 +46,11 @@ def make_sweep(config: SweepStage) -> Path:
         merge_of(run)
     first, count = parse_shard(config.sweep.shard)
     shard_runs = runs[first::count]
-    print(f"sweep of {len(points)} points, {len(shard_runs)} in shard {config.sweep.shard}", file=sys.stderr)
+    say(f"sweep of {len(points)} points, {len(shard_runs)} in shard {config.sweep.shard}")
     with keep_models_resident():
         failed = execute_here(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
-    folder = Path(config.runs_dir) / "reports" / f"sweep-{config.merge.method}-{config.eval.label}-{name}"
+    folder = config.runs_path / "reports" / f"sweep-{config.merge.method}-{config.eval.label}-{name}"
     page = write_page(folder, config, points, runs)
     if (folder / "scores.csv").is_file():
         track_report(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.launch.slurm import CONTINUES
+from pipeline.progress import say
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable
@@ -34,7 +34,7 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
-    check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
+    check_writable(config.runs_path, create=False)  # before files are read whose digests it keeps
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
@@ -47,7 +47,7 @@ def make_table(config: TableStage) -> Path:
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
-    check_writable(Path(config.runs_dir))
+    check_writable(config.runs_path)
     if not config.launcher.dry_run:
         reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
@@ -72,5 +72,5 @@ def execute_targets(execute: Execute, planning: Planning, targets: list[Run], fa
         for selection in (run for run in runs if isinstance(run.config, SelectStage)):
             failed = execute([selection], failed)
             for name in free_ranked(runs, protected):
-                print(f"freed: {name}, which is ranked", file=sys.stderr)
+                say(f"freed: {name}, which is ranked")
     return execute(targets, failed)

@@ -10,24 +10,21 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
-from pydantic import ValidationError
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, left_open
-from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
+from pipeline.config.defaults import left_open, of_hardware
+from pipeline.config.explain import Extra, explain_key, not_read, type_inside, unknown_option, validated
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import adapter, check, knobs_of, names_of, unread_knobs
+from pipeline.config.knob import Tree, Words, check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
+    HARDWARE,
     OF_ALL_STAGES,
-    CheckStage,
     EvalStage,
     ExportStage,
-    PlanStage,
-    PrefetchStage,
     RunStage,
     Stage,
     TableStage,
@@ -35,8 +32,7 @@ from pipeline.config.stages import (
 from pipeline.errors import PipelineError
 
 T = TypeVar("T")
-Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
-Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
+OF_RUNS = f"every.{HARDWARE}"
 
 
 class Incomplete(PipelineError):
@@ -50,8 +46,8 @@ def compose(settings: Sequence[str]) -> Stage:
         PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
     """
     own_words, command = split_command(settings)
-    stage = compose_given(values_of(own_words))
-    return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage | CheckStage) else stage
+    stage: Any = compose_given(values_of(own_words))
+    return replace(stage, command=command) if hasattr(stage, "command") else stage
 
 
 def compose_given(settings: Words) -> Stage:
@@ -73,12 +69,8 @@ def stage_of(settings: Words) -> Stage:
     if missing:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
-        examples = " ".join(
-            re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key)
-            if re.search(r"\.\d+\.", key)
-            else f"{key}={example.get(key, '...')}"
-            for key in missing
-        )
+        inside = {key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing}  # of an item of a list
+        examples = " ".join(text if "=" in text else f"{key}={example.get(key, '...')}" for key, text in inside.items())
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}: give {examples}")
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
@@ -98,15 +90,16 @@ def stage_of(settings: Words) -> Stage:
 
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
-    settings = {key: value for key, value in {**settings, **left_open(settings)}.items() if key != HARDWARE}
-    settings = spell_out_tasks(settings, conf.options("eval"))
+    settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     if conf.is_checkpoint(str(settings.get("model", ""))):
         settings |= {"model": "trained", "model.path": settings["model"]}
     name = str(settings.pop("stage", "table"))
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    tree: dict[str, Any] = {"stage": name}
+    if issubclass(kind, TableStage) and (hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)):
+        settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
+    tree: Tree = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
     values = merge_options(tree, kind, name, settings)
@@ -121,7 +114,7 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
                 raise PipelineError(f"merge.method={value}: merge={settings['merge']} sets it, leave it out")
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
-            plain = plain.removeprefix("table.") if plain == "table.free_snapshots" else plain
+            plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
     if "${" in str(tree):
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
@@ -130,13 +123,24 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     return stage, sorted({*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)})
 
 
-def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings: Words) -> dict[str, Any]:
+def with_hardware(config: T, every: Words) -> T:
+    """A table's stage with what the hardware of its own `every` sets of plans and jobs, if the command sets none, and
+    where neither the command nor its option of launcher= does."""
+    if not isinstance(config, TableStage) or HARDWARE not in every or HARDWARE in config.every:
+        return config
+    of_site = conf.option("launcher", config.given.get("launcher", "local"))["launcher"]
+    of_site = {f"launcher.{knob}": value for knob, value in of_site.items()}
+    own = stage_of({**of_site, **config.given, HARDWARE: every[HARDWARE]})
+    return replace(config, **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)})
+
+
+def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
     """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
 
     Raises:
         PipelineError: a group that the stage does not read, an unknown option, or none where one is needed.
     """
-    groups = {**kind.groups, **OF_ALL_STAGES}
+    groups = {**OF_ALL_STAGES, **kind.groups}
     for key in settings:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
@@ -152,9 +156,13 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings:
             raise PipelineError(f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}")
         if option is None and default is None:
             continue
-        if not conf.is_option(group, str(option)):
+        if str(option) not in conf.options(group):
             raise PipelineError(unknown_option(group, str(option)))
-        conf.merge(tree, conf.option(group, str(option)))
+        if group == HARDWARE:
+            parts = of_hardware(str(option), tree, settings.get("sft.adapter"))
+            conf.merge(tree, {part: knobs for part, knobs in parts.items() if part in names_of(kind)})
+        else:
+            conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}
 
 
@@ -195,7 +203,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
         tree[position] = deepcopy(value) if isinstance(value, dict | list) else value
 
 
-def method_class(knobs: Mapping[str, Any]) -> type[Any]:
+def method_class(knobs: Words) -> type[Any]:
     """The class of a merge's knobs, by its method."""
     if method := conf.method_of_knobs(knobs):
         return method
@@ -218,20 +226,7 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
     return validated(kind, tree, extra=extra)
 
 
-def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
-    """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
-
-    Raises:
-        PipelineError: an unknown key, or a value of another type; the first one. prefix: of the keys, for errors.
-    """
-    try:
-        checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
-        return checked
-    except ValidationError as error:
-        raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
-
-
-def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
+def with_values(config: T, values: Words, prefix: str = "") -> T:
     """A copy of a dataclass with knobs set, their types and bounds checked as on the command line.
 
     Raises:

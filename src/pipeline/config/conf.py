@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
 from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_method, stage_of_package
+from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
@@ -127,11 +128,10 @@ def table_file(name: str) -> Path:
                 f"table={name} is not a table: expected a .yaml file, or the .zip written by stage=export"
             )
         return Path(name)
-    if name not in options(TABLES):
+    path = option_file(TABLES, name)
+    if path is None:
         hint = suggest(name, options(TABLES))
         raise PipelineError(f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)")
-    path = option_file(TABLES, name)
-    assert path is not None
     return path
 
 
@@ -140,11 +140,7 @@ def is_checkpoint(model: str) -> bool:
     return "/" in model or ":" in model or model.startswith(".")
 
 
-def is_option(group: str, name: str) -> bool:
-    return option_file(group, name) is not None or name in options(group)
-
-
-def option(group: str, name: str) -> dict[str, Any]:
+def option(group: str, name: str) -> Tree:
     """What an option sets, by keys of a command, by its list of defaults and its package.
 
     Raises:
@@ -162,11 +158,11 @@ def forget_options() -> None:
 
 
 @cache
-def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
+def _option(group: str, name: str, searched: tuple[Path, ...]) -> Tree:
     return read_option(group, name)
 
 
-def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> Tree:
     """What the file of an option sets: its own keys below its package, after what its list of defaults names: options
     of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the package.
 
@@ -191,7 +187,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
     header = PACKAGE.search(path.read_text(encoding="utf-8"))
     package = package or (header[1] if header else group)
     keys = [] if package == "_global_" else package.split(".")
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     listed = content.pop("defaults", [])
     if not isinstance(listed, list):
         raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
@@ -206,7 +202,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
     return tree
 
 
-def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
+def merge(tree: Tree, part: Mapping[str, Any]) -> None:
     """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
     for key, value in part.items():
         if isinstance(value, dict):
@@ -229,7 +225,7 @@ def method_of(name: str | None) -> type[Merge] | None:
     return method_of_knobs(option("merge", name)["merge"])
 
 
-def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
+def method_of_knobs(knobs: Words) -> type[Merge] | None:
     """The class of the knobs of a merge, by its method."""
     method = str(knobs.get("method"))
     return METHODS.get(method) or merge_method(method)
@@ -238,7 +234,4 @@ def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
 def groups_read(stage: str) -> list[str]:
     """The groups that a stage reads."""
     kind = stage_class(stage)
-    if kind is None:
-        return []
-    by_machine = {"sft", "eval", "select"} & kind.groups.keys()
-    return [*kind.groups, *(["hardware"] if by_machine else []), *OF_ALL_STAGES]
+    return [*kind.groups, *OF_ALL_STAGES] if kind else []

@@ -1,45 +1,31 @@
-"""Defaults that depend on a command's other settings: what hardware=NAME sets, and the first paper's recipes.
+"""Defaults that depend on a command's other settings: the first paper's recipes, and what hardware=NAME sets.
 
-They are filled in before a command is composed, and enter hashes as if they had been typed. What is typed is kept.
+They enter hashes as if they had been typed. What is typed is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.evaluation import Eval
-from pipeline.config.explain import refuse_invalid
-from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
+from pipeline.config.explain import validated
+from pipeline.config.knob import Tree, Words
+from pipeline.config.stages import HARDWARE, Launcher, Plan
 from pipeline.config.training import Model, Sft
-from pipeline.errors import PipelineError, suggest
-from pipeline.files import read_yaml
+from pipeline.errors import PipelineError
 
-HARDWARE = "hardware"
 KNOBS = (  # of a training, scores and a plan that a machine decides; others belong to recipes
     "sft.processes", "sft.parallel", "sft.micro_batch_size", "sft.gradient_checkpointing", "sft.weights",
     "sft.optimizer", "model.attn_implementation", "eval.products", "launcher.gpus", "launcher.time", "launcher.memory",
     "launcher.memory_per_gpu", "plan.gpu", "plan.gpus",
 )  # fmt: skip
-CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
-OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
+CLASSES: dict[str, type] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
+OF_ALL_WEIGHTS = ("weights", "optimizer")  # adapters train few parameters: these take no memory there
 
 
-def left_open(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> value of what a command or a table's run, key -> value, leaves to its other words.
-
-    Raises:
-        PipelineError: hardware= is not an option, not read by the stage, or its file sets what a recipe decides.
-    """
-    added = recipe_of_paper(settings)
-    if name := settings.get(HARDWARE) or settings.get(f"every.{HARDWARE}"):
-        added |= hardware_for(str(name), settings)
-    return {key: value for key, value in added.items() if key not in settings}
-
-
-def recipe_of_paper(settings: Mapping[str, Any]) -> dict[str, str]:
+def left_open(settings: Words) -> dict[str, str]:
     """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
@@ -50,80 +36,45 @@ def recipe_of_paper(settings: Mapping[str, Any]) -> dict[str, str]:
     return {"recipe": recipe, "mixture": "layer_swapping"} if conf.option_file("recipe", recipe) else {}
 
 
-def hardware_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What an option of hardware sets in a command: knobs of its training, its jobs and its plan. A table passes it on
-    to its runs, by their own methods."""
-    values, stage = read_hardware(name), str(settings.get("stage", "table"))
-    values["launcher.gpu"] = values.get("plan.gpu")
-    kind = conf.stage_class(stage)
-    if kind is not None and issubclass(kind, TableStage):
-        passed: dict[str, Any] = {f"every.{HARDWARE}": name}
-        parts = ["plan"] if stage == "plan" else []
-    elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
-        passed, parts = {}, ["sft", "model"] if kind and "sft" in kind.groups else []
-        parts += ["eval"] if kind and "eval" in kind.groups else []
-        if kind and "select" in kind.groups and option_of("select", settings, "by", "scores") == "scores":
-            values["select.eval.products"], parts = values.pop("eval.products", "ieee"), [*parts, "select"]
-    else:
-        raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
-    parts += ["launcher"] if option_of("launcher", settings, "name", "local") == "slurm" else []
-    adapter = settings.get("sft.adapter") or option_of("sft", settings, "adapter", "none")
-    return passed | {
-        key: value
-        for key, value in values.items()
-        if key.partition(".")[0] in parts and (adapter == "none" or key not in OF_ALL_WEIGHTS)
-    }
-
-
-def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
-    """A table's stage with what the hardware of its own `every` sets of plans and jobs, where neither the command nor
-    its options do."""
-    if HARDWARE not in every or HARDWARE in config.every:  # the command's own is among its words
-        return config
-    for key, value in hardware_for(
-        str(every[HARDWARE]), {"stage": config.stage, "launcher": config.launcher.name}
-    ).items():
-        part, _, name = key.partition(".")
-        holder = getattr(config, part)
-        if part == "every" or key in config.given:
-            continue
-        if getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
-            config = replace(config, **{part: replace(holder, **{name: value})})
-    return config
-
-
-def reads_hardware(stage: str) -> bool:
-    """Whether a stage has trainings, a plan or jobs that a machine decides about."""
-    return stage in (*RUN_STAGES, "check") or issubclass(conf.stage_class(stage) or Stage, TableStage)
-
-
-def option_of(group: str, settings: Mapping[str, Any], knob: str, default: str) -> str:
+def option_of(group: str, settings: Words, knob: str, default: str) -> str:
     """A knob in the file of a group's option that these words choose."""
     name = str(settings.get(group))
     return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
 
 
-def read_hardware(name: str) -> dict[str, Any]:
-    """Dotted key -> value of an option of hardware."""
-    path = conf.option_file(HARDWARE, name)
-    if path is None:
-        raise PipelineError(
-            f"{HARDWARE}={name} is not an option: {suggest(name, conf.options(HARDWARE))} (a file of your own: "
-            f"--config-dir=DIR with {HARDWARE}/{name}.yaml)"
-        )
-    content = read_yaml(path)
-    if not isinstance(content, dict):
+def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree:
+    """What an option of hardware= sets, group by group. tree: what the stage's other options set; adapter: sft.adapter
+    where it is typed."""
+    parts = read_hardware(name, adapter or tree.get("sft", {}).get("adapter", "none"))
+    parts["launcher"] = {**parts.get("launcher", {}), "gpu": parts.get("plan", {}).get("gpu")}
+    if tree["launcher"]["name"] != "slurm":
+        del parts["launcher"]
+    if tree.get("select", {}).get("by", "scores") == "scores":
+        parts["select"] = {"eval": parts.get("eval", {})}
+    return parts
+
+
+def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
+    """Group -> knob -> value of an option of hardware=, for trainings with this sft.adapter.
+
+    Raises:
+        PipelineError: its file sets what a recipe decides, or a value that is not possible.
+    """
+    path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
+    if not content:
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
-    values = {
-        f"{part}.{key}".removesuffix("."): value
-        for part, knobs in content.items()
-        for key, value in (knobs if isinstance(knobs, dict) else {"": knobs}).items()
-    }
-    if wrong := [key for key in values if key not in KNOBS]:
+    parts = {part: dict(knobs) if isinstance(knobs, dict) else {"": knobs} for part, knobs in content.items()}
+    keys = [f"{part}.{knob}".removesuffix(".") for part, knobs in parts.items() for knob in knobs]
+    if wrong := [key for key in keys if key not in KNOBS]:
         raise PipelineError(
             f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest belongs to a recipe"
         )
-    for key, value in values.items():
-        part, _, knob = key.partition(".")
-        refuse_invalid(CLASSES[part], knob, value, f"{path}: {part}.")
-    return values
+    for part, knobs in parts.items():
+        validated(CLASSES[part], knobs, f"{path}: {part}.")
+        parts[part] = {key: value for key, value in knobs.items() if adapter == "none" or key not in OF_ALL_WEIGHTS}
+    return parts
+
+
+def card_of(name: str | None) -> str | None:
+    """The GPU of an option of hardware=; None of one without, and of no option."""
+    return read_hardware(name).get("plan", {}).get("gpu") if name else None

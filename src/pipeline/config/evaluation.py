@@ -56,6 +56,10 @@ class EvalTask(Knobs):
     num_fewshot: int = knob(MISSING, ge=0)
     where_possible: bool = False  # in a bundle: data that is missing is reported and is no error
 
+    @property
+    def label(self) -> str:
+        return f"{self.task}_{self.num_fewshot}shot"
+
 
 @dataclass
 class Eval(Knobs):
@@ -108,7 +112,7 @@ class Eval(Knobs):
     def label(self) -> str:
         """What names of runs and reports say was scored: TASK_Nshot if there is one task, else the option's name."""
         (first, *more) = self.tasks
-        return self.name if more or self.name == first.task else f"{first.task}_{first.num_fewshot}shot"
+        return self.name if more or self.name == first.task else first.label
 
 
 @dataclass

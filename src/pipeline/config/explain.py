@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -15,6 +15,8 @@ from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.config.knob import BOUNDS, adapter, names_of
 from pipeline.errors import PipelineError, close_matches
 
+T = TypeVar("T")
+Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
 TYPES = {  # the beginning of pydantic's name of an error -> the expected type
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
 }  # fmt: skip
@@ -99,10 +101,15 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     return f"{key}={value}: {error['msg']}"
 
 
-def refuse_invalid(kind: Any, name: str, value: Any, prefix: str) -> None:
-    """Raise a PipelineError for a value that a knob of the dataclass cannot have; prefix: of its key."""
+def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
+    """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
+
+    Raises:
+        PipelineError: an unknown key, or a value of another type; the first one. prefix: of the keys, for errors.
+    """
     try:
-        adapter(kind).validator.validate_assignment(kind(), name, value)
+        checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
+        return checked
     except ValidationError as error:
         raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
 

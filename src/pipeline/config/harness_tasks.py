@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.config import conf
+from pipeline.config.knob import Tree, Words
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash, read_yaml
 from pipeline.text import pluralize
@@ -36,6 +37,9 @@ class Index:
     tasks: dict[str, Path] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
     tags: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tasks or name in self.groups
 
 
 _included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> digest of its files, and its tasks
@@ -87,7 +91,7 @@ def include(folder: str) -> None:
         raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
     other_folders = [shipped(), *(other for place, (_, other) in _included.items() if place != path)]
     for name in (*own_index.tasks, *own_index.groups):
-        if any(name in other.tasks or name in other.groups for other in other_folders):
+        if any(name in other for other in other_folders):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
     _included[path] = digest, own_index
     forget_names()
@@ -113,10 +117,7 @@ def parts_of(folder: Path) -> tuple[Path, ...]:
 
 def included_folder(task: str) -> tuple[Path, str] | None:
     """The folder of eval.include_path that defines a task or group, and the digest of its files; None of any other."""
-    return next(
-        ((path, digest) for path, (digest, part) in _included.items() if task in part.tasks or task in part.groups),
-        None,
-    )
+    return next(((path, digest) for path, (digest, part) in _included.items() if task in part), None)
 
 
 def included_state() -> tuple[str, ...]:
@@ -127,9 +128,8 @@ def included_state() -> tuple[str, ...]:
 @cache
 def harness_index() -> Index:
     """All that is known: what the installed harness ships, and what eval.include_path adds."""
-    indexes = [shipped(), *(own_index for _, own_index in _included.values())]
     result = Index()
-    for part in indexes:
+    for part in (shipped(), *(own_index for _, own_index in _included.values())):
         result.tasks.update(part.tasks)
         result.groups.update(part.groups)
         result.tags.update(part.tags)
@@ -156,17 +156,16 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
     for item in [listed] if isinstance(listed, str) else listed:
         entry = {"task": item} if isinstance(item, str) else item
         part = entry.get("group") or entry.get("task") or "an entry without a name"
-        is_named = part in harness.tasks or part in harness.groups
-        own_keys = entry.keys() - OF_GROUPS if "group" in entry and not is_named else entry.keys() - OF_ENTRIES
-        if own_keys:
+        is_inside = "group" in entry and part not in harness
+        if own_keys := entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES):
             raise PipelineError(
                 f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file: write that as a task "
                 "file to a folder, eval.include_path=FOLDER, or list the other tasks in eval.tasks=[...]"
             )
-        if "group" in entry and not is_named:
+        if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
         else:
-            members_inside = members(part) if is_named else tuple(tagged(part, folder))
+            members_inside = members(part) if part in harness else tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
                 f"the group {group} has a task {part}, which is not known: list the others in eval.tasks"
@@ -199,10 +198,10 @@ def name_tasks(tasks: Sequence[str]) -> str:
 
 def explain_tag(name: str) -> str:
     """What to give in place of a tag, which has no score of its own; nothing of a name that is no tag."""
-    tag, shots = match.groups() if (match := re.fullmatch(r"(.+)(_\d+shot)", name)) else (name, "")
+    tag, _ = split_shots(name)
     if tag not in harness_index().tags:
         return ""
-    tasks = [f"{task}{shots}" for task in tagged(tag)]
+    tasks = [task + name.removeprefix(tag) for task in tagged(tag)]
     of = f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give {name_tasks(tasks)}"
     return of if tasks else ""
 
@@ -214,14 +213,14 @@ class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 _Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
 
 
-def load_plain(file: Path) -> dict[str, Any]:
+def load_plain(file: Path) -> Tree:
     """A task file as it is, without what it includes.
 
     Raises:
         PipelineError: it cannot be read.
     """
     try:
-        body: dict[str, Any] = read_yaml(file, loader=_Plain)
+        body: Tree = read_yaml(file, loader=_Plain)
     except OSError as error:
         raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):
@@ -229,7 +228,7 @@ def load_plain(file: Path) -> dict[str, Any]:
     return body
 
 
-def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
+def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> Tree:
     """A task file with what it includes, its own keys before those. A !function is the name of the function.
 
     Raises:
@@ -238,7 +237,7 @@ def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file in within:
         raise PipelineError(f"{file} includes itself: remove one of the lines with include")
     body = load_plain(file)
-    definition: dict[str, Any] = {}
+    definition: Tree = {}
     for include in included_files(file, body):
         definition |= merge_includes(include, (*within, file))
     body.pop("include", None)
@@ -251,7 +250,7 @@ def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
     return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
-def own_files(file: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
     """A task file and those that it includes, itself or through others, with their content: without the harness' own,
     which are trusted."""
     trusted = shipped_folder()
@@ -287,7 +286,7 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def spell_out_tasks(settings: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
+def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
     """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
     eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
     (eval=mgsm_3shot), too. `options`: those of eval=. Tasks without an option have the name `tasks`.
@@ -300,15 +299,12 @@ def spell_out_tasks(settings: Mapping[str, Any], options: list[str]) -> dict[str
     if TASKS in settings and "eval" not in settings:
         spelled |= {"eval": "mgsm_0shot", "eval.name": "tasks"}
     name = spelled.get("eval")
-    if isinstance(name, str) and name not in options and (near := option_of_other_shots(name, options)):
-        (_, shots), tasks = SHOTS.fullmatch(name).groups(), load_plain(near).get("tasks") or []  # type: ignore[union-attr]
-        spelled |= {
-            "eval": near.stem,
-            "eval.name": name,
-            TASKS: [{**task, "num_fewshot": int(shots)} for task in tasks],
-        }
-    elif isinstance(name, str) and name not in options and (task := named_task(name)):
-        spelled |= {"eval": "mgsm_0shot", "eval.name": f"{task['task']}_{task['num_fewshot']}shot", TASKS: [task]}
+    if isinstance(name, str) and name not in options:
+        if near := option_of_other_shots(name, options):
+            of_option = [{**task, "num_fewshot": split_shots(name)[1]} for task in tasks_of_option(near)]
+            spelled |= {"eval": near, "eval.name": name, TASKS: of_option}
+        elif task := named_task(name):
+            spelled |= {"eval": "mgsm_0shot", "eval.name": f"{task['task']}_{task['num_fewshot']}shot", TASKS: [task]}
     if isinstance(tasks := spelled.get(TASKS), list):
         spelled[TASKS] = [
             named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task for task in tasks
@@ -316,32 +312,38 @@ def spell_out_tasks(settings: Mapping[str, Any], options: list[str]) -> dict[str
     return spelled
 
 
-def option_of_other_shots(name: str, options: list[str]) -> Path | None:
-    """The file of an option of eval= that differs from a name in its number of exemplars alone."""
+def split_shots(name: str) -> tuple[str, int | None]:
+    """A task, and its number of exemplars where the name ends in one: arc_easy_5shot."""
     match = SHOTS.fullmatch(name)
-    near = [option for option in options if match and (other := SHOTS.fullmatch(option)) and other[1] == match[1]]
-    return conf.option_file("eval", near[0]) if near else None
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def option_of_other_shots(name: str, options: list[str]) -> str | None:
+    """The first option of eval= that differs from a name in its number of exemplars alone."""
+    task, shots = split_shots(name)
+    near = (option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task)
+    return None if shots is None else next(near, None)
+
+
+def tasks_of_option(option: str) -> list[Tree]:
+    return conf.option("eval", option).get("eval", {}).get("tasks") or []
 
 
 def task_of_option(option: str) -> str:
     """The task that an option of eval= scores: the one that its file lists, else the option's name without its number
     of exemplars, such as arc_easy for arc_easy_5shot."""
-    if conf.option_file("eval", option) is not None:
-        tasks = conf.option("eval", option).get("eval", {}).get("tasks") or []
-        if len(tasks) == 1:
-            return str(tasks[0]["task"])
-    match = SHOTS.fullmatch(option)
-    return match[1] if match else option
+    tasks = tasks_of_option(option) if conf.option_file("eval", option) else []
+    if len(tasks) == 1:
+        return str(tasks[0]["task"])
+    return split_shots(option)[0]
 
 
-def named_task(name: str) -> dict[str, Any] | None:
+def named_task(name: str) -> Tree | None:
     """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no such task."""
-    harness = harness_index()
-    if name in harness.tasks or name in harness.groups:
+    if name in harness_index():
         return {"task": name, "num_fewshot": stock_shots(name)}
-    match = SHOTS.fullmatch(name)
-    is_known = match and (match[1] in harness.tasks or match[1] in harness.groups)
-    return {"task": match[1], "num_fewshot": int(match[2])} if match and is_known else None
+    task, shots = split_shots(name)
+    return {"task": task, "num_fewshot": shots} if task in harness_index() else None
 
 
 def stock_shots(name: str) -> int:

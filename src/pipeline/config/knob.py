@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from functools import cache
@@ -20,6 +20,8 @@ from pydantic import ConfigDict, TypeAdapter
 from pipeline.errors import PipelineError
 
 BOUNDS = {"ge": ("at least", ">="), "gt": ("above", ">"), "le": ("at most", "<="), "lt": ("below", "<")}
+Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
+Tree = dict[str, Any]  # a mapping of YAML: knobs by their names, those of a part in a mapping of their own
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
 
@@ -50,7 +52,7 @@ def knob(
     """
     hashed = read[0] if read and hashed is True else hashed
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
-    meta: dict[str, Any] = {
+    meta: Tree = {
         "options": options,
         "hashed": False if run else hashed,
         "read": read,
@@ -97,16 +99,12 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
             continue
-        parts = (
-            {f"{key}.{name}": part_value for name, part_value in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-        if isinstance(value, list):
-            parts = {f"{key}.{index}": part_value for index, part_value in enumerate(value)}
-        for name, part_value in parts.items():
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        if is_dataclass(value):
+            yield from knobs_of(value, f"{key}.")
+        for name, part_value in inside:
             if is_dataclass(part_value):
-                yield from knobs_of(part_value, f"{name}.")
+                yield from knobs_of(part_value, f"{key}.{name}.")
 
 
 def check_value(name: str, value: Any) -> None:
@@ -115,13 +113,10 @@ def check_value(name: str, value: Any) -> None:
     if value == []:
         raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
     inside = value.items() if isinstance(value, dict) else ()
-    parts = (
-        [(name, part_value) for part_value in value]
-        if isinstance(value, list)
-        else [(f"{name}.{k}", v) for k, v in inside]
-    )
-    for key, part_value in parts:
-        check_value(key, part_value)
+    for key, part_value in inside:
+        check_value(f"{name}.{key}", part_value)
+    for part_value in value if isinstance(value, list) else ():
+        check_value(name, part_value)
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
@@ -146,12 +141,12 @@ def is_hashed(item: Any, config: Any) -> bool:
     return bool(hashed(config) if callable(hashed) else hashed)
 
 
-def identity(config: Any) -> dict[str, Any]:
+def identity(config: Any) -> Tree:
     """The part of a config that decides results: hashed fields that differ from their declared defaults.
 
     A nested dataclass whose default is None counts even with all its fields at their defaults, as an expert's world.
     """
-    hashed_fields: dict[str, Any] = {}
+    hashed_fields: Tree = {}
     for item in fields_of(type(config)):
         value = getattr(config, item.name)
         if not is_hashed(item, config):
@@ -163,10 +158,10 @@ def identity(config: Any) -> dict[str, Any]:
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
         default = default if (of_hash := item.metadata.get("hash_default")) is None else of_hash
-        if isinstance(value, dict) and any(is_dataclass(part_value) for part_value in value.values()):
+        if isinstance(value, dict) and any(map(is_dataclass, value.values())):
             value = {key: identity(part_value) for key, part_value in value.items()}
-        elif isinstance(value, list) and any(is_dataclass(part_value) for part_value in value):
-            value = [identity(part_value) for part_value in value]
+        elif isinstance(value, list) and any(map(is_dataclass, value)):
+            value = list(map(identity, value))
         if value != default or item.name in ("method", "stage"):
             hashed_fields[item.name] = value
     return hashed_fields

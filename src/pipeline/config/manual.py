@@ -17,10 +17,10 @@ from pydantic_core import to_jsonable_python
 
 from pipeline.config import conf
 from pipeline.config.compose import partial_stage
-from pipeline.config.defaults import HARDWARE, left_open, reads_hardware
-from pipeline.config.explain import type_inside
-from pipeline.config.knob import BOUNDS, format_value
-from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
+from pipeline.config.defaults import left_open
+from pipeline.config.explain import type_inside, unknown_option
+from pipeline.config.knob import BOUNDS, Words, format_value
+from pipeline.config.overrides import chosen_options, split_command, values_of
 from pipeline.config.stages import Stage, TrainStage
 from pipeline.errors import PipelineError
 
@@ -34,27 +34,22 @@ def manual_text(command_words: list[str]) -> str:
     Raises:
         PipelineError: an unknown stage.
     """
-    options = typed_in(command_words)
-    stage = options.get("stage", "table")
+    chosen = chosen_options(command_words)
+    stage = chosen.get("stage", "table")
     stage_class = conf.stage_class(stage)
     if stage_class is None:
-        raise PipelineError(f"stage={stage} is not an option: there are {', '.join(conf.options('stage'))}")
+        raise PipelineError(unknown_option("stage", stage))
     lines = [f"stage={stage} reads", ""]
-    chosen_names = chosen_options(command_words)
     for group, option in stage_class.groups.items():
-        if conf.options(group):
-            default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
-            default = f"here {chosen_names[group]}" if group in chosen_names else default
-            lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
-    if reads_hardware(stage):
-        default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
-        lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
+        default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
+        default = f"here {chosen[group]}" if group in chosen else default
+        lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     lines += [
         "",
         "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",
     ]
     config, unnamed = values_in_effect(command_words, stage_class)
-    parts = dict(stage_parts(stage_class, options.get("merge")))
+    parts = dict(stage_parts(stage_class, chosen.get("merge")))
     for title, kind in {TOP_LEVEL: stage_class, **parts}.items():
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
         top = title == TOP_LEVEL
@@ -94,8 +89,7 @@ def usage_text() -> str:
 def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
     """A command's values as YAML, for --cfg job; what is missing is ???. resolved: the stage that it builds."""
     own_words, command = split_command(command_words)
-    config, missing = partial_stage(values_of(command or own_words))
-    config = config.settled() if isinstance(config, TrainStage) else config
+    config, missing = settled_stage(values_of(command or own_words))
     tree = asdict(resolved or config)
     for key in missing:
         *path, last = key.split(".")
@@ -110,12 +104,16 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
     Raises:
         PipelineError: a wrong key or option.
     """
-    typed, groups = values_of(split_command(command_words)[0]), kind.groups
-    typed |= left_open(typed)
-    unnamed = [group for group, option in groups.items() if option == MISSING and group not in typed]
-    defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
-    config, _ = partial_stage({**defaults, **typed, **{group: conf.options(group)[0] for group in unnamed}})
-    return config.settled() if isinstance(config, TrainStage) else config, unnamed
+    typed = values_of(split_command(command_words)[0])
+    settings = {**kind.groups, **left_open(typed), **typed}
+    unnamed = [group for group in kind.groups if settings[group] == MISSING]
+    return settled_stage({**settings, **{group: conf.options(group)[0] for group in unnamed}})[0], unnamed
+
+
+def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
+    """As `partial_stage`, with knobs filled in whose default depends on others."""
+    config, missing = partial_stage(settings)
+    return config.settled() if isinstance(config, TrainStage) else config, missing
 
 
 def class_summary(kind: type) -> str:

@@ -14,15 +14,17 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, left_open
+from pipeline.config.defaults import left_open
 from pipeline.config.explain import unknown_key
+from pipeline.config.knob import Tree
+from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 
 LONGEST_NAME = 255  # of a file, as an option is
 SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
 
 
-def values_of(typed_words: Sequence[str]) -> dict[str, Any]:
+def values_of(typed_words: Sequence[str]) -> Tree:
     """Key, with its plus, -> value of each override, in which a typed \\n is a line feed."""
     overrides = zip(typed_words, map(parse_override, typed_words), strict=True)
     return {
@@ -63,7 +65,7 @@ def typed_in(typed_words: Sequence[str]) -> dict[str, str]:
     return {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in typed_words}
 
 
-def chosen_options(typed_words: Sequence[str]) -> dict[str, Any]:
+def chosen_options(typed_words: Sequence[str]) -> Tree:
     """Key -> value of a command, as typed, with what it leaves open."""
     typed = typed_in(typed_words)
     return {**typed, **left_open(typed)}

@@ -10,6 +10,8 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -23,6 +25,7 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
+HARDWARE = "hardware"  # a group; compose merges it after the others: of its file, the parts that the stage has
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
@@ -38,7 +41,8 @@ class Tracking(Knobs):
     timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B has failed and W&B is switched off
 
 
-BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
+# a knob that launcher=slurm alone reads
+of_slurm = partial(knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm"))
 
 
 @dataclass
@@ -49,31 +53,29 @@ class Launcher(Knobs):
     # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an array, at most; null:
     # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
-    partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
+    partition: str | None = of_slurm()  # sbatch --partition
     # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
-    cpu_partition: str | None = knob(None, read=BY_SLURM)
-    account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
-    qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
-    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
+    cpu_partition: str | None = of_slurm()
+    account: str | None = of_slurm()  # sbatch --account
+    qos: str | None = of_slurm()  # sbatch --qos
+    gpus: int | None = of_slurm(ge=0)  # per job, at most; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
-    gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
+    gpu: str | None = of_slurm(options=CARDS)
     # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null: the site's default
-    cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
+    cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
     # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
     # null: the partition's limit
-    time: str | None = knob(
-        None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
-    )
-    memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
+    time: str | None = of_slurm(form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days"))
+    memory: str | None = of_slurm(form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
     # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
-    memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
+    memory_per_gpu: str | None = of_slurm(form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
-    setup: list[str] | None = knob(None, read=BY_SLURM)
-    wrap: str | None = knob(None, read=BY_SLURM)  # command that the program is started with: apptainer exec --nv IMAGE
-    scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: the cache of the Hub's files
-    options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
-    dry_run: bool = knob(False, read=BY_SLURM)  # only write the jobs' scripts and print how they would be submitted
+    setup: list[str] | None = of_slurm()
+    wrap: str | None = of_slurm()  # command that the program is started with: apptainer exec --nv IMAGE
+    scratch: str | None = of_slurm()  # TMPDIR of a job, on the node: $SLURM_TMPDIR
+    hf_home: str | None = of_slurm()  # HF_HOME of a job: the cache of the Hub's files
+    options: list[str] | None = of_slurm()  # further options of sbatch: '["--constraint=a100"]'
+    dry_run: bool = of_slurm(default=False)  # only write the jobs' scripts and print how they would be submitted
 
 
 @dataclass
@@ -95,6 +97,10 @@ class Stage(Knobs):
     runs_dir: str = knob("runs", hashed=False)  # the folder of all runs and reports
     tracking: Tracking = part(Tracking, hashed=False)
     launcher: Launcher = part(Launcher, hashed=False)
+
+    @property
+    def runs_path(self) -> Path:
+        return Path(self.runs_dir)
 
 
 def draws(config: RunStage) -> bool:
@@ -120,7 +126,7 @@ class RunStage(Stage):
 
 @dataclass
 class DataStage(RunStage):
-    groups = {"expert": MISSING, "mixture": "all"}
+    groups = {"expert": MISSING, "mixture": "all", HARDWARE: None}
 
     expert: Expert = MISSING
     data: Data = part(Data)
@@ -133,7 +139,7 @@ class TrainStage(RunStage):
 
     groups = {
         "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default",
-        "mixture": "all",
+        "mixture": "all", HARDWARE: None,
     }  # fmt: skip
 
     model: Model = MISSING
@@ -155,7 +161,7 @@ class TrainStage(RunStage):
 
 @dataclass
 class MergeStage(RunStage):
-    groups = {"merge": MISSING, "partition": None}
+    groups = {"merge": MISSING, "partition": None, HARDWARE: None}
 
     merge: Merge = MISSING
     partition: Partition | None = None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
@@ -165,7 +171,7 @@ class MergeStage(RunStage):
 class EvalStage(RunStage):
     """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
 
-    groups = {"merge": None, "partition": None, "eval": MISSING}
+    groups = {"merge": None, "partition": None, "eval": MISSING, HARDWARE: None}
 
     checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
     merge: Merge | None = None
@@ -179,7 +185,7 @@ class EvalStage(RunStage):
 
 @dataclass
 class SelectStage(RunStage):
-    groups = {"select": MISSING}
+    groups = {"select": MISSING, HARDWARE: None}
 
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
@@ -189,6 +195,8 @@ class SelectStage(RunStage):
 
 @dataclass
 class AnalyzeStage(RunStage):
+    groups = {HARDWARE: None}
+
     checkpoint: Any = knob(run=True)  # an expert, or a list of experts of one base
     base: str | None = knob(None, run=True)  # null: from the experts' manifests
     analyze: Analyze = part(Analyze)
@@ -221,6 +229,8 @@ class SweepStage(PointsStage):
 @dataclass
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
+
+    groups = {HARDWARE: None}
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
@@ -315,6 +325,8 @@ class Check(Knobs):
 @dataclass
 class CheckStage(Stage):
     """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
+
+    groups = {HARDWARE: None}
 
     check: Check = part(Check)
     command: list[str] | None = None  # internal: keys of the trainings and the evaluation

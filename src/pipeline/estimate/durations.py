@@ -19,13 +19,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.defaults import HARDWARE, read_hardware
-from pipeline.config.stages import DataStage, EvalStage, TrainStage
+from pipeline.config.defaults import card_of
+from pipeline.config.stages import HARDWARE, DataStage, EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import Gpu, cards
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
-from pipeline.estimate.models import shape_for
+from pipeline.estimate.models import Evaluation, Training, shape_for
 from pipeline.estimate.training_rows import expected_size, source_files
 from pipeline.files import cores
 from pipeline.progress import format_duration
@@ -83,7 +83,11 @@ class History:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        self.seconds[kind_of(manifest.stage, label_in(manifest.name), manifest.config)].append(manifest.seconds)
+        """Of an evaluation its part of the time if languages were in its queue; none if its answers were stored."""
+        facts = manifest.facts.get("harness", {})
+        if not facts.get("found_again"):
+            kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)
+            self.seconds[kind].append(manifest.seconds / (1 + len(facts.get("queued", ()))))
 
     def predict(self, run: Run) -> float | None:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""
@@ -148,7 +152,7 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_seconds(run: Run[TrainStage], machine: Gpu) -> float:
+def training_seconds(run: Training, machine: Gpu) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
     sft = run.config.sft
     steps, seconds = training_work(run, machine)
@@ -156,14 +160,14 @@ def training_seconds(run: Run[TrainStage], machine: Gpu) -> float:
     return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
 
 
-def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
+def describe_training(run: Training, options: Mapping[str, str]) -> str:
     """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on the GPU of hardware=,
     this CPU if it fits, or an A100. options: key -> value of its command."""
     launcher, processes = run.config.launcher, run.config.sft.processes
     rows, steps, tokens = ("?" if count is None else f"{count:,.0f}" for count in expected_size(run))
     named = f"{run.label}: recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
     about = f"{named}, {rows} rows in {steps} steps, {tokens} tokens"
-    gpu = HARDWARE in options and read_hardware(options[HARDWARE]).get("plan.gpu")
+    gpu = card_of(options.get(HARDWARE))
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
     bytes_here = memory_here(run)
     fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
@@ -195,7 +199,7 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def evaluation_seconds(run: Run[EvalStage], machine: Gpu) -> float:
+def evaluation_seconds(run: Evaluation, machine: Gpu) -> float:
     """Seconds of loading a model, which a GPU does not wait for, and of scoring it."""
     return 0.3 + FILES[False] * machine.is_cpu * shape_for(run).parameters + scoring_work(run, machine)
 

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.defaults import HARDWARE, hardware_for, read_hardware
-from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
+from pipeline.config.defaults import read_hardware
+from pipeline.config.stages import HARDWARE, EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
@@ -28,7 +28,7 @@ from pipeline.estimate.flops import (
     scoring_seconds,
     training_seconds,
 )
-from pipeline.estimate.models import shape_for
+from pipeline.estimate.models import Evaluation, Training, shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
@@ -142,7 +142,7 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
+def training_cost(run: Training, gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
     _, seconds = training_work(run, gpu)
     gpus, files = run.config.sft.processes, bytes_of_training(run)
@@ -153,7 +153,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
 
 
 def training_work(
-    run: Run[TrainStage], machine: Gpu, steps: int | None = None, length: float | None = None
+    run: Training, machine: Gpu, steps: int | None = None, length: float | None = None
 ) -> tuple[int, float]:
     """(optimizer steps, seconds of all of them) on this machine; of simultaneous training of its sides, half the steps
     each. Raises PipelineError as `training_cost`.
@@ -172,7 +172,7 @@ def training_work(
     )
 
 
-def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
+def bytes_of_training(run: Training) -> dict[str, int]:
     """Purpose -> bytes that a training has on the disk at once: its weights, two resume points while one replaces the
     other, and snapshots. Empty where the shape of its model is not known yet."""
     sft = run.config.sft
@@ -200,7 +200,7 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 
-def memory_of(run: Run[TrainStage], on_gpu: bool = True, row: float | None = None, card: float = 0.0) -> float:
+def memory_of(run: Training, on_gpu: bool = True, row: float | None = None, card: float = 0.0) -> float:
     """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
     its GPU, on which weights may stay gathered; 0: the least that it needs."""
     config, shape, row = run.config, shape_for(run), longest_row(run) if row is None else row
@@ -208,7 +208,7 @@ def memory_of(run: Run[TrainStage], on_gpu: bool = True, row: float | None = Non
     return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
 
 
-def longest_row(run: Run[TrainStage]) -> float:
+def longest_row(run: Training) -> float:
     """Tokens of the longest row of a micro-batch: twice the mean, where it is known, at most sft.seq_length."""
     with suppress(PipelineError):
         return min(run.config.sft.seq_length, 2 * row_tokens(run))
@@ -218,14 +218,14 @@ def longest_row(run: Run[TrainStage]) -> float:
 # ---------------------------------------------------------------------------------------------------- scoring
 
 
-def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
+def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
     dtype, shape, hours = dtype_of(run), shape_for(run), scoring_work(run, gpu) / 3600
     rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
     return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype), rows=rows)
 
 
-def scoring_work(run: Run[EvalStage], machine: Gpu) -> float:
+def scoring_work(run: Evaluation, machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
     config = run.config.eval
     vllm = config.backend == "vllm"
@@ -234,12 +234,12 @@ def scoring_work(run: Run[EvalStage], machine: Gpu) -> float:
     return sum(scoring_seconds(shape_for(run), question_sets_of(run), machine, *how))
 
 
-def least_memory(run: Run[EvalStage], dtype: str) -> float:
+def least_memory(run: Evaluation, dtype: str) -> float:
     shape, kinds = shape_for(run), map(prompts_of, question_sets_of(run))
     return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
 
 
-def dtype_of(run: Run[EvalStage]) -> str:
+def dtype_of(run: Evaluation) -> str:
     return "bfloat16" if run.config.eval.dtype == "auto" else run.config.eval.dtype
 
 
@@ -269,31 +269,29 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 
 
 def hardware_that_fits(
-    large: Sequence[Run[TrainStage]], room: float | None = None, typed: Container[str] = ()
+    large: Sequence[Training], room: float | None = None, typed: Container[str] = ()
 ) -> list[tuple[str, str]]:
     """(option of hardware=, its card) with which these trainings fit into `room` bytes, by default those of its card;
     the smallest node first. typed: keys that stay as they are."""
     found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
-        values = read_hardware(name)
-        if card := values.get("plan.gpu"):
+        machine = read_hardware(name).get("plan", {})
+        if card := machine.get("gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
                 needed = max(memory_of(with_recipe(run, **knobs_of(name, run, typed))) for run in large)
                 if needed <= (memory if room is None else room):
-                    found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
+                    found.append((memory * machine["gpus"], f"{HARDWARE}={name}", card))
     return [(option, card) for _, option, card in sorted(found)]
 
 
-def knobs_of(name: str, run: Run[TrainStage], typed: Container[str]) -> dict[str, Any]:
+def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
     """The knobs of sft that an option of hardware= sets in a training, and that are not typed."""
-    settings = {"stage": run.config.stage, "sft.adapter": run.config.sft.adapter}
-    decided = {"sft.micro_batch_size": None, **hardware_for(name, settings)}  # which another option may have set
-    return {
-        key.removeprefix("sft."): value for key, value in decided.items() if key.startswith("sft.") and key not in typed
-    }
+    decided = read_hardware(name, run.config.sft.adapter).get("sft", {})
+    decided = {"micro_batch_size": None, **decided}  # which another option may have set
+    return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
 
 
-def with_recipe(run: Run[TrainStage], **knobs: Any) -> Run[TrainStage]:
+def with_recipe(run: Training, **knobs: Any) -> Training:
     """A training with other knobs of sft."""
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

@@ -6,10 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config import conf
-from pipeline.config.stages import TrainStage
+from pipeline.config.stages import EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
+
+Training = Run[TrainStage]
+Evaluation = Run[EvalStage]
 
 
 def shape_for(run: Run) -> Shape:

@@ -14,16 +14,15 @@ from pathlib import Path
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.evaluation import EvalTask
-from pipeline.config.stages import EvalStage
 from pipeline.estimate.flops import ROOM, QuestionSet, question_sets
-from pipeline.estimate.models import tokenizer_of
+from pipeline.estimate.models import Evaluation, tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
 THINKING = 0.25  # of eval.max_gen_toks
 
 
-def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
+def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
     """What a task puts to the model, with the questions and lengths of its local files where they are here. A model
     that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING)."""
     config, benchmark = run.config.eval, benchmark_of(task.task)
@@ -50,7 +49,7 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     ]
 
 
-def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
+def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
     """The local file of a task's questions, if it is here."""
     benchmark, root = benchmark_of(task.task), run.parents.get("data_root")
     if root is None or benchmark.built_from:
@@ -60,7 +59,7 @@ def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | No
     return next((files[stem] for stem in names if stem in files), None)
 
 
-def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
+def count_questions(run: Evaluation, task: EvalTask, language: str) -> int:
     """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size;
     of one's own items there may be more."""
     config, root = run.config.eval, run.parents.get("data_root")
@@ -74,7 +73,7 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit else count
 
 
-def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
+def question_sets_of(run: Evaluation) -> list[QuestionSet]:
     """Those of all its tasks and languages."""
     config = run.config
     return [kind for task in config.eval.tasks for code in config.languages for kind in kinds_of(run, task, code)

@@ -19,7 +19,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
-from pipeline.estimate.models import tokenizer_of
+from pipeline.estimate.models import Training, tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
@@ -36,7 +36,7 @@ SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's leng
 _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
 
 
-def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
+def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
     data, tokenizer = run.parents["data"], tokenizer_of(run)
@@ -54,9 +54,9 @@ class Cut(NamedTuple):
     certain: bool = False
 
 
-def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
+def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
     """The first training of each set of rows that is not packed, and what was found."""
-    first: dict[Hashable, Run[TrainStage]] = {}
+    first: dict[Hashable, Training] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
@@ -91,7 +91,7 @@ def row_problems(runs: Sequence[Run]) -> list[str]:
     return problems
 
 
-def count_cut(run: Run[TrainStage]) -> Cut:
+def count_cut(run: Training) -> Cut:
     """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
     count from the text of the first rows."""
     sft, data, tokenizer, (rows, all_rows) = run.config.sft, run.parents["data"], tokenizer_of(run), known_rows(run)
@@ -117,7 +117,7 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
 
 
-def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
+def known_rows(run: Training) -> tuple[list[Example], bool]:
     """(rows, whether there are no more) of a training: those of its finished data run, else the first of each file
     that this will read."""
     data = run.parents["data"]
@@ -157,7 +157,7 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
     return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
-def expected_steps(run: Run[TrainStage]) -> int | None:
+def expected_steps(run: Training) -> int | None:
     """Optimizer steps of a training; None where its rows are not known. Packed, by the tokens of the documents that are
     here; others are taken to fill a row each."""
     sft, steps = run.config.sft, training_steps(run, expected=True)
@@ -167,7 +167,7 @@ def expected_steps(run: Run[TrainStage]) -> int | None:
     return max(1, round(steps * statistics.fmean(documents) / sft.seq_length))
 
 
-def expected_size(run: Run[TrainStage]) -> tuple[int | None, int | None, float | None]:
+def expected_size(run: Training) -> tuple[int | None, int | None, float | None]:
     """Rows, optimizer steps and tokens of a training; None for what is not known."""
     if (steps := expected_steps(run)) is None:
         return None, None, None
@@ -177,7 +177,7 @@ def expected_size(run: Run[TrainStage]) -> tuple[int | None, int | None, float |
     return rows, steps, None
 
 
-def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
+def row_tokens(run: Training, side: str | None = None) -> float:
     """Mean tokens of the rows that the steps of a training take, of one side of a joint set: by the rows that are here,
     else as assumed, cut by sft.seq_length; packed rows are full.
 
@@ -191,7 +191,7 @@ def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
     return statistics.fmean(min(length, sft.seq_length) for length in lengths)
 
 
-def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
+def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
     """Mean tokens of the sets that a training's rows come from. Raises PipelineError for one that is unknown."""
     expert = run.config.expert
     if any(source.config.expert.world for source in behind_data(run)):
@@ -203,7 +203,7 @@ def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
     return [known[name] for name in names]
 
 
-def padded_row(run: Run[TrainStage], side: str | None = None) -> float:
+def padded_row(run: Training, side: str | None = None) -> float:
     """Positions that a row takes in a step, padding included. Raises PipelineError as `row_tokens`."""
     sft, mean = run.config.sft, row_tokens(run, side)
     if sft.packing or sft.padding_free:

@@ -66,10 +66,7 @@ def _samples_of(group: str, parts: Sequence[Definition], result: EvaluationResul
                 name: weight * score if name in same_weight and isinstance(score, int | float) else score
                 for name, score in sample["scores"].items()
             }
-            sample_of_part = {
-                "doc_id": MOST_QUESTIONS * part_index + sample["doc_id"],
-                "part": part.part,
-                "scores": scores,
-            }
-            joined.append(sample | sample_of_part | ({"correct": None} if same_weight else {}))
+            place = MOST_QUESTIONS * part_index + sample["doc_id"]
+            correct = None if same_weight else sample["correct"]
+            joined.append({**sample, "doc_id": place, "part": part.part, "scores": scores, "correct": correct})
     return joined

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from statistics import fmean
 from typing import Any
 
 INVALID = "[invalid]"  # what the harness' regex filters give back when they find nothing
@@ -18,42 +17,6 @@ INVALID = "[invalid]"  # what the harness' regex filters give back when they fin
 def finite_or_none(value: Any) -> float | None:
     """The number, or None where the harness writes "N/A" or a model gives nan or infinity."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def is_mean_of(score: float, values: Sequence[float]) -> bool:
-    """Whether a score is the mean of its answers' values, up to rounding; a perplexity or a correlation is not."""
-    return math.isclose(score, fmean(values), rel_tol=1e-6, abs_tol=1e-9)
-
-
-def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
-    """Standard error of a mean, with the sample's deviation (n - 1) as the harness has it; None for a single value, and
-    of a score that is not the mean of these values, such as a perplexity."""
-    if len(values) < 2:
-        return None
-    if score is not None and not is_mean_of(score, values):
-        return None
-    center = fmean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
-def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict[int, float]:
-    """Question -> one value, from (question, value) of its parts: their sum, or, for a mean over all parts, the
-    question's share of it.
-
-    The mean of these shares is the mean over parts, and their standard error that of a mean over clusters: m + (sum of
-    the question's parts - m * their number) * questions / parts (Miller 2024, arXiv 2411.00640, section 2.2).
-    """
-    by_question: dict[int, list[float]] = {}
-    for question, value in parts:
-        by_question.setdefault(question, []).append(value)
-    if is_sum:
-        return {question: math.fsum(values) for question, values in by_question.items()}
-    everything = [value for values in by_question.values() for value in values]
-    overall, scale = fmean(everything), len(by_question) / len(everything)
-    return {
-        question: overall + math.fsum(value - overall for value in values) * scale
-        for question, values in by_question.items()
-    }
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -84,39 +84,41 @@ class Answering(HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         self.load()
-        settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
-        alike = all({**request.args[1], DRAW: ""} == {**requests[0].args[1], DRAW: ""} for request in requests)
-        if alike and is_reproducible(settings) and self.engine.can_generate():
+        settings = [normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests]
+        alike = all({**one, DRAW: ""} == {**settings[0], DRAW: ""} for one in settings)
+        if (alike or self.engine.has_queue) and all(map(is_reproducible, settings)) and self.engine.can_generate():
             return self._decoded(requests, settings)
-        if DRAW in settings:
+        if DRAW in settings[0]:
             raise PipelineError(
-                f"eval.temperature={settings['temperature']:g}: {self.model.config.model_type} cannot draw each "
+                f"eval.temperature={settings[0]['temperature']:g}: {self.model.config.model_type} cannot draw each "
                 "token by itself, so that answers would differ each time: give eval.temperature=0"
             )
         self._shares(possible=False)
         return self.engine.halving(functools.partial(super().generate_until, requests, disable_tqdm=True))
 
-    def _decoded(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
-        """As HFLM's, for requests of the same settings, but for the draws of a sample."""
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(settings.get("until"), eos=eos)
+    def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
+        """As HFLM's, for requests that differ in their draws and, in a backend's queue, in their endings alone."""
+        ends, eos = self._ends, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
-        ending = Ending(self._ends, until, settings["max_gen_toks"], to_text)
+        endings = [
+            Ending(ends, handle_stop_sequences(one.get("until"), eos=eos), one["max_gen_toks"], to_text)
+            for one in settings
+        ]
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
-            text = self.tok_decode(tokens)
-            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
-            cut_off = metrics.ran_out(tokens, text, ending.room, until, self._ends)
+            text, ending = self.tok_decode(tokens), endings[place]
+            answers[place] = postprocess_generated_text(text, [*ending.stop], think_end_token=None)
+            cut_off = metrics.ran_out(tokens, text, ending.room, ending.stop, ends)
             self.ended("generate_until", requests[place].args, (answers[place], cut_off))
 
         sampling = None
-        if DRAW in settings:
-            put = [request.args for request in requests]
-            keys = [f"{asked[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, asked in put]
-            sampling = Sampling(settings["temperature"], settings["top_p"], keys)
-        self.engine.generate(prompts, ending, self._shares(possible=True), ended, sampling)
+        if DRAW in settings[0]:
+            put = (request.args for request in requests)
+            keys = [f"{how[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, how in put]
+            sampling = Sampling(settings[0]["temperature"], settings[0]["top_p"], keys)
+        self.engine.generate(prompts, endings, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:

@@ -67,8 +67,9 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
     manager, refusal_of_set = TaskManager(include_defaults=False), functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
     for definition in definitions:
-        sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
-        kept_from = [f"{name}: {first_line(error)}" for name in sets if (error := refusal_of_set(name))]
+        benchmark, name = benchmark_of(definition.task), definition.part or definition.task
+        sets = dict.fromkeys(repository for repository, _, _ in data_sets(definition))
+        kept_from = [f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))]
         try:
             with reach.at_locked_revisions(lock), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
@@ -76,20 +77,20 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
             remedy = "write its files below data_root again"
             if sets:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
-            if sets and (gated := benchmark_of(definition.task).gated):
-                remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
-            elif benchmark_of(definition.task).of_harness and kept_from:
-                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
-            elif included_folder(definition.part or definition.task):
+            if sets and benchmark.gated:
+                remedy = f"accept the conditions of {benchmark.gated} on the Hub and log in, {remedy}"
+            elif benchmark.of_harness and kept_from:
+                remedy += f" as harness/{name}/SPLIT.jsonl"
+            elif included_folder(name):
                 remedy = "correct its task file in eval.include_path, or the rows that it names"
-            elif benchmark_of(definition.task).of_harness:
+            elif benchmark.of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_few_rows(definition, tasks[-1])
-        if included_folder(definition.part or definition.task):
+        if included_folder(name):
             _refuse_misread_rows(definition, tasks[-1])
     return tasks
 
@@ -137,17 +138,15 @@ def _refuse_too_few_rows(definition: Definition, task: Any) -> None:
 def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
     """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
     for each row."""
-    end, column = len(task.eval_docs), benchmark_of(definition.task).question_column
-    if settings.limit is None:
-        return range(definition.first, end)
-    if not column:
-        return range(definition.first, min(end, definition.first + settings.limit))
-    questions: dict[Any, None] = {}
-    for row in range(definition.first, end):
-        questions[task.eval_docs[row][column]] = None
+    rows, column = range(definition.first, len(task.eval_docs)), benchmark_of(definition.task).question_column
+    if settings.limit is None or not column:
+        return rows[: settings.limit]
+    questions = set()
+    for row in rows:
+        questions.add(task.eval_docs[row][column])
         if len(questions) > settings.limit:
             return range(definition.first, row)
-    return range(definition.first, end)
+    return rows
 
 
 def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
@@ -187,7 +186,7 @@ def refuse_empty_prompts(definition: Definition, task: Any, tokenizer: Any) -> N
     empty one for each option besides the question's own."""
     written = {request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)}
     for request in task.instances:
-        if request.doc_id not in written and without_marks(str(task.doc_to_text(request.doc)), None):
+        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
             raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
 
 
@@ -264,6 +263,6 @@ def plain_line(error: Exception) -> str:
 
 def without_marks(text: str, tokenizer: Any) -> str:
     """A text without special tokens and the space around it."""
-    for mark in tokenizer.all_special_tokens if tokenizer else ():
+    for mark in tokenizer.all_special_tokens:
         text = text.replace(mark, "")
     return text.strip()

@@ -17,6 +17,7 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
+from pipeline.stats.statistics import mean_stderr, value_per_question
 
 Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
 
@@ -77,13 +78,13 @@ def score_row(
     is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
     value, benchmark = fmean(item_values) if value is None else float(value), benchmark_of(definition.task)
     if benchmark.question_column:
-        item_values = list(metrics.value_per_question(item_values, metric in benchmark.measures).values())
+        item_values = list(value_per_question(item_values, metric in benchmark.measures).values())
     single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair,
         subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
         metric=metric, filter=filter_name, value=value,
-        stderr=metrics.mean_stderr(item_values, value) if single else None, n=len(item_values),
+        stderr=mean_stderr(item_values, value) if single else None, n=len(item_values),
     )  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         of_chief = parts[0].filter == chief
         each: list[Any] = [sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples]
         value = fmean([part.value for part in parts if part.value is not None])
-        rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each, value)))
+        rows.append(replace(parts[0], value=value, stderr=None if None in each else mean_stderr(each, value)))
     return replace(results[0], rows=rows, samples=samples)
 
 

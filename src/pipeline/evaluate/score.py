@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -35,6 +36,7 @@ from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
+NO_OTHERS: AbstractContextManager[Sequence[Any]] = nullcontext(())
 USED = "batch_size"  # the number of rows, among answers that it decides
 
 
@@ -57,9 +59,13 @@ class Asked:
 
 @harness_tamed()
 def score_tasks(
-    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store
-) -> EvaluationResult:
+    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store,
+    beside: AbstractContextManager[Sequence[Asked]] = NO_OTHERS,
+) -> EvaluationResult:  # fmt: skip
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
+
+    beside: gives further tasks, whose answers are computed and stored alone. They are asked for where the backend has
+    one queue for all tasks, so that none waits for the longest answer of another, and no answer depends on others.
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
@@ -67,16 +73,20 @@ def score_tasks(
     set_template_date(lm, settings)
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-    unanswered = [task for task in asked_tasks if task.left]
+    unanswered, queued = [task for task in asked_tasks if task.left], list[str]()
     for task in asked_tasks:
         if stored := len(task.requests) - len(task.left):
             say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
     if unanswered:
         say_if_rounded(settings)
-        questions = settings.answers * sum(len(task.rows) for task in unanswered)
-        with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
-            for task in unanswered:
-                compute(lm, task, settings, bar)
+        in_one_queue = lm.engine.has_queue and not rounds_together(settings)
+        with beside if in_one_queue else NO_OTHERS as others:
+            queued = sorted({task.definition.language for task in others})
+            unanswered += others
+            questions = settings.answers * sum(len(task.rows) for task in unanswered)
+            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+                for together in [unanswered] if in_one_queue else [[task] for task in unanswered]:
+                    compute(lm, together, settings, bar)
     results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
@@ -86,6 +96,7 @@ def score_tasks(
         **facts,
         "share_prefix": settings.share_prefix and not lm.unshared,
         "found_again": [task.name for task in asked_tasks if not task.left],
+        **({"queued": queued} if queued else {}),
         **rows_used(asked_tasks, settings),
     }
     rows = [row for result in results.values() for row in result.rows]
@@ -139,6 +150,7 @@ def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store
         answers.found, unanswered = {}, requests
     if unanswered:
         refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
+    answers.wanted = {digest(key_of(request)) for request in unanswered}
     return Asked(definition, task, rows, requests, answers, unanswered)
 
 
@@ -146,23 +158,25 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
-    """Answer the requests that are not stored, each kind together. The model reports each answer when it ends."""
-    questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
-    set_sharing(lm, asked.definition, settings)
+def compute(lm: Answering, together: Sequence[Asked], settings: Eval, bar: Bar) -> None:
+    """Answer the requests of tasks that are not stored, each kind together. The model reports each answer when it
+    ends."""
+    set_sharing(lm, together[0].definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        if asked.answers.add((kind, *arguments), answer):
-            bar.update(questions_per_answer)
+        for asked in together:
+            if asked.answers.add((kind, *arguments), answer):
+                bar.update(settings.answers * len(asked.rows) / len(asked.left))  # questions that it counts as
 
     lm.ended = ended
-    for kind in dict.fromkeys(request.request_type for request in asked.left):
-        alike = [request for request in asked.left if request.request_type == kind]
-        getattr(lm, kind)(alike, disable_tqdm=True)
-    asked.answers.found[USED] = lm.batch_size
-    if asked.answers.together and not lm.engine.halved:
-        asked.answers.write(asked.answers.found.items())
-    asked.answers.close()
+    left = [request for asked in together for request in asked.left]
+    for kind in dict.fromkeys(request.request_type for request in left):
+        getattr(lm, kind)([request for request in left if request.request_type == kind], disable_tqdm=True)
+    for asked in together:
+        asked.answers.found[USED] = lm.batch_size
+        if asked.answers.together and not lm.engine.halved:
+            asked.answers.write(asked.answers.found.items())
+        asked.answers.close()
 
 
 class Answered(LM):

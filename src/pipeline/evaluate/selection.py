@@ -19,6 +19,7 @@ from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.files import link_or_copy
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.find import find_run
@@ -55,7 +56,7 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     choice = choose(ranking, select.place)
-    folder = next(parent.folder for parent in models.values() if parent.name == choice["checkpoint"])
+    folder = models[f"{choice['training']}@{choice['step']}"].folder
     check_unchanged(folder)
     link_model(folder, work)
     content = {"rule": identity(select), "floor": floor, "chosen": choice, "ranking": ranking}
@@ -74,9 +75,7 @@ def compared(selection: Run) -> list[Snapshot]:
 
 
 def scored(evaluation: Parent, config: SelectStage) -> Parent:
-    """The candidate that an evaluation is of."""
-    if isinstance(evaluation, Run):
-        return evaluation.parents["checkpoint"]
+    """The candidate that a finished evaluation is of."""
     manifest = read_manifest(evaluation.folder)
     assert manifest is not None
     return find_run(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
@@ -88,7 +87,7 @@ def label(measure: Measure) -> str:
 
 def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     """Measure -> value, from a finished evaluation."""
-    rows = json.loads((evaluation.folder / "scores.json").read_text(encoding="utf-8"))["rows"]
+    rows, _ = read_scores(evaluation.folder / "scores.json")
     measures = [*(config.select.primary or []), *(config.select.guards or [])]
     score_of = {label(measure): value(rows, measure, config.languages) for measure in measures}
     if strange := [name for name, number in score_of.items() if not math.isfinite(number)]:
@@ -96,17 +95,17 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     return score_of
 
 
-def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:
+def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float:
     """The primary metric of a task in a language, or its mean over `languages`; of a pair, in both its languages."""
     metric, filter_name = primary_metric(measure.task)
     means = []
     for language in [measure.language] if measure.language else languages:
         numbers = [
-            row["value"]
+            math.nan if row.value is None else row.value
             for row in rows
-            if (row["task"], row["metric"], row["filter"]) == (measure.task, metric, filter_name)
-            and not row["subject"]
-            and language in (row["pair"].split("-") if row["pair"] else [row["language"]])
+            if (row.task, row.metric, row.filter) == (measure.task, metric, filter_name)
+            and not row.subject
+            and language in row.where.split("-")
         ]
         if numbers:
             means.append(statistics.fmean(numbers))

@@ -79,12 +79,11 @@ class Steps:
             cache.drawn[:rows] = torch.tensor(numbers, device=cache.device)
         columns = min(columns_for(cache.device, columns), cache.room)
         key = (rows, columns, cache.shared, cache.reads_once, self.kind)
+        graph = cache.graphs.get(key)
         if key in cache.graphs and cache.recordable:
-            graph = cache.graphs[key] = cache.graphs[key] or self._record(rows, columns)
-            graph.replay() if graph else self._step(rows, columns)
-        else:
-            self._step(rows, columns)
-            cache.graphs[key] = None
+            graph = graph or self._record(rows, columns)
+        cache.graphs[key] = graph
+        graph.replay() if graph else self._step(rows, columns)
         if cache.device.type != "cuda":
             return cache.tokens[:rows, 0].clone().tolist
         tokens, ready = cache.tokens[:rows, 0].to("cpu", non_blocking=True), torch.cuda.Event()

@@ -13,7 +13,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -81,20 +81,23 @@ class Answers:
     tokens, or a log-likelihood and whether it is the greedy choice, or the one of a whole text.
 
     file: takes those that are added, each at once, or where they depend on each other (`together`) when all are there.
+    wanted: the digests of requests whose answers are taken.
     """
 
     file: Path
     together: bool
     found: dict[str, Any]
+    wanted: set[str] = field(default_factory=set)
 
     def look_up(self, request: tuple[Any, ...]) -> Any:
         return self.found.get(digest(request))
 
     def add(self, request: tuple[Any, ...], answer: Any) -> bool:
-        """Whether the answer is new; one that is there stays."""
+        """Whether the answer is wanted, of several to one request the first."""
         key = digest(request)
-        if key in self.found:
+        if key not in self.wanted:
             return False
+        self.wanted.remove(key)
         self.found[key] = answer
         if not self.together:
             self.write([(key, answer)])

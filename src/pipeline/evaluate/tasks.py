@@ -35,8 +35,6 @@ def task_definitions(
     `where_possible` and are not. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
-    if not languages:
-        raise PipelineError("languages is empty: name at least one, such as languages=[en]")
     counts = Counter(eval_task.task for eval_task in settings.tasks)
     for task, count in counts.items():
         benchmark_of(task)  # or an error

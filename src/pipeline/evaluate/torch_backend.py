@@ -32,7 +32,9 @@ Result = TypeVar("Result")
 class TorchBackend:
     """A model in memory, on the GPU where there is one. batch_size: rows computed together; None: on a GPU what its
     memory holds. They are halved where it runs out. products: how linear layers multiply in float32
-    (models/products.py)."""
+    (models/products.py). has_queue: whether requests of several tasks are best put together."""
+
+    has_queue = False
 
     def __init__(
         self, batch_size: int | None, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None,
@@ -80,11 +82,12 @@ class TorchBackend:
         return can_decode(self.model)
 
     def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        sampling: Sampling | None = None,
+        self, prompts: Sequence[Tokens], endings: Sequence[Ending], share: bool,
+        ended: Callable[[int, list[int]], None], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
-        token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
+        token included, when it ends, once for each prompt. endings: of each prompt, all alike without a queue; share:
+        compute what prompts have in common once."""
         places_of = places_by_prompt(prompts)  # sampled answers have the same prompt
         distinct = list(places_of)
         grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
@@ -92,7 +95,7 @@ class TorchBackend:
             (shared, [request_index for index in group for request_index in places_of[distinct[index]]])
             for shared, group in grouped
         ]
-        finished: set[int] = set()
+        finished, ending = set[int](), endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:

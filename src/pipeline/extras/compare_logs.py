@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import finite_or_none, mean_stderr
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
@@ -28,7 +28,8 @@ from pipeline.report.load.answers import Evaluation, Place, Vector
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.runs.provenance import DISTRIBUTION, package_version
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
+from pipeline.stats.statistics import mean_stderr
+from pipeline.tables.plan import Cell, Item, ScoreRef, ScoreWords, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import Side, Table
 from pipeline.text import first_few, pluralize
@@ -99,7 +100,7 @@ class LogAnswers(StoredAnswers):
         return [self.columns[cell.column].row(score.model)]
 
     def run_of(self, key: Any) -> Any:
-        return SimpleNamespace(name=key.model) if key.model in self.columns[dict(key.words)["task"]].logs else None
+        return SimpleNamespace(name=key.model) if key.model in self.columns[key.words["task"]].logs else None
 
     def is_share(self, metric: str) -> bool:
         return self.columns[metric].is_share
@@ -127,7 +128,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     table = Table("", name, "", "", None, {}, {}, {}, Side(""), [], sides, (), [], False, primary=primary)
     cells = {
         (model, title): Cell(
-            model, title, [Item({}, ({(): ScoreRef(model, (("task", title),), LANGUAGE)},))], metric=title
+            model, title, [Item({}, ({(): ScoreRef(model, ScoreWords(task=title), LANGUAGE)},))], metric=title
         )
         for title in columns for model in titles
     }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,6 +19,7 @@ from pipeline.config.evaluation import Measure, is_flores
 from pipeline.config.knob import Knobs, identity, knob, part
 from pipeline.config.stages import PointsStage
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.selection import label
 from pipeline.extras.optuna_study import (
     Invalid,
@@ -227,8 +227,9 @@ class Outcome:
         test, beyond = self.config.on_test(point), []
         for pair in zip(test, given, strict=True):
             difference, error = paired_difference(*pair)
-            known = error if math.isfinite(error) else None
-            beyond.append({"difference": difference, "error": known, "interval": paired_interval(*pair)})
+            beyond.append(
+                {"difference": difference, "error": finite_or_none(error), "interval": paired_interval(*pair)}
+            )
         means = list(map(mean_score, test))
         return {"way": way, "point": point, "choosing": choosing, "test": means, "beyond_given": beyond}
 

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend, most_rows
 from pipeline.models.names import tensor_names
+from pipeline.runs.provenance import package_version
 from pipeline.text import one_line
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class VllmBackend:
     """A model in vLLM. share_prefix: its prefix cache."""
 
     halved = False  # vLLM decides by itself how many rows its memory holds
+    has_queue = True
 
     def __init__(self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
@@ -189,44 +191,39 @@ class VllmBackend:
         return True
 
     def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        sampling: Sampling | None = None,
+        self, prompts: Sequence[Tokens], endings: Sequence[Ending], share: bool,
+        ended: Callable[[int, list[int]], None], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         """vLLM decides by itself what is computed once, and draws by a seed for each."""
-        how: dict[str, Any] = {
-            "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
-            "skip_special_tokens": False,
-        }  # fmt: skip
-        drawn: list[dict[str, Any]] = [{}] * len(prompts)
+        how: list[dict[str, Any]] = [
+            {"max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends)}
+            for ending in endings
+        ]
         if sampling:
-            how |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-            drawn = [{"seed": sampling.seed(place)} for place in range(len(prompts))]
-        self._refuse_too_long(max(map(len, prompts)) + ending.room)
-        for place, output in self.engine.outputs(prompts, [how | one for one in drawn]):
+            drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            how = [one | drawn | {"seed": sampling.seed(place)} for place, one in enumerate(how)]
+        self._refuse_too_long(max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True)))
+        for place, output in self.engine.outputs(prompts, [{"skip_special_tokens": False, **one} for one in how]):
             ended(place, list(output.outputs[0].token_ids))
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
-        """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
-        longer one vLLM reads the prompt without its prefix cache."""
+        """A continuation of one token is a choice of its context, and the choices of a context are one request. For
+        others vLLM reads the prompt without its prefix cache."""
         self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
-        choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
+        choices: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)  # context -> place -> its token
         whole: list[int] = []
         for place, (context, continuation) in enumerate(requests):
-            if len(continuation) > 1:
-                whole.append(place)
+            if len(continuation) == 1 and len(choices[tuple(context)]) < MOST_CHOICES:
+                choices[tuple(context)][place] = continuation[0]
             else:
-                choices.setdefault(tuple(context), []).append((place, continuation[0]))
-        batches = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
-                 for at in range(0, len(pairs), MOST_CHOICES)]  # fmt: skip
-        how = [
-            {"max_tokens": 1, "detokenize": False, "logprob_token_ids": [token for _, token in pairs]}
-            for _, pairs in batches
-        ]
-        for at, output in self.engine.outputs([prompt for prompt, _ in batches], how):
+                whole.append(place)
+        tokens_at = list(choices.values())
+        how = [{"max_tokens": 1, "detokenize": False, "logprob_token_ids": [*some.values()]} for some in tokens_at]
+        for at, output in self.engine.outputs([*choices], how):
             (logprobs,), (greedy,) = output.outputs[0].logprobs, output.outputs[0].token_ids
-            for place, token in batches[at][1]:
+            for place, token in tokens_at[at].items():
                 scored(place, logprobs[token].logprob, token == greedy)
         prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
         weighed = {"max_tokens": 1, "detokenize": False, "prompt_logprobs": 0}
@@ -287,14 +284,11 @@ def backend(settings: Eval) -> functools.partial[VllmBackend]:
 def versions() -> dict[str, str]:
     """What of vLLM changes answers: its version, and those of what it computes with. Raises PipelineError where there
     is no vLLM, or one that is too old."""
-    installed = {}
-    for name in ("vllm", "torch", "transformers"):
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError as error:
-            raise PipelineError(
-                "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
-            ) from error
+    installed = {name: package_version(name) for name in ("vllm", "torch", "transformers")}
+    if installed["vllm"] == "absent":
+        raise PipelineError(
+            "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
+        )
     if tuple(map(int, installed["vllm"].split(".")[:2])) < OLDEST_VLLM:
         raise PipelineError(
             f"eval.backend=vllm: vLLM {installed['vllm']} is too old to replace weights: install 0.32 or later"

@@ -103,16 +103,16 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
 
     On a machine without GPUs, processes share the CPU.
     """
+    if launched_count() is not None:  # a launcher's processes may be of several nodes
+        return
     for run in runs:
         count = gpus_requested(run)
-        by_torch = isinstance(run.config, TrainStage | EvalStage)
-        if launched_count() is not None:  # a launcher's processes may be of several nodes
-            continue
-        if count == 1 and not (by_torch and driver_version() and visible_gpus()):
+        by_gpu = bool(isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus())
+        if count == 1 and not by_gpu:
             continue
         import torch
 
-        if by_torch and torch.version.cuda and not torch.cuda.is_available() and driver_version() and visible_gpus():
+        if by_gpu and torch.version.cuda and not torch.cuda.is_available():
             raise PipelineError(
                 f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs under NVIDIA "
                 f"driver {driver_version()}: update the driver, install a torch for an older CUDA, or set "

@@ -6,6 +6,7 @@ first line on. After status 75 the job is requeued, unless TERM ended it: then S
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pipeline.runs.stop import EARLY
@@ -59,7 +60,5 @@ def requeue_lines(job: str, condition: str = "") -> str:
 
 def quote_with_expansion(text: str) -> str:
     """A quoted bash word in which $NAME and a leading ~/ are expanded and every other character is literal."""
-    for special in ("\\", '"', "`"):
-        text = text.replace(special, "\\" + special)
-    text = text.replace("$(", "\\$(")
+    text = re.sub(r'[\\"`]|\$\(', r"\\\g<0>", text)
     return f'"{"$HOME" + text[1:] if text.startswith("~/") else text}"'

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.defaults import HARDWARE, read_hardware
-from pipeline.config.stages import EvalStage, Launcher, RunStage, SelectStage, Stage, TrainStage
+from pipeline.config.defaults import card_of
+from pipeline.config.stages import HARDWARE, EvalStage, Launcher, RunStage, SelectStage, Stage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import describe_training, visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
@@ -99,7 +99,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
-        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not (by_jobs or visible_gpus()):
+        if card_of(name := options.get(HARDWARE)) and not (by_jobs or visible_gpus()):
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):

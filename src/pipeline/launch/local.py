@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,14 +28,15 @@ from pipeline.estimate.durations import History
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
-from pipeline.launch.plan_file import Task, plan_name, publish_plan
+from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
-from pipeline.launch.work import BLOCKED, Session, work
+from pipeline.launch.work import BLOCKED, LOOK, Session, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
+from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, waits_for
 from pipeline.runs.make import clear_workplace
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
@@ -44,7 +47,7 @@ Failures = dict[str, str]  # run name -> reason
 
 
 class Local:
-    """Computes runs by `count` processes, which stay between calls; one: this process.
+    """Computes runs by `count` processes, which stay between calls; one: this process. Prints what becomes of them.
 
     cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time left. aloud: whether
     failures are printed, where the caller does not. planned: whether stage=status is to know of the runs.
@@ -88,56 +91,90 @@ class Local:
             Held: when all else is done, for a run that another process holds.
         """
         runs, failed = order_runs(targets), dict(earlier or {})
-        reasons = reasons_unfinished(runs, targets)
+        if not runs:
+            return failed
+        runs_dir, reasons = runs[0].runs_dir, reasons_unfinished(runs, targets)
         unfinished = [run for run in runs if run.hash in reasons and run.name not in failed]
         if unfinished:
-            check_writable(runs[0].runs_dir)
+            check_writable(runs_dir)
             refuse_without_gpus(unfinished)
             # a signal before the first run is an attempt at the training, which takes longest
             with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
                 pass
             refuse_too_large(unfinished)
         for run in runs:
-            if run.hash not in reasons:
+            if finished := run.hash not in reasons:
                 clear_workplace(run)
-            if run.name not in failed and (reason := why_failed(run, failed, finished=run.hash not in reasons)):
+            if run.name not in failed and (reason := why_failed(run, failed, finished)):
                 failed[run.name] = reason
-                if self.aloud and not reason.startswith(BLOCKED):
-                    say(f"{run.name} failed: {reason}")
-        history = History(finished_manifests(runs[0].runs_dir) if runs else ())
+                self.tell_failure(run.name, reason)
+        history = History(finished_manifests(runs_dir))
         remaining = [run for run in unfinished if run.name not in failed]
-        tasks = tasks_of(remaining, history, by_length=self.count > 1)
+        self.watch(remaining, history, len(runs))
+        tasks = tasks_of(remaining, history.predict)
+        if self.count > 1:  # the longest path to the end first; parents stay before, as their paths are no shorter
+            paths = longest_paths(remaining, {task.hash: task.seconds or 0.0 for task in tasks})
+            tasks.sort(key=lambda task: -paths[task.hash])
         self.session.add(tasks)
         if self.planned and tasks:
-            publish_plan(runs[0].runs_dir, plan_name(targets), self.session.tasks)
-        watch = Watch(self, remaining, history, len(runs))
-        held = self._watch_workers(watch) if self.count > 1 else work(self.session, watch.compute, tell=watch.tell)
+            publish_plan(runs_dir, plan_name(targets), self.session.tasks)
+        held = self.watch_workers() if self.count > 1 else work(self.session, self.compute, tell=self.tell)
         failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}
         if held:
-            error = Held(next(iter(held.values())))
+            error = Held(held[0])
             error.failed = failed
             raise error
         return failed
 
-    def _watch_workers(self, watch: Watch) -> dict[str, str]:
-        """Have workers make the runs of the session. Returns those that cannot be made now: hash -> why."""
-        session = self.session
+    def compute(self, task: Task, begin: Callable[[], None]) -> None:
+        """Make the run of a task in this process."""
+
+        def begin_aloud() -> None:
+            begin()
+            self.tell()
+
+        run = replace(self.runs[task.hash], beside=[other.run for other in task.beside])
+        make_run(run, task.seconds, begin_aloud)
+
+    # ------------------------------------------------------------------------------------------------ workers
+
+    def watch_workers(self) -> list[str]:
+        """Have workers make the runs of the session. Returns why those that are left cannot be made now."""
+        session, announced = self.session, False
         places_needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
         for number in set(range(min(self.count, places_needed))) - self.workers.keys():
-            self._start(number)
+            self.start(number)
         with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
-
-            def tell() -> None:
+            while session.left and self.workers:
+                stop.raise_if_signalled()
+                session.look()
                 for number, worker in list(self.workers.items()):
                     if worker.poll() is not None:
-                        self._replace(number)
-                watch.tell()
-                watch.show(line)
+                        self.replace(number)
+                self.tell()
+                self.show(line)
+                held = self.held_by_others()
+                if held and not should_wait():
+                    return list(starmap(held_by, held.items()))
+                if held and not announced:
+                    say(waits_for(*next(iter(held.items()))))
+                    announced = True
+                time.sleep(LOOK)
+        return ["its workers were stopped: rerun the same command"] * len(session.left)
 
-            held = work(session, None, tell=tell, helpers=lambda: {worker.pid for worker in self.workers.values()})
-        return held or {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
+    def held_by_others(self) -> dict[str, Holder]:
+        """Name -> holder of the runs that are ready, if other processes than the workers hold all of them; else
+        empty."""
+        pids, held = {worker.pid for worker in self.workers.values()}, {}
+        for task in self.session.ready():
+            holder = live_holder(task.workplace)
+            if holder is None or holder.pid in pids:
+                return {}
+            held[task.name] = holder
+        return held
 
-    def _start(self, number: int) -> None:
+    def start(self, number: int) -> None:
+        """Start a worker, in a session of its own."""
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
         command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
         self.workers[number] = subprocess.Popen(
@@ -148,7 +185,7 @@ class Local:
             env={**os.environ, **visible},
         )
 
-    def _replace(self, number: int) -> None:
+    def replace(self, number: int) -> None:
         """Start a worker in the place of one that died of a run; not after a signal to it alone.
 
         Raises:
@@ -159,81 +196,49 @@ class Local:
         self.session.look()
         death = f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
         for task in self.session.left:
-            if dead.pid in self.session.begins(task):
+            if dead.pid in self.session.begun_by(task):
                 say(f"{task.name}: its worker {death}; another begins it again")
-                self._start(number)
+                self.start(number)
         if not self.workers and status != stop.UNFINISHED:
             raise PipelineError(f"a worker {death} before it began a run: its output above says why")
 
+    # ------------------------------------------------------------------------------------------------ what is printed
 
-def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
-    """Compute runs in this process, as Local.execute does."""
-    with Local(aloud=aloud) as pool:
-        return pool.execute(targets)
-
-
-def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
-    """Why a run fails before any is computed: by a parent, or as its files were changed since it was finished."""
-    parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
-    if blocked := next((parent.name for parent in parents if parent.name in failed), None):
-        return f"{BLOCKED}{blocked} failed"
-    try:
-        if finished:
-            check_unchanged(run.folder, weights=False)
-    except Exception as error:
-        return reason_of(error)
-    return None
-
-
-def tasks_of(runs: Sequence[Run], history: History, by_length: bool) -> list[Task]:
-    """The tasks of runs, given parents first; by_length: those on the longest path to the end first."""
-    tasks = [Task.of(run, history.predict(run)) for run in runs]
-    if by_length:  # parents stay first: their paths are no shorter
-        paths = longest_paths(runs, {task.hash: task.seconds or 0.0 for task in tasks})
-        tasks.sort(key=lambda task: -paths[task.hash])
-    return tasks
-
-
-class Watch:
-    """Prints what becomes of the runs of a session, and the time left. total: of finished runs too."""
-
-    def __init__(self, local: Local, runs: Sequence[Run], history: History, total: int) -> None:
-        self.local, self.session, self.history, self.total = local, local.session, history, total
-        self.runs = {run.hash: run for run in runs}
-        self.later = local.later() if runs else ()
+    def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
+        """Begin to print what becomes of these runs. total: of the plan, finished ones included."""
+        self.runs, self.history, self.total = {run.hash: run for run in runs}, history, total
+        self.later_runs = self.later() if runs else ()
         self.started: dict[str, float] = {}  # when each run that is being made was begun
         self.ended: set[str] = set()
         self.told, self.told_until = ("", ""), 0.0  # the time left, and until when it is not computed again
         self.shown_at = time.monotonic()
 
-    def compute(self, task: Task, begin: Callable[[], None]) -> None:
-        make_run(self.runs[task.hash], task.seconds, begin)
-
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
         session = self.session
         self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
-        for task in session.tasks:
-            key = task.hash
-            if key not in self.runs or key in self.ended:
-                continue
+        for key in [key for key in self.runs if key not in self.ended]:
+            name = session.names[key]
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 left, more = self.time_left()
-                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}")
+                say(f"{self.head()} {name} ({self.runs[key].config.stage}), {left} left in all{more}")
             if key in session.failed:
-                if self.local.aloud and not session.failed[key].startswith(BLOCKED):
-                    say(f"{task.name} failed: {session.failed[key]}")
+                self.tell_failure(name, session.failed[key])
             elif key in session.done:
                 ended_at = time.monotonic()
                 seconds = ended_at - self.started.get(key, ended_at)
-                say(f"{task.name if self.local.count > 1 else self.head()} done in {seconds:.1f} s")
+                say(f"{name if self.count > 1 else self.head()} done in {seconds:.1f} s")
                 if manifest := read_manifest(self.runs[key].folder):
                     self.history.add(manifest)
             else:
                 continue
             self.started.pop(key, None)
             self.ended.add(key)
+
+    def tell_failure(self, name: str, reason: str) -> None:
+        if self.aloud and not reason.startswith(BLOCKED):
+            say(f"{name} failed: {reason}")
 
     def head(self) -> str:
         begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
@@ -258,9 +263,10 @@ class Watch:
                 seconds = seconds_of_steps_left(self.runs[key])
                 if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
                     seconds = max(0.0, expected - (asked_at - begun))
-                left |= {} if seconds is None else {key: seconds}
+                if seconds is not None:
+                    left[key] = seconds
             remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
-            total, unknown = self.history.sum([*remaining, *self.later], self.local.count, left)
+            total, unknown = self.history.sum([*remaining, *self.later_runs], self.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
             self.told_until = asked_at + 20 * (time.monotonic() - asked_at)
         return self.told
@@ -274,6 +280,25 @@ class Watch:
             step = f" {record['step']}/{record['steps']}" if record.get("steps") else ""
             parts.append(f"{self.runs[key].label}{step} {time.monotonic() - begun:.0f} s")
         return " | ".join(parts)
+
+
+def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
+    """Compute runs in this process, as Local.execute does."""
+    with Local(aloud=aloud) as pool:
+        return pool.execute(targets)
+
+
+def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
+    """Why a run fails before any is computed: by a parent, or as its files were changed since it was finished."""
+    parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
+    if blocked := next((parent.name for parent in parents if parent.name in failed), None):
+        return f"{BLOCKED}{blocked} failed"
+    try:
+        if finished:
+            check_unchanged(run.folder, weights=False)
+    except Exception as error:
+        return reason_of(error)
+    return None
 
 
 def seconds_of_steps_left(run: Run) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Task:
     parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs that are made before;
     gpus: how many it uses; models: those that an evaluation reads; seconds: predicted.
     level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a node.
+    beside: while it is computed, those that are ready too and read the same models.
     """
 
     hash: str
@@ -46,6 +47,7 @@ class Task:
     seconds: float | None = None
     level: int = 0
     kind: str = ""
+    beside: Sequence[Task] = ()
 
     @classmethod
     def of(cls, run: Run, seconds: float | None = None, **more: Any) -> Task:
@@ -93,7 +95,7 @@ class Task:
         if self.stage == "eval" and config.eval.include_path is not None:
             include(config.eval.include_path)  # this process does not know its tasks yet
         parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
-        run = Run(config, self.label, parents, version=row.version)
+        run = Run(config, self.label, parents, version=row.version, beside=[other.run for other in self.beside])
         included = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
         if included and included[1] != parents["include_path"].hash:
             raise PipelineError(f"{included[0]} was changed after {run.label} was planned: rerun the same command")
@@ -102,6 +104,16 @@ class Task:
                 f"{self.label} was planned by another version of this program: rerun the command with this one"
             )
         return run
+
+
+def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}) -> list[Task]:
+    """The tasks of runs, which are given parents first. predict: expected seconds of a run; kinds: by hash of a run."""
+    from pipeline.runs.run import parent_runs
+
+    levels: dict[str, int] = {}
+    for run in runs:
+        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
+    return [Task.of(run, predict(run), level=levels[run.hash], kind=kinds.get(run.hash, "")) for run in runs]
 
 
 def gpus_requested(run: Run) -> int:

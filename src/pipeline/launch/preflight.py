@@ -42,7 +42,7 @@ from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
@@ -54,7 +54,6 @@ from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
-DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
@@ -66,15 +65,16 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
     """
     sets = [run for run in runs if isinstance(run.config, DataStage) and run.hash not in remaining]
     problems = {problem: None for run in sets if (problem := contaminated_since(run))}
-    for run in runs:
-        if isinstance(run.config, TrainStage) and run.hash in remaining:
+    unfinished = [run for run in runs if run.hash in remaining]
+    for run in unfinished:
+        if isinstance(run.config, TrainStage):
             try:
                 refuse_without_torchao(run.config.sft)
                 refuse_targets_of_base(run)
                 check_base_files(run)
             except PipelineError as error:
                 problems[str(error)] = None
-        if isinstance(run.config, DataStage) and run.hash in remaining:
+        if isinstance(run.config, DataStage):
             root = run.parents["data_root"].folder if "data_root" in run.parents else None
             file_names = {name for name, _, _ in source_files(run)}
             for name, source in run.config.expert.sources.items():
@@ -85,7 +85,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                     refuse_unusable(name, source, root)
                 except PipelineError as error:
                     problems[str(error)] = None
-    return [*problems, *row_problems([run for run in runs if run.hash in remaining])]
+    return [*problems, *row_problems(unfinished)]
 
 
 def check_base_files(run: Run[TrainStage]) -> None:

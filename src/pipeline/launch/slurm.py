@@ -29,7 +29,7 @@ from pipeline.estimate.durations import ON_GPU, History
 from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, config_dir_flags
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
-from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
+from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan, tasks_of
 from pipeline.launch.resources import (
     Resources,
     describe_work,
@@ -51,7 +51,7 @@ from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.run import Run
 from pipeline.runs.stop import delay_signals
 from pipeline.text import pluralize
 
@@ -89,7 +89,9 @@ def execute(
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
     card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
-    tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
+    history = History(finished_manifests(runs_dir), gpu=lambda: card)
+    tasks = tasks_of(unfinished, history.predict, {key: kind.name for key, kind in kinds.items()})
+    tasks.sort(key=lambda task: task.level)
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if one_job := None if launcher.workers else one_job_for(tasks, resources.values()):
         tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
@@ -109,7 +111,6 @@ def execute(
             shutil.rmtree(folder, ignore_errors=True)
         session = Session(folder, tasks)
         publish_plan(runs_dir, name, tasks)
-        session.look()
         other_jobs = sorted({job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)})
         # the name of a kind begins with the name of one that requests less
         makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
@@ -118,7 +119,7 @@ def execute(
                 submitted = Submission(launcher, name, session, resources, one_job, other_jobs).submit(again)
             else:
                 reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
-                session.failed |= {task.hash: reasons[task.array] for task in session.ready(())}
+                session.failed |= {task.hash: reasons[task.array] for task in session.ready()}
                 session.look()
     if session.left and makes_it:
         work_in_job(folder, 0, session.left[0].kind, requeued=False)
@@ -132,15 +133,6 @@ def execute(
     raise error
 
 
-def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources], history: History) -> list[Task]:
-    """The tasks of runs, given parents first, by level; with the seconds that they are expected to take."""
-    levels: dict[str, int] = {}
-    for run in runs:
-        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
-    tasks = [Task.of(run, history.predict(run), level=levels[run.hash], kind=kinds[run.hash].name) for run in runs]
-    return sorted(tasks, key=lambda task: task.level)
-
-
 def goes_further(session: Session) -> bool:
     """Whether more runs have ended than when their jobs were last submitted; else the last job would go on forever."""
     file, ended = session.folder / "ended", len(session.done) + len(session.failed)
@@ -152,7 +144,7 @@ def goes_further(session: Session) -> bool:
 def why_lost(array: str, folder: Path) -> str:
     """Why runs of an array were not made: the last words of its newest log, or that the job was lost."""
     job, log = log_of(array, folder)
-    return (log and last_log_line(log)) or f"{JOB_LOST}, twice: job {job}"
+    return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
@@ -199,10 +191,9 @@ class Submission:
             arrays = len(self.jobs)
             if again:
                 self.submit_again(again)
-        except Held:  # Slurm does not respond: what it took shows in the queue
-            raise
-        except (Exception, KeyboardInterrupt, SystemExit):
-            if self.jobs and not self.launcher.dry_run:
+        except BaseException as error:
+            # without a response of Slurm, what it took shows in the queue
+            if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
                 self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}")
@@ -216,18 +207,19 @@ class Submission:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
         jobs there are fewer workers, then none for the runs of later levels."""
         submitted, level, within = 0, -1, list[str]()
-        arrays: dict[tuple[int, str], list[Task]] = {}
+        arrays: dict[str, list[Task]] = {}
         for task in self.session.left:
-            arrays.setdefault((task.level, task.kind), []).append(task)
-        for (next_level, kind), runs in arrays.items():
-            if next_level != level:
-                self.before, within, level = within or self.before, [], next_level
+            arrays.setdefault(task.array, []).append(task)
+        for array, runs in arrays.items():
+            kind = runs[0].kind
+            if runs[0].level != level:
+                self.before, within, level = within or self.before, [], runs[0].level
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
             workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}"]
                 what = f"level {level}, {pluralize(workers, 'task')}"
-                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, runs, workers, what)
+                job = self.submit_job(array, command, self.resources[kind], options, runs, workers, what)
                 workers //= 2
             if not job:
                 return submitted

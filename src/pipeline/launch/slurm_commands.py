@@ -69,16 +69,15 @@ def seconds_left(job: str) -> float:
     return 0.0
 
 
-def last_log_line(log: Path) -> str | None:
+def last_log_line(log: Path | None) -> str | None:
     """The last line of a job's log: why it failed before it started a run, e.g. on a node without Python.
 
-    None if it did not fail: it was cancelled or stopped by a signal before.
+    None if it did not fail: it was cancelled or stopped by a signal before. None if there is no log, too.
     """
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines: list[str] = []
+    with suppress(OSError):
+        text = log.read_text(encoding="utf-8", errors="replace") if log else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
     cancelled = any("CANCELLED AT" in line and "REQUEUE" not in line for line in lines[-5:])
     return None if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]) else lines[-1]
 

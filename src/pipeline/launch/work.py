@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from pipeline.launch.cards import Cards
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
-from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm_job
+from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm_job, waits_for
 
 Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
 PLAN = "plan.jsonl"
@@ -35,7 +37,7 @@ class Session:
     """The tasks of a session and what became of them. left: neither done nor failed; failed: hash -> reason."""
 
     def __init__(self, folder: Path, tasks: Sequence[Task] = ()) -> None:
-        self.folder, self.read = folder, 0
+        self.folder, self.plan_bytes = folder, 0
         self.tasks: list[Task] = []
         self.left: list[Task] = []
         self.names: dict[str, str] = {}
@@ -44,7 +46,7 @@ class Session:
         self.failed: dict[str, str] = {}
         if tasks:
             write_plan(folder / PLAN, tasks)
-        self._read_plan()
+        self.look()
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Add tasks to the plan, which its workers see when they look; one that was made before is made again."""
@@ -53,21 +55,15 @@ class Session:
                 self._file(task, kind).unlink(missing_ok=True)
         if tasks:
             write_plan(self.folder / PLAN, [*self.tasks, *tasks])
-        self._read_plan()
-
-    def _read_plan(self) -> None:
-        file = self.folder / PLAN
-        if not file.is_file() or (size := file.stat().st_size) == self.read:
-            return
-        self.read = size
-        new = read_plan(file)[len(self.tasks) :]
-        self.tasks += new
-        self.left += new
-        self.names |= {task.hash: task.name for task in new}
+        self.look()
 
     def look(self) -> None:
         """Read what the processes of the session have written."""
-        self._read_plan()
+        plan = self.folder / PLAN
+        if plan.is_file() and (size := plan.stat().st_size) != self.plan_bytes:
+            self.plan_bytes, new = size, read_plan(plan)[len(self.tasks) :]
+            self.tasks, self.left = self.tasks + new, self.left + new
+            self.names |= {task.hash: task.name for task in new}
         files = [name.partition(".") for name in os.listdir(self.folder)]
         self.begun, self.done, failed = (
             {key for key, _, kind in files if kind == wanted} for wanted in ("begun", "done", "failed")
@@ -80,7 +76,7 @@ class Session:
                 self.failed[task.hash] = f"{BLOCKED}{self.names[blocked]} failed"
         self.left = [task for task in self.left if task.hash not in self.done and task.hash not in self.failed]
 
-    def ready(self, models: Sequence[str]) -> list[Task]:
+    def ready(self, models: Sequence[str] = ()) -> list[Task]:
         """The tasks of which nothing before is left, the first to make first: of evaluations those of the models in
         memory, then those of models that no other worker has."""
         left = {task.hash for task in self.left}
@@ -90,7 +86,7 @@ class Session:
             ready.sort(key=lambda task: (task.models != models, task.models in busy))
         return ready
 
-    def begins(self, task: Task) -> list[int]:
+    def begun_by(self, task: Task) -> list[int]:
         """The process ids of the workers that have begun a run and not ended it in good order."""
         with suppress(FileNotFoundError):
             return [int(pid) for pid in self._file(task, "begun").read_text().split()]
@@ -98,15 +94,15 @@ class Session:
 
     def begin(self, task: Task) -> None:
         """Record that this process begins a run. Raises PipelineError after TRIES workers that died of it."""
-        if len(begins := self.begins(task)) == TRIES:
+        if len(pids := self.begun_by(task)) == TRIES:
             raise PipelineError(f"its worker ended without a word, {TRIES} times: see {task.log}")
-        self._write(task, "begun", " ".join(map(str, [*begins, os.getpid()])))
+        self._write(task, "begun", " ".join(map(str, [*pids, os.getpid()])))
         self.begun.add(task.hash)
 
     def leave(self, task: Task) -> None:
         """Record that this process no longer computes a run, for another to begin it."""
-        if begins := [pid for pid in self.begins(task) if pid != os.getpid()]:
-            self._write(task, "begun", " ".join(map(str, begins)))
+        if pids := [pid for pid in self.begun_by(task) if pid != os.getpid()]:
+            self._write(task, "begun", " ".join(map(str, pids)))
         else:
             self._file(task, "begun").unlink(missing_ok=True)
 
@@ -119,8 +115,11 @@ class Session:
             state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
         self._write(task, "failed", reason)
 
-    def has_ended(self, task: Task) -> bool:
-        return any(self._file(task, kind).is_file() for kind in ("done", "failed"))
+    def is_free(self, task: Task) -> bool:
+        """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is
+        long."""
+        ended = any(self._file(task, kind).is_file() for kind in ("done", "failed"))
+        return not ended and live_holder(task.workplace) is None
 
     def _file(self, task: Task, kind: str) -> Path:
         return self.folder / f"{task.hash}.{kind}"
@@ -131,81 +130,60 @@ class Session:
 
 def work(
     session: Session,
-    compute: Compute | None,
+    compute: Compute,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
-    helpers: Callable[[], Collection[int]] = tuple,
-) -> dict[str, str]:
-    """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
+) -> list[str]:
+    """Make runs of a session until none is left to this worker. Returns why it did not make those that are.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease. None: all
-            are left to the helpers, as long as there are some.
+        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
         stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
-        helpers: the ids of the processes that this one has started to make runs.
     """
     models: list[str] = []
-    held: dict[str, str] = {}
+    refused: dict[str, str] = {}  # runs that no process holds and that cannot be made now: hash -> why
     announced = False
     while True:
         stop.raise_if_signalled()
         session.look()
         tell()
-        pids = helpers()
-        again = stay
-        ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
-        holders: dict[str, Holder] = {}
+        held: dict[str, Holder] = {}
+        tried = stay
+        ready = [task for task in session.ready(models) if fits(task)]
         for task in () if cards and cards.give_way() else ready:
-            if compute is None and again:  # helpers have work: who holds the others does not matter
+            if task.hash in refused and not stay:
                 continue
-            holder = live_holder(task.workplace)
-            if holder and holder.pid not in pids:
-                holders[task.hash] = holder
+            if holder := live_holder(task.workplace):
+                held[task.name] = holder
                 continue
-            if holder or compute is None:
-                again = again or bool(pids)
-                continue
-            made = False
-            with cards.taken(task.gpus, partial(is_free, session, task)) if cards else nullcontext(True) as taken:
-                if taken and is_free(session, task):
-                    made = make(session, task, compute, held, tell)
-            if made:
-                models = task.models
-                break
-            again = True  # something has changed meanwhile
+            tried = True
+            with cards.taken(task.gpus, partial(session.is_free, task)) if cards else nullcontext(True) as taken:
+                beside = [other for other in ready if other.models == task.models and other != task]
+                if taken and session.is_free(task) and make(session, replace(task, beside=beside), compute, refused):
+                    models = task.models
+                    break
         else:
-            if not again and not (holders and should_wait()):
-                return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
-            if holders and not again and not announced:
-                say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
+            if not tried and not (held and should_wait()):
+                return [*refused.values(), *starmap(held_by, held.items())]
+            if not tried and not announced:
+                say(waits_for(*next(iter(held.items()))))
                 announced = True
             time.sleep(LOOK)
 
 
-def is_free(session: Session, task: Task) -> bool:
-    """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is long."""
-    return not session.has_ended(task) and live_holder(task.workplace) is None
-
-
-def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
-    """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
-    the reason."""
-
-    def begin() -> None:
-        session.begin(task)
-        tell()
-
+def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]) -> bool:
+    """Make a run and record how it ended. False: it could not get its lease; `refused` gets the reason where no process
+    holds it."""
     try:
-        compute(task, begin)
+        compute(task, partial(session.begin, task))
     except Held as error:
-        session.leave(task)
         if live_holder(task.workplace) is None:
-            held[task.hash] = str(error)
+            refused[task.hash] = str(error)
         return False
     except (SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, stop.NoProgress):

@@ -19,8 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -35,36 +35,31 @@ from pipeline.runs.folders import folder_of
 from pipeline.runs.lease import slurm_job
 
 
-@contextmanager
-def log_to(file: Path) -> Iterator[None]:
-    """Append all output of this process and its subprocesses to a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "ab", buffering=0) as log, redirected(log.fileno(), 1, 2):
-        yield
-
-
 def compute(task: Task, begin: Callable[[], None]) -> None:
-    """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
+    """Make the run of a task, with all output of this process and its subprocesses, and why it failed, in its log.
+    Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
-    size_before = task.log.stat().st_size if task.log.is_file() else 0
-    try:
-        with log_to(task.log):
-            try:
-                make_run(task.run(), task.seconds, begin)
-            except Held:
-                raise
-            except Exception as error:
-                reason = reason_of(error)
-                with suppress(OSError):
-                    print(f"failed: {reason}", file=sys.stderr)
-                raise PipelineError(reason) from error
-    finally:
-        with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
-            log.seek(size_before)
-            for line in log:
-                if line.startswith("warning: "):
-                    say(f"{task.name}: {line.rstrip()}")
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(task.log, "ab", buffering=0) as output:
+        size_before = output.tell()
+        try:
+            with redirected(output.fileno(), 1, 2):
+                try:
+                    make_run(task.run(), task.seconds, begin)
+                except Held:
+                    raise
+                except Exception as error:
+                    reason = reason_of(error)
+                    with suppress(OSError):
+                        print(f"failed: {reason}", file=sys.stderr)
+                    raise PipelineError(reason) from error
+        finally:
+            with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
+                log.seek(size_before)
+                for line in log:
+                    if line.startswith("warning: "):
+                        say(f"{task.name}: {line.rstrip()}")
 
 
 def end_with_the_parent() -> None:

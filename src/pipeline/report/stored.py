@@ -15,7 +15,6 @@ from typing import Any
 from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import is_mean_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.launch.work import BLOCKED
@@ -23,7 +22,7 @@ from pipeline.report.expression import evaluate, scores_under
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
-from pipeline.stats.statistics import DRAWS
+from pipeline.stats.statistics import DRAWS, is_mean_of
 from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning, reason_left_out, score_rows
 

@@ -12,7 +12,6 @@ from pipeline.benchmarks import kind_of, primary_metric
 from pipeline.config.evaluation import is_flores
 from pipeline.config.stages import SweepStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import is_mean_of
 from pipeline.evaluate.records import read_scores
 from pipeline.evaluate.shown_scores import percent_factor, primary_of
 from pipeline.files import write_atomically
@@ -21,7 +20,7 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.report.templates import render
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stats.statistics import largest, split_half
+from pipeline.stats.statistics import is_mean_of, largest, split_half
 
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:

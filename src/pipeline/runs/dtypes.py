@@ -17,7 +17,7 @@ from pipeline.hub.lock import read_lock
 from pipeline.models.checkpoint import DTYPES, TORCH_NAMES, is_adapter, read_header, weight_files
 from pipeline.models.names import is_computed
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Parent, Run, Snapshot
+from pipeline.runs.run import Parent, Run, without_step
 
 ADAPTED = "float32"  # a base and its LoRA adapter are read together as float32
 
@@ -28,7 +28,7 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
 
     Raises PipelineError for headers that cannot be read, and for weights of several dtypes.
     """
-    model = model.run if isinstance(model, Snapshot) else model
+    model = without_step(model)
     if isinstance(model, Run):
         return _dtype_of_run(model)
     if hub := getattr(model, "hub", None):

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 from pathlib import Path
 
 from pipeline.files import SETTLED_NS
@@ -95,9 +94,8 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
     """The names of the finished runs that begin with `beginning`, sorted."""
     names = scan_folders(runs_dir).names
-    first = bisect_left(names, beginning)
-    matching = takewhile(lambda name: name.startswith(beginning), islice(names, first, None))
-    return [name for name in matching if (runs_dir / name / MANIFEST).is_file()]
+    first, end = bisect_left(names, beginning), bisect_left(names, f"{beginning}{chr(sys.maxunicode)}")
+    return [name for name in names[first:end] if (runs_dir / name / MANIFEST).is_file()]
 
 
 def finished_manifests(runs_dir: Path) -> Iterator[Manifest]:

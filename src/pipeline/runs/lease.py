@@ -178,8 +178,7 @@ class Lease:
     def check(self) -> None:
         """Raise Lost unless this lease still counts."""
         try:
-            text = self.file.read_text()
-            is_mine = bool(text) and json.loads(text)["id"] == self.of.id
+            is_mine = json.loads(self.file.read_text())["id"] == self.of.id
         except (FileNotFoundError, ValueError):
             is_mine = False
         if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:
@@ -234,6 +233,10 @@ def held_by(name: str, holder: Holder) -> str:
     return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
 
 
+def waits_for(name: str, holder: Holder) -> str:
+    return f"{name}: held by {holder}; waiting"
+
+
 @contextmanager
 def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
     """The lease of a run, as soon as no other process holds it. wait: whether to wait for that; null: as should_wait.
@@ -246,7 +249,7 @@ def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator
         if not (should_wait() if wait is None else wait):
             raise Held(held_by(name, lease))
         if not reported:
-            print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)
+            print(waits_for(name, lease), file=sys.stderr, flush=True)
         reported = True
         time.sleep(LOOK)
     try:

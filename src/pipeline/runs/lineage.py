@@ -14,8 +14,8 @@ from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Ancestor, read_manifest
-from pipeline.runs.run import External, Parent, Run, Snapshot
+from pipeline.runs.manifest import MANIFEST, Ancestor, home_of, read_manifest
+from pipeline.runs.run import External, Parent, Run, without_step
 from pipeline.runs.unchanged import content_digest
 
 
@@ -33,7 +33,7 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
 
 def recorded_base(expert: Parent) -> Parent | None:
     """The base that a training, planned or finished, records; None if it is not a training, or records none."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
+    expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.parents.get("model")
     manifest = read_manifest(expert.folder)
@@ -43,7 +43,7 @@ def recorded_base(expert: Parent) -> Parent | None:
 
 def declared_side(expert: Parent) -> str | None:
     """The side of a training, planned or finished, by its expert; None of a model that is no training."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
+    expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.config.expert.side if isinstance(expert.config, TrainStage) else None
     manifest = read_manifest(expert.folder)
@@ -65,7 +65,7 @@ def gives_adapter(expert: Parent) -> bool:
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
     """The base that an expert was trained from: by its plan or its manifest; for an external adapter, the base that
     its adapter_config.json names. key: of the expert, for errors."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
+    expert = without_step(expert)
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
         if planned is not None:
@@ -90,8 +90,7 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
 
 def base_folder(adapter: Path) -> Path:
     """The folder of an adapter's base, as `base_of` it, or its name on the Hub."""
-    home = adapter.parents[1] if adapter.parent.name == SNAPSHOTS else adapter
-    return base_of(External(adapter.name, "", adapter), home.parent, f"the base of {adapter.name}").folder
+    return base_of(External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}").folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:

@@ -56,17 +56,13 @@ def why_not_finished(run: Run) -> str | None:
 
 def _describe_nearest_run(run: Run) -> str | None:
     """How this run differs from the most similar finished one of the same stage: 'sft.steps 120 -> 200'."""
-    fewest: list[str] | None = None
+    changes: list[list[str]] = []
     for name in finished_names(run.runs_dir, f"{run.label}-"):
-        try:
+        with suppress(Malformed):  # reported where runs are listed
             manifest = read_manifest(run.runs_dir / name)
-        except Malformed:  # reported where runs are listed
-            continue
-        if manifest is None or manifest.stage != run.config.stage:
-            continue
-        changes = describe_changes(manifest.decided_by, run.decided_by)
-        if fewest is None or len(changes) < len(fewest):
-            fewest = changes
+            if manifest and manifest.stage == run.config.stage:
+                changes.append(describe_changes(manifest.decided_by, run.decided_by))
+    fewest = min(changes, key=len, default=[])
     return "changed: " + ", ".join(fewest[:3]) if fewest else None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from pipeline.errors import PipelineError
 from pipeline.files import SETTLED_NS, write_atomically
@@ -111,15 +112,18 @@ class Manifest:
         return replace(self, files=files, facts={**self.facts, "snapshots": snapshots})
 
     def as_json(self) -> str:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values["parents"] = {role: vars(parent) for role, parent in self.parents.items()}
-        return json.dumps(without_credentials(values), indent=1)
+        return json.dumps(without_credentials(asdict(self)), indent=1)
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / MANIFEST, self.as_json())
 
 
-FIELDS = frozenset(item.name for item in fields(Manifest))
+READER = TypeAdapter(Manifest)
+
+
+def home_of(folder: Path) -> Path:
+    """The folder of the training that a snapshot is in; of anything else its own."""
+    return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder
 
 
 def snapshot_hash(run_hash: str, step: int) -> str:
@@ -153,21 +157,14 @@ def _read_cached(path: Path, *_: int) -> Manifest:
 def read_file(path: Path) -> Manifest:
     """A manifest from its file, with the errors of `read_manifest`."""
     try:
-        return parse_manifest(json.loads(path.read_bytes()))
+        content = json.loads(path.read_bytes())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Malformed(f"{path} is not readable JSON: remove the folder or restore it") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    try:
+        manifest = READER.validate_python(content)
+        _ = manifest.stage, float(content["cost"]["seconds"])  # every run has them
+        return manifest
+    except (KeyError, TypeError, ValueError) as error:
         raise Malformed(
             f"{path} is not a manifest of this program: name another folder, or move this one away"
         ) from error
-
-
-def parse_manifest(content: Mapping[str, Any]) -> Manifest:
-    """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError for other content."""
-    parents = {role: Ancestor(**parent) for role, parent in content.get("parents", {}).items()}
-    manifest = Manifest(**{**{key: value for key, value in content.items() if key in FIELDS}, "parents": parents})
-    dicts = (manifest.decided_by, manifest.facts, manifest.config, manifest.files, manifest.cost)
-    if not isinstance(manifest.hash, str) or not all(isinstance(entry, dict) for entry in dicts):
-        raise TypeError("a field of another type")
-    _ = manifest.stage, float(content["cost"]["seconds"])  # every run has them
-    return manifest

@@ -19,7 +19,7 @@ from pipeline.hub.models import read_metadata
 from pipeline.languages import language
 from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import SNAPSHOTS, Ancestor, Manifest, read_manifest
+from pipeline.runs.manifest import Ancestor, Manifest, home_of, read_manifest
 from pipeline.runs.run import External, Parent
 from pipeline.text import markdown_table
 
@@ -94,8 +94,8 @@ def origin_from_card(model: Parent, ask: bool) -> Origin:
 def sets_and_languages(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """The sets that a training read, and their languages. A file below data_root need not be the data set of that name
     on the Hub: neither a repository nor its licence is named."""
-    experts: list[Any] = [config["expert"]] if config.get("expert") else []
-    experts = [member for expert in experts for member in ((expert.get("union") or {}).values() or [expert])]
+    of_run = config.get("expert") or {}
+    experts = (of_run.get("union") or {}).values() or [of_run]
     excluded = (config.get("data") or {}).get("leave_out") or []
     sets, codes = [], []
     for expert in experts:
@@ -224,8 +224,8 @@ def body_of(model: Parent, runs_dir: Path) -> str | None:
     if manifest and manifest.stage == "select":
         selected = selected_model(manifest, runs_dir)
         return body_of(selected, runs_dir) if selected else None
-    home = model.folder.parents[1] if model.folder.parent.name == SNAPSHOTS else model.folder
-    if not (home / CARD).is_file():
+    card = home_of(model.folder) / CARD
+    if not card.is_file():
         return None
-    text = (home / CARD).read_text(encoding="utf-8")
+    text = card.read_text(encoding="utf-8")
     return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).partition(LOAD)[0].strip() + "\n"

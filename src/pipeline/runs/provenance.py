@@ -99,10 +99,7 @@ def git_state() -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        if Path(run_git("rev-parse", "--show-toplevel")) not in source_folder.parents or not run_git(
-            "ls-files", __file__
-        ):
-            return {"commit": None, "dirty": None}
+        run_git("ls-files", "--error-unmatch", __file__)
         changes = run_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
         return {"commit": run_git("rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):

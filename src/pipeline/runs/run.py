@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +122,8 @@ class Run(Generic[Config]):
     parents: dict[str, Parent] = field(default_factory=dict)
     version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
     lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
+    # what makes the other runs of the plan that read the same models and are ready too
+    beside: Sequence[Callable[[], Run]] = field(default=(), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         """A label is the name of a folder and of a W&B run (128 characters at most)."""
@@ -181,10 +183,14 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     return decided
 
 
+def without_step(parent: Parent) -> Parent:
+    """The training of a snapshot that is planned; any other parent itself."""
+    return parent.run if isinstance(parent, Snapshot) else parent
+
+
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
     """The parents that are computed here when unfinished: runs, and the trainings of snapshots."""
-    trainings = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
-    return [parent for parent in trainings if isinstance(parent, Run)]
+    return [parent for parent in map(without_step, parents.values()) if isinstance(parent, Run)]
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:

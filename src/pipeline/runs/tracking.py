@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from pipeline.errors import PipelineError
 from pipeline.files import link_or_copy
 from pipeline.progress import redirected, say
-from pipeline.runs.manifest import SNAPSHOTS, Malformed, Manifest, read_manifest
+from pipeline.runs.manifest import SNAPSHOTS, Malformed, Manifest, home_of, read_manifest
 
 if TYPE_CHECKING:
     from pipeline.config.stages import Tracking
@@ -103,7 +103,7 @@ def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[s
     """The artifact of a run's weights: links to its files in `work`, for `wandb sync` deletes what it has uploaded.
     home: the folder in whose place `work` is when W&B reads them."""
     name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)[-120:] + "-weights"
-    described = {"run": wandb_id(manifest), "hash": manifest.hash}
+    described = {"run": wandb_id(manifest.hash, manifest.attempt), "hash": manifest.hash}
     artifact = wandb_module().Artifact(name, type="weights", metadata=described)
     for file in files:
         link = Path("wandb", "artifacts", file)
@@ -115,16 +115,16 @@ def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[s
     return artifact
 
 
-def wandb_id(manifest: Manifest) -> str:
-    return f"{manifest.hash[:32]}-{manifest.attempt}"
+def wandb_id(run_hash: str, attempt: int) -> str:
+    return f"{run_hash[:32]}-{attempt}"
 
 
 def parent_id(parent: Parent) -> str:
     """The W&B id of a parent, of a snapshot that of its training; its hash if it has no W&B run."""
-    folder = parent.folder.parents[1] if parent.folder.parent.name == SNAPSHOTS else parent.folder
+    folder = home_of(parent.folder)
     with suppress(Malformed):  # a file of this name in the folder of an external model
         if (manifest := read_manifest(folder)) and (folder / "wandb").is_dir():
-            return wandb_id(manifest)
+            return wandb_id(manifest.hash, manifest.attempt)
     return parent.hash
 
 
@@ -180,10 +180,8 @@ def end_service(grace: float = GRACE) -> None:
     """End W&B's service, which is killed after `grace` seconds, so that no exit hook of W&B waits for it."""
     if "wandb" not in sys.modules:
         return
-    import wandb
-
     with suppress(Exception, SystemExit), time_limit(grace):  # it exits with the status of a service that was killed
-        wandb.teardown()
+        wandb_module().teardown()
     kill_service()  # also one that stopped while starting, which W&B does not know of
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
@@ -275,8 +273,7 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
         atexit.register(end_service)  # after W&B's own hook, so that it is called before
 
 
-@contextmanager
-def track_run(run: Run, attempt: int) -> Iterator[Tracker]:
+def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
     """A tracker of the W&B run that belongs to a run."""
     from pipeline.hub.addresses import without_credentials
     from pipeline.runs.run import recorded_config
@@ -284,14 +281,13 @@ def track_run(run: Run, attempt: int) -> Iterator[Tracker]:
     config = run.config
     parents = {role: {"name": parent.name, "id": parent_id(parent)} for role, parent in run.parents.items()}
     described = {
-        "id": f"{run.hash[:32]}-{attempt}",
+        "id": wandb_id(run.hash, attempt),
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
         "config": without_credentials({**recorded_config(config), "parents": parents}),
     }
-    with open_run(run.work, config.tracking, **described) as tracker:
-        yield tracker
+    return open_run(run.work, config.tracking, **described)
 
 
 def track_report(

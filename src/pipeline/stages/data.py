@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline import languages
 from pipeline.benchmarks import scored_files
 from pipeline.config import conf
-from pipeline.config.data import Data
+from pipeline.config.data import Data, Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
@@ -71,7 +71,10 @@ def without_left_out(config: DataStage) -> DataStage:
         raise PipelineError(
             f"data.leave_out={unknown[0]} is not a source: name one of {', '.join(config.expert.sources)}"
         )
-    sources = {name: source for name, source in config.expert.sources.items() if name not in left_out}
+    return with_sources(config, {key: value for key, value in config.expert.sources.items() if key not in left_out})
+
+
+def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
     return replace(config, expert=replace(config.expert, sources=sources))
 
 
@@ -80,8 +83,7 @@ def at_locked_revisions(config: DataStage) -> DataStage:
     if config.data_root is not None or config.expert.world is not None:
         return config
     lock = read_lock(Path(config.runs_dir))
-    sources = {name: lock.pinned(source) for name, source in config.expert.sources.items()}
-    return replace(config, expert=replace(config.expert, sources=sources))
+    return with_sources(config, {name: lock.pinned(source) for name, source in config.expert.sources.items()})
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:

@@ -42,8 +42,8 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
     inputs = HubInputs()
     for run in runs:
         for parent in run.parents.values():
-            if isinstance(parent, External) and parent.hub and parent.hub not in inputs.models:
-                inputs.models.append(parent.hub)
+            if isinstance(parent, External) and parent.hub:
+                add_new(inputs.models, [parent.hub])
         config = run.config
         if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
             for name, source in config.expert.sources.items():
@@ -53,15 +53,19 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
         if isinstance(config, DataStage | EvalStage):
             try:
                 if isinstance(config, EvalStage) and config.data_root is None:
-                    inputs.left_out += [why for why in _sets_of(config)[1] if why not in inputs.left_out]
+                    add_new(inputs.left_out, _sets_of(config)[1])
                 for source in benchmark_sources(config):
                     inputs.sources.setdefault(_source_label("benchmark", source), source)
-                    data_set = (source.hub or "", source.hub_config)
-                    if isinstance(config, EvalStage) and data_set not in inputs.scored:
-                        inputs.scored.append(data_set)
+                    if isinstance(config, EvalStage):
+                        add_new(inputs.scored, [(source.hub or "", source.hub_config)])
             except PipelineError as error:
-                inputs.problems += [str(error)] if str(error) not in inputs.problems else []
+                add_new(inputs.problems, [str(error)])
     return inputs
+
+
+def add_new(known: list[Any], found: Iterable[Any]) -> None:
+    """Append what is not in a list yet."""
+    known += [item for item in found if item not in known]
 
 
 def kept_offline(names: Iterable[str]) -> str:

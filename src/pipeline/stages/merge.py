@@ -55,9 +55,8 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     experts, named_base = merge.references(), merge.base_reference()
     if len(experts) < merge.fewest:
         raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
-    if not all(isinstance(reference, str) for _, reference in experts.values()):
-        setting = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
-        raise PipelineError(f"{setting} is not a RUN: give the name of a finished run, or a list of them")
+    if wrong := [f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str)]:
+        raise PipelineError(f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them")
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
     adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
     if adapters and not merge.reads_adapters:

@@ -34,12 +34,12 @@ class Resolver:
         Raises:
             PipelineError: there is none, there are several, or the run holds no model.
         """
-        name, separator, step = reference.rpartition("@")
-        run = self.references.get(name)
-        if reference not in self.references and separator and step.isdigit() and isinstance(run, Run):
-            return Snapshot(run, int(step))
         if reference in self.references:
             return self.references[reference]
+        name, _, step = reference.rpartition("@")
+        run = self.references.get(name)
+        if isinstance(run, Run) and step.isdigit():
+            return Snapshot(run, int(step))
         parent = find_run(reference, self.runs_dir, knob, revision)
         manifest = read_manifest(parent.folder)
         if manifest and manifest.stage in ("data", "eval", "analyze"):

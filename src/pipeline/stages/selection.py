@@ -11,7 +11,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.find import find_snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Parent, Run, Snapshot
+from pipeline.runs.run import Parent, Run, Snapshot, without_step
 from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.stages.steps import training_steps
@@ -84,7 +84,7 @@ def refuse_other_losses(trainings: list[Parent]) -> None:
 
 def recipe_of(training: Parent) -> dict[str, Any]:
     """The knobs of a training, planned or finished."""
-    planned = training.run if isinstance(training, Snapshot) else training
+    planned = without_step(training)
     if isinstance(planned, Run):
         return asdict(planned.config.sft)
     manifest = read_manifest(training.folder)

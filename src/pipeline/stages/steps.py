@@ -5,6 +5,7 @@ Without `expected` numbers are certain, and decide where snapshots lie; with it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.stages import DataStage, TrainStage
@@ -26,8 +27,7 @@ def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
         return int(manifest.facts["counts"]["train"])
     config = data.config
     if config.expert.union:
-        rows = [training_rows(parent, expected) for parent in parent_runs(data.parents)]
-        return None if None in rows else sum(count or 0 for count in rows)
+        return sum_known([training_rows(parent, expected) for parent in parent_runs(data.parents)])
     size = config.data.size or config.expert.size
     if not expected or (size and not config.data.allow_fewer):
         return None if config.data.allow_fewer else size
@@ -48,6 +48,11 @@ def available_rows(data: Run[DataStage]) -> int | None:
         counts = [TRAINING.get(source.file) if is_world else None for source in sources]
     else:
         counts = [rows_of(root.folder / source.file, source) for source in sources]
+    return sum_known(counts)
+
+
+def sum_known(counts: Sequence[int | None]) -> int | None:
+    """The sum of numbers; None where one is unknown."""
     return None if None in counts else sum(count or 0 for count in counts)
 
 

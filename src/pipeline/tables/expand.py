@@ -6,7 +6,8 @@ Pure: words in, words out. Other modules build runs from the words, score them a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pipeline.errors import PipelineError, suggest
@@ -19,16 +20,16 @@ from pipeline.tables.plan import (
     Choice,
     Chosen,
     Item,
-    Pairs,
     Published,
     ScoreRef,
+    ScoreWords,
     TablePlan,
     another_number,
     difference_of,
 )
 from pipeline.tables.run_specs import At, Reads, Specs
 from pipeline.tables.schema import Side, Table
-from pipeline.tables.words import Words, as_list
+from pipeline.tables.words import Axes, Words, as_list
 
 SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models
@@ -52,6 +53,7 @@ class Place:
     def __init__(self, table: Table, row: Side, row_name: str, row_at: At, column: Side, name: str, at: At) -> None:
         self.key, self.row, self.sides = (row_name, name), row, (row, column, table.score)
         self.where = f"row {row_name!r}, column {name!r}"
+        self.refuse = partial(table.refuse, self.where)
         self.meet = all(row_at[axis] == at[axis] for axis in row_at.keys() & at.keys())
         self.at = {**table.score.at, **at, **row_at}
         self.words: Words = {**table.score.words, **column.words, **row.words}
@@ -62,7 +64,7 @@ class Place:
         self.control = next((side for side in (row, column) if side.control_of), None)
 
 
-def scoring_words(words: Mapping[str, Any]) -> Words:
+def scoring_words(words: Words) -> Words:
     """The words of a cell that set what is scored, and in which language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
     return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}
@@ -173,15 +175,16 @@ class Expansion:
             reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
-            raise self.table.refuse(slot.where, problem)
-        items = [self.build_item(slot, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
+            raise slot.refuse(problem)
         metric, pair, fact = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact"))
+        points = specs.axis_combinations(free)
+        items = [self.build_item(slot, run, {**at, **point}, best, scored, metric, pair) for point in points]
         for score in [score for item in items for reading in item.readings for score in reading.values()]:
             if parts := difference_of(score, metric):
                 self.scores[parts[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
-            raise self.table.refuse(slot.where, f"{problem}rows_changed.attention.0-1,30-31")
+            raise slot.refuse(f"{problem}rows_changed.attention.0-1,30-31")
         steps, published = tuple(step for step in reduce if step[1]), self.published_number(slot)
         self.table_plan.cells[slot.key] = Cell(*slot.key, items, steps, (), metric, pair, fact, published)
 
@@ -191,7 +194,7 @@ class Expansion:
         for name in [name for side in slot.sides for _, names in side.reduce for name in names]:
             if name not in axes and (name not in rows or len(slot.row.reduce) != 1):
                 problem = f"{name!r} is neither an axis nor a row to reduce over: {suggest(name, [*axes, *rows])}"
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
         over = slot.row.reduce[0][1] if slot.row.reduce else ()
         return over if over and all(name in rows and name not in axes for name in over) else ()
 
@@ -199,14 +202,14 @@ class Expansion:
         """The run of a place; None if it is null."""
         word, runs = slot.words.get("run", ""), self.specs.runs
         if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
-            raise self.table.refuse(slot.where, f"{word} names {open_axes[0]}, which neither of them fixes")
+            raise slot.refuse(f"{word} names {open_axes[0]}, which neither of them fixes")
         filled = self.specs.fill_placeholders(word, slot.at)
         run = None if filled is None else str(filled)
         if slot.control and run not in runs:
             return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
             named = f"{run!r} is" if run else "it names"
-            raise self.table.refuse(slot.where, f"{named} no run: {suggest(run, runs)}")
+            raise slot.refuse(f"{named} no run: {suggest(run, runs)}")
         return run
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
@@ -218,14 +221,14 @@ class Expansion:
         text = self.specs.fill_placeholders(slot.words.get("published", self.table.published), slot.at)
         parts = [] if text is None else str(text).split()
         if len(parts) not in (0, 1, 3):
-            raise self.table.refuse(slot.where, f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
+            raise slot.refuse(f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
         if not parts:
             return None
         row, column = parts[1:] or slot.key
         try:
             printed = papers.is_printed(parts[0], row, column)
         except PipelineError as error:
-            raise self.table.refuse(slot.where, str(error)) from None
+            raise slot.refuse(str(error)) from None
         if not printed:
             self.table_plan.unprinted.append((parts[0], row, column))
         return (parts[0], row, column) if printed else None
@@ -246,7 +249,9 @@ class Expansion:
 
     # ------------------------------------------------------------------------------------------ what is scored
 
-    def build_item(self, slot: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
+    def build_item(
+        self, slot: Place, run: str, at: At, best: Axes, scored: bool, metric: str | None, pair: str | None
+    ) -> Item:
         specs = self.specs
         if not scored:
             return Item(at, model=specs.add_spec(run, at))
@@ -268,10 +273,9 @@ class Expansion:
                 {one.words for one in candidate_scores} == {words},
             )
             repeated = candidate_scores.issuperset(candidates.values()) or (beside and same_questions)  # in each draw
-            metric, pair = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair"))
-            if repeated and (other := another_number(words, metric, pair)):
+            if repeated and (other := another_number(ScoreRef(run, words, language), metric, pair)):
                 problem = f"{other} is not what best compares: leave it out, or choose by other scores, by: ..."
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
             reading: dict[Candidate, ScoreRef] = {}
             if not repeated:
                 chosen = self.add_chosen(choice, run, at, models)
@@ -281,33 +285,32 @@ class Expansion:
             readings.append(reading)
         return Item(at, tuple(readings), choice.key)
 
-    def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
+    def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[ScoreWords, list[str]]:
         """(eval, task and eval.KEY with the evaluation keys of `every`, languages) of a cell or a choice."""
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
-                raise self.table.refuse(slot.where, f"nothing says {key} of it: give score: {{{example}}}")
+                raise slot.refuse(f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill_placeholders(settings.pop("in"), at)
         for key in self.every:
             (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
         filled = {key: self.specs.fill_placeholders(value, at) for key, value in {**self.every, **settings}.items()}
-        frozen = tuple(sorted((key, freeze_value(value)) for key, value in filled.items()))
-        return frozen, list(map(str, as_list(languages)))
+        return ScoreWords(sorted(filled.items())), list(map(str, as_list(languages)))
 
-    def add_score(self, slot: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
+    def add_score(self, slot: Place, model: str, words: ScoreWords, language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
-            first_value, second_value = dict(first.words).get(key), dict(words).get(key)
+            first_value, second_value = first.words.get(key), words.get(key)
             if first_value != second_value:
                 problem = (
                     f"{key}={second_value} for {model} and {first_value} for {first.model}: one for all rows, in every"
                 )
-                raise self.table.refuse(slot.where, problem)
+                raise slot.refuse(problem)
         self.scores[score] = None
         return score
 
-    def add_choice(self, slot: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
+    def add_choice(self, slot: Place, run: str, at: At, best: Axes) -> Choice:
         """The choice of a slot: one per value of the axes that it fixes and of `each`; means are over the others."""
         specs, words = self.specs, slot.choosing
         own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
@@ -363,7 +366,7 @@ class Expansion:
                 overriders[key] = names
         return overriders
 
-    def mark_used(self, slot: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
+    def mark_used(self, slot: Place, own_axes: set[str], best: Axes) -> None:
         """Record which settings of axes had an effect on this cell."""
         for side in slot.sides:
             for word, axes in axis_settings(side):
@@ -384,13 +387,7 @@ class Expansion:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
 
 
-def freeze_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return Pairs((key, freeze_value(part)) for key, part in value.items())
-    return tuple(map(freeze_value, value)) if isinstance(value, list) else value
-
-
-def axis_settings(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:
+def axis_settings(side: Side) -> Iterator[tuple[str, Axes]]:
     """(word, axes) of a row's or column's settings whose axes its runs must have; a mean of one number is harmless."""
     yield "at", tuple(side.at)
     yield "best", side.best

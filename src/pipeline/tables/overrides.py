@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pipeline.config.knob import is_hashed
@@ -29,7 +28,7 @@ def changes_hash(run: Run, key: str) -> bool:
     for name in key.split("."):
         if isinstance(node, dict):
             return True
-        field = next((item for item in fields(node) if item.name == name), None) if is_dataclass(node) else None
+        field = getattr(node, "__dataclass_fields__", {}).get(name)
         if field is None:
             return "." not in key  # an option, such as recipe=, which is not a knob itself
         if not is_hashed(field, node):

@@ -3,57 +3,56 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 from pipeline.benchmarks import difference_parts, lower_is_better, primary_metric
 from pipeline.config.harness_tasks import task_of_option
-from pipeline.tables.run_specs import At, Ref, Spec
+from pipeline.tables.run_specs import At, Spec
 from pipeline.tables.schema import Table
+from pipeline.tables.words import Axes
 
 ROWS_CHANGED = re.compile(r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*")  # a fact of analyses
 Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
 Published = tuple[str, str, str]  # where a number is published: table, row and column
 
 
-class Pairs(tuple[tuple[str, Any], ...]):
-    """A mapping in the words of a score, hashable."""
+class ScoreWords(dict[str, Any]):
+    """What a score is of: eval, task, eval.KEY ..., sorted. Never changed, so that a score can be a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
 
 
 @dataclass(frozen=True)
 class ScoreRef:
-    """A scoring run: one model (a spec, or a Chosen), one task, one language. words: eval, task, eval.KEY ..."""
+    """A scoring run: one model (a spec, or a Chosen), one task, one language."""
 
     model: str
-    words: tuple[tuple[str, Any], ...]
+    words: ScoreWords
     language: str
-
-    def parent_refs(self) -> Iterator[Ref]:
-        yield from (value for _, value in self.words if isinstance(value, Ref))
 
 
 def task_of(score: ScoreRef) -> str:
-    settings = dict(score.words)
-    return str(settings.get("task") or task_of_option(str(settings["eval"])))
+    return str(score.words.get("task") or task_of_option(str(score.words["eval"])))
 
 
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
     """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
-    settings = dict(score.words)
-    parts = difference_parts(str(settings["task"]), metric) if metric and "task" in settings else None
+    parts = difference_parts(str(score.words["task"]), metric) if metric and "task" in score.words else None
     if parts is None:
         return None
     measure, task = parts
-    return measure, replace(score, words=tuple((key, task if key == "task" else value) for key, value in score.words))
+    return measure, replace(score, words=ScoreWords({**score.words, "task": task}))
 
 
-def another_number(settings: tuple[tuple[str, Any], ...], metric: str | None, pair: str | None) -> str:
+def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str:
     """The setting by which a cell shows another number than a choice compares: a metric other than the primary one of
-    the task that `settings` score, or one direction of a translation; empty if there is none. It is refused, as the
-    report repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
-    if metric is not None and metric != primary_metric(task_of(ScoreRef("", settings, "")))[0]:
+    the task that is scored, or one direction of a translation; empty if there is none. It is refused, as the report
+    repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
+    if metric is not None and metric != primary_metric(task_of(score))[0]:
         return f"metric: {metric}"
     return "" if pair is None else f"pair: {pair}"
 
@@ -65,7 +64,7 @@ class Choice:
 
     key: str
     run: str
-    axes: tuple[str, ...]
+    axes: Axes
     at: At
     candidates: dict[Candidate, tuple[ScoreRef, ...]]
 
@@ -110,7 +109,7 @@ class Cell:
     row: str
     column: str
     items: list[Item] = field(default_factory=list)
-    reduce: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reduce: tuple[tuple[str, Axes], ...] = ()
     of: tuple[str, ...] = ()
     metric: str | None = None
     pair: str | None = None
@@ -154,7 +153,7 @@ def reduce_items(
     return remaining
 
 
-def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
+def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[At, list[Any]]]:
     """(values of the other axes, numbers) of each group of items that differ only in `axes`."""
     groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
     for at, number in items:

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import yaml
 
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
-from pipeline.config.compose import stage_of
-from pipeline.config.defaults import with_hardware
+from pipeline.config.compose import stage_of, with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
@@ -33,10 +31,11 @@ from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
 from pipeline.stats.statistics import largest
 from pipeline.tables.expand import expand_table
-from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
+from pipeline.tables.plan import Candidate, Choice, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec, refs_in
 from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
+from pipeline.tables.words import Words
 
 SHARED = (  # not a row's to say
     "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored",
@@ -196,7 +195,7 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
-        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
+        numbers = {score: self.primary_number(score) for scores in choice.candidates.values() for score in scores}
         if None in numbers.values():
             return None
         return {
@@ -248,28 +247,20 @@ class Planning:
         without being made."""
         live = spec.kind == "merge"
         own = {key: value for key, value in spec.words.items() if live or key == "eval.base"}
-        knobs, parents = self.replace_refs(own)
-        if not live:
-            knobs["checkpoint"] = spec.key
-            parents[spec.key] = self.model_of_spec(spec.key)
-        settings = {key: thaw_value(value) for key, value in score.words}
-        task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
-        further_words, further_parents = self.replace_refs(settings)
-        knobs = {"stage": "eval", **knobs, **further_words, "languages": [score.language]}
+        own |= {} if live else {"checkpoint": Ref(spec.key)}
+        knobs, parents = self.replace_refs({"stage": "eval", **own, **score.words, "languages": [score.language]})
+        task, where_possible = knobs.pop("task", None), knobs.pop("where_possible", False)
         config = self.compose_stage(f"run {spec.run!r}", knobs)
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
-            tasks = [
-                eval_task for eval_task in tasks if config.eval.name == f"{eval_task.task}_{eval_task.num_fewshot}shot"
-            ]
+            tasks = [eval_task for eval_task in tasks if config.eval.name == eval_task.label]
         if len(tasks) != 1:
             names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
             problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
             raise self.refuse_place("score", problem)
         eval_task = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        eval_config = replace(config.eval, name=f"{eval_task.task}_{eval_task.num_fewshot}shot", tasks=[eval_task])
-        return replace(config, eval=eval_config), {**parents, **further_parents}
+        return replace(config, eval=replace(config.eval, name=eval_task.label, tasks=[eval_task])), parents
 
     def model_of_spec(self, key: str) -> Parent:
         """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
@@ -306,7 +297,7 @@ class Planning:
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
         return Resolver(Path(self.config.runs_dir), build, parents)
 
-    def replace_refs(self, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
+    def replace_refs(self, knobs: Words) -> tuple[Words, dict[str, Parent]]:
         """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
         parents = {ref.spec: self.model_of_spec(ref.spec) for value in knobs.values() for ref in refs_in(value)}
         return {key: refs_as_names(value) for key, value in knobs.items()}, parents
@@ -314,7 +305,7 @@ class Planning:
     def refuse_place(self, where: str, problem: str) -> Refused:
         return Refused(str(self.plan.table.refuse(where, problem)))
 
-    def compose_stage(self, where: str, knobs: dict[str, Any]) -> RunStage:
+    def compose_stage(self, where: str, knobs: Words) -> RunStage:
         """The stage of these words, with settings shared by all runs of a table. Raises Refused for unknown words."""
         try:
             config = stage_of(knobs)
@@ -324,20 +315,7 @@ class Planning:
         idle = unread_knobs(config, knobs)
         for key in knobs:
             self._read[key] = self._read.get(key, idle[key]) if key in idle else ""
-        shared_values: dict[str, Any] = {
-            "runs_dir": self.config.runs_dir,
-            "tracking": self.config.tracking,
-            "group": self.plan.table.name,
-        }
-        if "threads" not in knobs:
-            shared_values["threads"] = self.config.threads
-        return replace(config, **shared_values)
-
-
-def thaw_value(value: Any) -> Any:
-    if isinstance(value, Pairs):
-        return {key: thaw_value(part) for key, part in value}
-    return list(map(thaw_value, value)) if isinstance(value, tuple) else value
+        return replace(config, runs_dir=self.config.runs_dir, tracking=self.config.tracking, group=self.plan.table.name)
 
 
 def refs_as_names(value: Any) -> Any:

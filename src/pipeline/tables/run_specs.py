@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
 from pipeline.tables.study import OF_ROWS, OWN_FILE
-from pipeline.tables.words import Words, as_list
+from pipeline.tables.words import Axes, Words, as_list
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
@@ -53,10 +53,10 @@ class Specs:
 
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.reads = table, reads
-        self.axes = dict(table.axes)
+        self.axes = table.axes
         self.used: set[str] = set()  # the axes that something names
         self.made: dict[str, Spec] = {}  # parents first
-        self._axes_of: dict[str, tuple[str, ...]] = {}
+        self._axes_of: dict[str, Axes] = {}
         # key of `every` -> the runs that it applies to, and those that override it
         self.defaulted_runs: dict[str, set[str]] = {key: set() for key in table.every}
         self.overriding_runs: dict[str, list[str]] = {key: [] for key in table.every}
@@ -155,7 +155,7 @@ class Specs:
         self.used.update(axes)
         return axes
 
-    def axes_of(self, name: str, above: tuple[str, ...] = ()) -> tuple[str, ...]:
+    def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
         """The axes that a run names, itself or through the runs it is made of, in the table's order."""
         where = f"run {name!r}"
         if name in above:
@@ -233,7 +233,7 @@ def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
             yield from find_placeholders(part)
 
 
-def references_in(settings: Mapping[str, Any]) -> Iterator[Reference]:
+def references_in(settings: Words) -> Iterator[Reference]:
     for value in settings.values():
         if isinstance(value, Names):
             yield from (item for item in value.items if isinstance(item, Reference))

@@ -36,12 +36,12 @@ Nothing here composes an option or opens a file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.defaults import HARDWARE
+from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.table_yaml import (
     RUN_KEYS,
@@ -51,7 +51,7 @@ from pipeline.tables.table_yaml import (
     merge_inherited,
     parsed_yaml,
 )
-from pipeline.tables.words import Words, as_list, as_mapping, table_error
+from pipeline.tables.words import Axes, Words, as_list, as_mapping, table_error
 
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
@@ -68,7 +68,7 @@ class Reference:
 
     run: str
     at: tuple[tuple[str, Any], ...] = ()
-    over: tuple[str, ...] = ()
+    over: Axes = ()
     step: int | None = None
 
 
@@ -104,9 +104,9 @@ class Side:
     name: str
     words: Words = field(default_factory=dict)  # run, eval, task, in, metric, pair, fact, published, eval.KEY
     at: Words = field(default_factory=dict)  # axis -> its value
-    reduce: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    best: tuple[str, ...] = ()
-    each: tuple[str, ...] = ()
+    reduce: list[tuple[str, Axes]] = field(default_factory=list)
+    best: Axes = ()
+    each: Axes = ()
     by: Side | None = None
     columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
     control_of: str = ""  # of a control: the row or column whose merge it controls,
@@ -126,12 +126,12 @@ class Table:
     score: Side
     columns: list[Side]
     rows: list[Side]
-    beside: tuple[str, ...]
+    beside: Axes
     compare: list[tuple[str, str]]
     free_snapshots: bool
     controls: Any = False  # as written: true, or names of runs
     primary: tuple[str, ...] = ()
-    pooled: tuple[str, ...] = ()  # axes that each cell is the mean of where it says nothing else
+    pooled: Axes = ()  # axes that each cell is the mean of where it says nothing else
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
@@ -142,14 +142,14 @@ class Table:
 # ---------------------------------------------------------------------------------------------------- text
 
 
-def read_table(text: str, file: str, find: Find | None = None, every: Mapping[str, Any] | None = None) -> Table:
+def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     """A table from its text. `file` is how errors call it, `find` gives the tables that `defaults` name, `every` is
     added to the table's own (every.KEY=VALUE of the command line).
 
     Raises:
         PipelineError: anything that is not in the format, naming file and row.
     """
-    raw, every = merge_inherited(text, file, find, ()), dotted(every or {}, file, "every")
+    raw, every = merge_inherited(text, file, find, ()), dotted(every, file, "every")
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
             raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
@@ -169,7 +169,7 @@ def read_table(text: str, file: str, find: Find | None = None, every: Mapping[st
     return replace(table, override_keys=override_keys, inherited=frozenset({*shared, HARDWARE}))
 
 
-def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
+def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:
     """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place; gives its name."""
     trainings = [run for run in raw["runs"].values() if isinstance(run, dict) and run.get("stage") in TRAININGS]
     for run in trainings:
@@ -187,14 +187,14 @@ class Reader:
     """Reads the words of one table, checked against its axes and the names of its runs."""
 
     def __init__(self, file: str, raw: Words) -> None:
-        self.file, self.raw = file, raw
+        self.file, self.raw, self.refuse = file, raw, partial(table_error, file)
         self.names = list(raw["runs"])
         self.axes = {name: self.read_axis(name, values) for name, values in raw["axes"].items()}
 
     def build_table(self, every: Words) -> Table:
         raw = self.raw
         if raw.get("free_snapshots", False) not in (True, False):
-            raise table_error(self.file, "", f"free_snapshots={raw['free_snapshots']}: give true or false")
+            raise self.refuse("", f"free_snapshots={raw['free_snapshots']}: give true or false")
         return Table(
             self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
             raw.get("published"), self.axes, self.read_words("every", every),
@@ -212,41 +212,37 @@ class Reader:
         """A list of names or numbers. Raises PipelineError for an empty list, other values or a repeated one."""
         listed = list(values) if isinstance(values, list | dict) else []
         if not listed:
-            raise table_error(self.file, where, f"it has no values: give {example}")
+            raise self.refuse(where, f"it has no values: give {example}")
         for value in listed:
             if isinstance(value, list | dict) or value is None:
-                raise table_error(self.file, where, f"{value!r} is no value: give names or numbers")
+                raise self.refuse(where, f"{value!r} is no value: give names or numbers")
         if len(set(map(str, listed))) < len(listed):
-            raise table_error(self.file, where, "a value is there twice")
+            raise self.refuse(where, "a value is there twice")
         return listed
 
     def read_axis(self, name: str, values: Any) -> dict[Any, Words]:
         """Value -> its words; a list has values without words."""
         where = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
-            raise table_error(self.file, where, f"{name} has a meaning of its own: call the axis otherwise")
+            raise self.refuse(where, f"{name} has a meaning of its own: call the axis otherwise")
         listed = self.read_values(where, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
-                raise table_error(self.file, where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+                raise self.refuse(where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
-    def axes_in(self, where: str, key: str, value: Any) -> tuple[str, ...]:
+    def axes_in(self, where: str, key: str, value: Any) -> Axes:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
-                raise table_error(
-                    self.file, where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}"
-                )
+                raise self.refuse(where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}")
         return tuple(as_list(value))
 
     def value_of(self, where: str, name: str, value: Any) -> Any:
         """A value of an axis. Raises PipelineError for an unknown axis or value."""
         if name not in self.axes:
-            raise table_error(self.file, where, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
+            raise self.refuse(where, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
-            raise table_error(
-                self.file, where, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
-            )
+            raise self.refuse(where, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}")
         return value
 
     # ------------------------------------------------------------------------------------------ runs
@@ -263,15 +259,13 @@ class Reader:
         if not spec:
             return TableRun(name, "base", spec)
         problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
-        raise table_error(
-            self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every"
-        )
+        raise self.refuse("", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
 
     def read_words(self, where: str, spec: Words) -> Words:
         for key, value in spec.items():
             if isinstance(value, dict) and list(value.values()) == [None]:
                 (name,) = value
-                raise table_error(self.file, where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
+                raise self.refuse(where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
             key: self.run_names(where, key, value) if key in RUN_KEYS and value is not None else value
             for key, value in spec.items()
@@ -286,7 +280,7 @@ class Reader:
         name = spec.get("run", spec.get("all"))
         if not isinstance(name, str) or ("run" in spec) == ("all" in spec) or ("over" in spec) != ("all" in spec):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
-            raise table_error(self.file, where, f"{key}: {value!r} names no run: give {forms}")
+            raise self.refuse(where, f"{key}: {value!r} names no run: give {forms}")
         fixed = {axis: part for axis, part in spec.items() if axis not in ("run", "all", "over")}
         at = tuple((axis, self.value_of(where, axis, part)) for axis, part in fixed.items())
         if name in self.names:
@@ -298,7 +292,7 @@ class Reader:
         if "all" in spec or at or not is_elsewhere:
             problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""
-            raise table_error(self.file, where, problem)
+            raise self.refuse(where, problem)
         return name
 
     # ------------------------------------------------------------------------------------------ rows and columns
@@ -321,12 +315,10 @@ class Reader:
             else:
                 side.at[key] = self.value_of(where, key, part)
             if key == "in" and any(isinstance(code, bool) for code in as_list(part)):
-                raise table_error(self.file, where, 'in: no is false in YAML: write Norwegian as in: "no"')
+                raise self.refuse(where, 'in: no is false in YAML: write Norwegian as in: "no"')
         for key, axes in (("each", side.each), ("by", side.by)):
             if axes and not side.best:
-                raise table_error(self.file, where, f"{key} is about what best chooses: give best=[...] beside it")
+                raise self.refuse(where, f"{key} is about what best chooses: give best=[...] beside it")
         if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):
-            raise table_error(
-                self.file, f"{where}, by", "it says what is scored: leave run, mean, max, min and best out"
-            )
+            raise self.refuse(f"{where}, by", "it says what is scored: leave run, mean, max, min and best out")
         return side

@@ -61,7 +61,8 @@ def expand_study(study: Words, file: str) -> Words:
     for key, names in lists.items():
         if not names:
             raise refuse(key, "a study names at least one")
-        if wrong := [name for name in names if not isinstance(name, str) and not has_own_items(key, name)]:
+        own_items = [name for name in names if key == "benchmarks" and isinstance(name, dict) and {*name} == OWN_ITEMS]
+        if wrong := [name for name in names if not isinstance(name, str) and name not in own_items]:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
     base = study.get("base")
@@ -94,7 +95,10 @@ def expand_study(study: Words, file: str) -> Words:
     runs = {**dict.fromkeys(base_row, {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
-    spoken = {name: language_of(name, experts[name]) for name in sides["language"]}
+    spoken = {  # the language of own rows, or of an option by that name, else the expert's name
+        name: str(experts[name].get("expert.sources.own.language") or experts[name].get("expert", name))
+        for name in sides["language"]
+    }
     several = len({*spoken.values()} & {*lists["languages"]}) > 1
     own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
@@ -179,11 +183,6 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
         yield " ".join([method, *multiple]), pair  # type: ignore[misc]
 
 
-def language_of(name: str, settings: Words) -> str:
-    """The language of an expert's own rows, or of its option by that name, else its own name."""
-    return str(settings.get("expert.sources.own.language") or settings.get("expert", name))
-
-
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
     """A merge of two experts in the table language."""
     if reads_sides(method):
@@ -205,10 +204,6 @@ def reads_experts(method: str) -> bool:
 def knobs_of(method: str) -> set[str]:
     kind = conf.method_of(method)
     return {knob.name for knob in fields(kind)} if kind else set()
-
-
-def has_own_items(key: str, benchmark: Any) -> bool:
-    return key == "benchmarks" and isinstance(benchmark, dict) and benchmark.keys() == OWN_ITEMS
 
 
 def columns_of(benchmarks: list[Any], languages: list[str]) -> Iterator[tuple[str, Words]]:

@@ -27,7 +27,7 @@ RUN_KEYS = frozenset(
 Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
 
 
-def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
+def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) -> Words:
     """The table's own words over those of the tables in its `defaults`."""
     settings = parsed_yaml(text, file)
     for key in settings:
@@ -37,10 +37,8 @@ def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, .
     for name in as_list(settings.pop("defaults", None) or []):
         if name == "_self_":
             continue
-        if find is None or name in above:
-            raise table_error(
-                file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known"
-            )
+        if name in above:
+            raise table_error(file, "", f"defaults: {name} starts from itself")
         merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
     merged.pop("primary", None)
     merge_words(merged, settings, file)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.config.knob import Tree
 from pipeline.errors import PipelineError
 
-Words = dict[str, Any]
+Words = Tree
+Axes = tuple[str, ...]  # the names of axes
 
 
 def table_error(file: str, where: str, problem: str) -> PipelineError:

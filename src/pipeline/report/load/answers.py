@@ -14,10 +14,11 @@ from typing import Any
 from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import INVALID, finite_or_none, share_in, value_per_question
+from pipeline.evaluate.metrics import INVALID, finite_or_none, share_in
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
+from pipeline.stats.statistics import value_per_question
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
