@@ -82,13 +82,9 @@ def on_screen(written: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     with Bar("a training", 2, "step", stays=True) as bar:
         say("loading")
         assert on_screen(terminal.getvalue())[0] == "loading"
