@@ -28,12 +28,6 @@ def record(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def steps_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Products -> the record's row of a step of 64 rows, which it has in this order."""
-    steps = [row for row in rows if row["what"] == "a step of 64 rows"]
-    return dict(zip(WAYS, steps, strict=True))
-
-
 @pytest.mark.parametrize("card", [name for name, gpu in cards().items() if gpu.records[1]])
 def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
     """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with 59 tokens; what a
@@ -49,7 +43,8 @@ def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
         "bfloat16": 64 * 59 * (EACH + CORE * (PREFIX + 59)) / filled / 989e12,
         "float32": whole / passes["ieee"] / 67e12, "bf16x3": 3 * whole / passes["bf16x3"] / 989e12,
     }  # fmt: skip
-    for products, step in steps_of(rows).items():
+    steps = [row for row in rows if row["what"] == "a step of 64 rows"]  # in the order of WAYS
+    for products, step in zip(WAYS, steps, strict=True):
         share, rest = gpu.scoring[products]
         assert share == pytest.approx(shares[products], rel=0.01)
         size = 2 if products == "bfloat16" else 4
