@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_overview import planned
 
-from pipeline.commands.plan import show_plan
-from pipeline.config.compose import compose
 from pipeline.config.training import Sft
-from pipeline.errors import PipelineError
 from pipeline.estimate import flops
 from pipeline.estimate.flops import QuestionSet, cards, scoring_seconds, training_flops, training_seconds
 from pipeline.models.shape import LLAMA_8B
@@ -116,11 +114,7 @@ def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
     """Records of the card of hardware=, and rows by its memory or as they were typed."""
 
     def shown(*words: str) -> str:
-        words = ("stage=plan", "table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)
-        try:
-            return " ".join(show_plan(compose(words)).split())  # type: ignore[arg-type]
-        except PipelineError as error:  # a disk without room for the trainings
-            return " ".join(error.output.split())
+        return " ".join(planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)[0].split())
 
     records = "rates of training: results/bench/check_h100_full.json; of scoring: results/bench/evaluate_h200.json"
     assert f"{records}; between cards: assumed; 128 rows scored at once" in shown("hardware=h100_80x8")
