@@ -145,9 +145,8 @@ def test_a_decoder_of_today_is_trained_and_scored(kind: str, world: Path, make_r
     tokenizer, config = sandbox_tokenizer(), config_of(kind)
     for part in (config, config.get_text_config()):
         part.vocab_size, part.pad_token_id, part.bos_token_id, part.eos_token_id = len(tokenizer), 3, 1, 2
-    for key in ("vocab_size_per_layer_input",):
-        if hasattr(config, key):
-            setattr(config, key, len(tokenizer))
+    if hasattr(config, "vocab_size_per_layer_input"):
+        config.vocab_size_per_layer_input = len(tokenizer)
     config.get_text_config().max_position_embeddings = 1024
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "start")

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,47 +69,36 @@ def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path
 # ------------------------------------------------------------------------------------------------ a full disk
 
 
-class FullDisk:
-    """The n-th call that writes below a folder finds no space, or a full quota. `calls` counts those so far."""
+@contextmanager
+def full_disk(folder: Path, fails: int, number: int) -> Iterator[list[str]]:
+    """The n-th call that writes below a folder finds no space, or a full quota. Gives what was written so far."""
+    written: list[str] = []
 
-    def __init__(self, folder: Path, fails: int, number: int = errno.ENOSPC) -> None:
-        self.folder, self.fails, self.number, self.calls = str(folder), fails, number, 0
+    def counted(real: Any) -> Any:
+        def call(path: Any, *more: Any, **named: Any) -> Any:
+            mode = named.get("mode", (*more, "r")[0]) if real is builtins_open else "w"
+            if set(mode) & set("wax+") and str(path).startswith(str(folder)):
+                written.append(str(path))
+                if len(written) == fails:
+                    raise OSError(number, os.strerror(number), str(path))
+            return real(path, *more, **named)
 
-    def count(self, path: Any) -> None:
-        if str(path).startswith(self.folder):
-            self.calls += 1
-            if self.calls == self.fails:
-                raise OSError(self.number, os.strerror(self.number), str(path))
+        return call
 
-    def patch(self, patch: Patch) -> None:
-        real_open = builtins.open
-
-        def opens(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
-            if set(mode) & set("wax+"):
-                self.count(file)
-            return real_open(file, mode, *more, **named)
-
-        patch.setattr(builtins, "open", opens)
-        patch.setattr(io, "open", opens)
-        for name in ("rename", "replace", "mkdir"):
-            real = getattr(os, name)
-
-            def renames(path: Any, *more: Any, real: Any = real, **named: Any) -> Any:
-                self.count(path)
-                return real(path, *more, **named)
-
-            patch.setattr(os, name, renames)
+    builtins_open = builtins.open
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((builtins, "open"), (io, "open"), (os, "rename"), (os, "replace"), (os, "mkdir")):
+            patch.setattr(module, name, counted(getattr(module, name)))
+        yield written
 
 
 def every_write_fails_once(call: Call, words: list[str], runs_dir: Path, number: int = errno.ENOSPC) -> int:
     """Run the command again and again, each time with the next write failing, until none is left to fail. How many."""
     for fails in range(1, 100):
         shutil.rmtree(runs_dir, ignore_errors=True)
-        disk = FullDisk(runs_dir, fails, number)
-        with pytest.MonkeyPatch.context() as patch:
-            disk.patch(patch)
+        with full_disk(runs_dir, fails, number) as written:
             told = call(*words, f"runs_dir={runs_dir}")
-        if disk.calls < fails:
+        if len(written) < fails:
             assert told.status == 0, told.err
             return fails - 1
         if told.status == 0:  # where the folder was there already, or the run was published: nothing is lost

@@ -15,6 +15,7 @@ import torch
 from fixture_types import Patch
 from script_modules import load_script
 
+from pipeline.config.data import Data, Expert
 from pipeline.config.evaluation import Eval
 from pipeline.config.explain import validated
 from pipeline.config.stages import TrainStage
@@ -68,9 +69,6 @@ def test_every_branch_is_listed(monkeypatch: Patch, tmp_path: Path) -> None:
 
 
 def stage_of(**knobs: Any) -> TrainStage:
-    from pipeline.config.data import Data, Expert
-    from pipeline.config.training import Model
-
     sft = Sft(name="full", batch_size=8, **knobs)
     model, expert = Model(name="m", path="hub:org/m"), Expert(name="e", side="math")
     return TrainStage(stage="sft", model=model, expert=expert, data=Data(), sft=sft, partition=None)
@@ -95,6 +93,12 @@ def kernels_of(attention: str, **knobs: Any) -> TrainStage:
     return replace(config, model=replace(config.model, attn_implementation=attention))
 
 
+def refused(sentence: str, attention: str = "sdpa", **knobs: Any) -> None:
+    """A training with these kernels ends with this sentence."""
+    with pytest.raises(PipelineError, match=sentence):
+        load.check_kernels(kernels_of(attention, **knobs))
+
+
 def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
     """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask over all rows."""
     capability, there = [(8, 0)], {"triton"}
@@ -103,32 +107,25 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
     monkeypatch.setattr(load, "find_spec", lambda name: name in there)
     flash, kernel = "flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"
     load.check_kernels(kernels_of("sdpa", precision="tf32", compile=True))
-    with pytest.raises(PipelineError, match="flash_attention_2: that FlashAttention is not installed: pip install fl"):
-        load.check_kernels(kernels_of(flash))
+    refused("flash_attention_2: that FlashAttention is not installed: pip install fl", flash)
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
     for attention in (flash, "sdpa"):
         load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
-        with pytest.raises(PipelineError, match=f"with model.attn_implementation={attention} and sft.precision=fp32"):
-            load.check_kernels(kernels_of(attention, padding_free=True))
-    with pytest.raises(PipelineError, match="give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"):
-        load.check_kernels(kernels_of("eager", padding_free=True, precision="bf16"))
-    with pytest.raises(PipelineError, match=r"needs the package kernels \(pip install kernels\)"):
-        load.check_kernels(kernels_of(kernel))
+        refused(f"with model.attn_implementation={attention} and sft.precision=fp32", attention, padding_free=True)
+    told = "give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"
+    refused(told, "eager", padding_free=True, precision="bf16")
+    refused(r"needs the package kernels \(pip install kernels\)", kernel)
     there.add("kernels")
-    with pytest.raises(PipelineError, match="and that commit in the Hub's cache: fetch it on a node that reaches"):
-        load.check_kernels(kernels_of(kernel))
+    refused("and that commit in the Hub's cache: fetch it on a node that reaches", kernel)
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
     load.check_kernels(kernels_of(kernel, padding_free=True, precision="bf16"))
-    with pytest.raises(PipelineError, match=r"sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-m"):
-        load.check_kernels(kernels_of("sdpa", liger=True))
+    refused("sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-m", liger=True)
     there.add("liger_kernel")
     load.check_kernels(kernels_of("sdpa", liger=True))
     capability[0] = (7, 5)
-    with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32"):
-        load.check_kernels(kernels_of("sdpa", precision="tf32"))
+    refused("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32", precision="tf32")
     there.discard("triton")
-    with pytest.raises(PipelineError, match="sft.compile=true needs Triton"):
-        load.check_kernels(kernels_of("sdpa", compile=True))
+    refused("sft.compile=true needs Triton", compile=True)
 
 
 def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
@@ -136,17 +133,12 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
     monkeypatch.setattr(load, "which", lambda name: None)
     load.check_kernels(kernels_of("eager", padding_free=True))  # as tests do
     for attention in ("flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"):
-        with pytest.raises(PipelineError, match="needs a GPU: give model.attn_implementation=sdpa"):
-            load.check_kernels(kernels_of(attention))
-    with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on"):
-        load.check_kernels(kernels_of("sdpa", precision="tf32"))
-    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
-        load.check_kernels(kernels_of("sdpa", parallel="fsdp2", processes=2))
-    with pytest.raises(PipelineError, match="sft.compile=true needs a C.. compiler"):
-        load.check_kernels(kernels_of("sdpa", compile=True))
+        refused("needs a GPU: give model.attn_implementation=sdpa", attention)
+    refused("sft.precision=tf32 needs a GPU from the A100 on", precision="tf32")
+    refused("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back", parallel="fsdp2", processes=2)
+    refused("sft.compile=true needs a C.. compiler", compile=True)
     monkeypatch.setattr(load, "find_spec", lambda name: True)
-    with pytest.raises(PipelineError, match="sft.liger=true needs a GPU and Liger: pip install"):
-        load.check_kernels(kernels_of("sdpa", liger=True))
+    refused("sft.liger=true needs a GPU and Liger: pip install", liger=True)
 
 
 def test_attentions_are_those_of_transformers() -> None:

@@ -149,16 +149,9 @@ def result(folder: Path) -> dict[str, str]:
 
 
 # Words that name runs, files and dates, or that a group needs with it
-COMPOSED = (
-    "model.path",
-    "merge.base",
-    "merge.expert",
-    "merge.math=",
-    "merge.language=",
-    "merge.files_from",
-    "partition.",
-    "sft.template_date",
-    "eval.template_date",
+COMPOSED = tuple(
+    "model.path merge.base merge.expert merge.math= merge.language= merge.files_from partition. sft.template_date "
+    "eval.template_date".split()
 )
 CONFIGS: dict[tuple[str, ...], Any] = {}
 MADE: dict[tuple[str, ...], Path] = {}
@@ -216,16 +209,11 @@ class Maker:
             assert alone == reference or result(alone) != result(reference), f"{knob} is hashed where it is not read"
 
 
-@dataclass
-class Weights:
-    """The weights of two runs and their start: how far the two are apart, in lengths of the first one's movement."""
-
-    start: Path
-
-    def apart(self, one: Path, other: Path) -> float:
-        start, first, second = (load_file(folder / "model.safetensors") for folder in (self.start, one, other))
-        distance = sum(float((first[name] - second[name]).square().sum()) for name in first)
-        return (distance / sum(float((first[name] - start[name]).square().sum()) for name in first)) ** 0.5
+def apart(*folders: Path) -> float:
+    """How far the weights of the last two of a start and two runs are apart, in lengths of the first one's movement."""
+    start, first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    distance = sum(float((first[name] - second[name]).square().sum()) for name in first)
+    return (distance / sum(float((first[name] - start[name]).square().sum()) for name in first)) ** 0.5
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -258,9 +246,8 @@ def test_training(training: Maker, knob: str, change: Change) -> None:
     if not change.same_because:
         training.check(knob, change)
     elif knob not in ("sft.processes", "sft.compile"):  # which take long: their own tests compare them
-        moved = training.folder(change.words)
         start = training.folder("sft.learning_rate=1e-30")
-        assert Weights(start).apart(training.folder(), moved) < 1e-2
+        assert apart(start, training.folder(), training.folder(change.words)) < 1e-2
 
 
 # ---------------------------------------------------------------------------------------------------- merging

@@ -85,6 +85,8 @@ def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(code: s
 
 
 OWN = "name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n"
+ANSWERS = {f"mc_answer{n}": "abcd"[n - 1] for n in (1, 2, 3, 4)}
+QUESTION = json.dumps({"flores_passage": "p", "question": "q", **ANSWERS, "correct_answer_num": "1"}) + "\n"
 
 
 def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, base: Path, monkeypatch: Patch) -> None:
@@ -93,11 +95,9 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, b
     file = tmp_path / "conf/language/kpz.yaml"
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
     data = tmp_path / "data/belebele"
-    row = '{{"flores_passage": "p", "question": "q", "mc_answer1": "a", "mc_answer2": "b", "mc_answer3": "c", '
-    row += '"mc_answer4": "d", "correct_answer_num": "1"}}\n'
     for code in ("kpz", "sw"):
         (data / code).mkdir(parents=True)
-        (data / code / "test.jsonl").write_text(row.format() * 3)
+        (data / code / "test.jsonl").write_text(QUESTION * 3)
     hashes = {}
     for text in (OWN, OWN.replace("Kupsabiny", "Sabiny"), OWN + "\n# a remark\n"):
         file.write_text(text)
@@ -134,9 +134,8 @@ def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, 
     """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))
-    row = {"flores_passage": "p", "question": "q", **{f"mc_answer{n}": "abcd"[n - 1] for n in (1, 2, 3, 4)}}
     (tmp_path / "data/belebele/swx").mkdir(parents=True)
-    (tmp_path / "data/belebele/swx/test.jsonl").write_text(json.dumps({**row, "correct_answer_num": "1"}) + "\n")
+    (tmp_path / "data/belebele/swx/test.jsonl").write_text(QUESTION)
     (tmp_path / "own.yaml").write_text(
         f"name: own\nevery: {{data_root: {tmp_path}/data}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
         "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {swx: {in: swx}}\n"

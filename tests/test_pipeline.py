@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from fixture_types import Call, Patch
+from small_runs import writes
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
@@ -217,16 +218,12 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
 
 
 def test_a_run_that_changed_on_disk_stops_what_needs_it(table: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
-    def writes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-        (work / "x").write_text("x")
-        return {}
-
-    monkeypatch.setattr(in_process, "stage_function", lambda run: writes)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: writes())
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "primary_number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
     assert execute_here(targets) == {}
-    (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
+    (next((tmp_path / "runs").glob("math-*")) / "train.jsonl").write_text("changed")
     failed = execute_here(targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
     told = [reason for reason in failed.values() if "was changed after it was finished" in reason]

@@ -82,13 +82,9 @@ def on_screen(written: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     with Bar("a training", 2, "step", stays=True) as bar:
         say("loading")
         assert on_screen(terminal.getvalue())[0] == "loading"
@@ -192,9 +188,11 @@ for words in json.loads(sys.argv[1]):
 def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[str]:
     """What commands, one after the other in one process, write to standard error: a terminal, or a pipe."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-    if not terminal:
-        return by_command(subprocess.run(command, capture_output=True, text=True, env=env).stderr)
-    return by_command(read_terminal(command, env))
+    elsewhere = {"capture_output": True, "text": True, "env": env}
+    told = read_terminal(command, env) if terminal else subprocess.run(command, **elsewhere).stderr
+    *texts, after = told.split("status 0\n")
+    assert not after, told
+    return texts
 
 
 def read_terminal(command: list[str], env: dict[str, str]) -> str:
@@ -214,12 +212,6 @@ def read_terminal(command: list[str], env: dict[str, str]) -> str:
     os.close(ours)
     process.wait()
     return told.decode().replace("\r\n", "\n")
-
-
-def by_command(told: str) -> list[str]:
-    *texts, after = told.split("status 0\n")
-    assert not after, told
-    return texts
 
 
 @pytest.fixture(scope="module")

@@ -298,8 +298,7 @@ def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: Pat
     assert refused.status == 1 and refused.err.count("\n") == 1
     assert "recipe=nope is not an option: did you mean mine? There are" in refused.err
     assert " mine," in refused.err and "layer_swapping_sw_1" in refused.err
-    planned = call(f"--config-dir={own}", "stage=plan", "table=mine")
-    assert planned.status == 0 and "0 of 3 runs are done" in planned.out, planned.err
+    assert "0 of 3 runs are done" in call(f"--config-dir={own}", "stage=plan", "table=mine", status=0).out
     missing = call(f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.err
 

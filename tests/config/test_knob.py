@@ -21,18 +21,18 @@ from pipeline.merge.methods.ties import Ties
 from pipeline.stages.rows import RUN_STAGES
 
 DATACLASSES = [kind for kind in vars(stages).values() if isinstance(kind, type) and is_dataclass(kind)]
+FIELDS = [(kind, item, item.metadata.get("options")) for kind in DATACLASSES for item in fields(kind)]
 
 
 def bounded() -> Iterator[tuple[type, str, str, Any]]:
     """(dataclass, field, bound, a value that is just outside) of each bound that is declared."""
-    for kind in DATACLASSES:
-        for item in fields(kind):
-            whole = "int" in str(get_type_hints(kind)[item.name])
-            step = 1 if whole else 1e-9
-            for bound, outside in (("ge", -step), ("gt", 0), ("le", step), ("lt", 0)):
-                limit = item.metadata.get(bound)
-                if limit is not None:
-                    yield kind, item.name, bound, limit + outside
+    for kind, item, _ in FIELDS:
+        whole = "int" in str(get_type_hints(kind)[item.name])
+        step = 1 if whole else 1e-9
+        for bound, outside in (("ge", -step), ("gt", 0), ("le", step), ("lt", 0)):
+            limit = item.metadata.get(bound)
+            if limit is not None:
+                yield kind, item.name, bound, limit + outside
 
 
 def made(kind: type, **values: Any) -> Any:
@@ -53,12 +53,7 @@ def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str,
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        (kind, item.name)
-        for kind in DATACLASSES
-        for item in fields(kind)
-        if get_type_hints(kind)[item.name] in (float, float | None)
-    ],
+    [(kind, item.name) for kind, item, _ in FIELDS if get_type_hints(kind)[item.name] in (float, float | None)],
 )
 def test_every_number_must_be_finite(kind: type, name: str, value: float) -> None:
     with pytest.raises(PipelineError, match=f"^{name} must be a finite number, got {value}$"):
@@ -73,13 +68,7 @@ def test_numbers_in_lists_are_checked_and_empty_lists_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "options"),
-    [
-        (kind, item.name, item.metadata["options"])
-        for kind in DATACLASSES
-        for item in fields(kind)
-        if item.metadata.get("options")
-    ],
+    ("kind", "name", "options"), [(kind, item.name, options) for kind, item, options in FIELDS if options]
 )
 def test_a_value_that_is_no_option_is_refused(kind: type, name: str, options: tuple[str, ...]) -> None:
     for option in options:

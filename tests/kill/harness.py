@@ -30,17 +30,10 @@ from pipeline.runs.folders import finished_manifests
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
 MOST = 6  # kills of one command, after which it is let be
 FULL = "No space left on device", "is too full for"  # what a command says, to any write or before it begins
-TRAINING = [
-    *(
-        "sft.seq_length=96",
-        "sft.batch_size=4",
-        "sft.micro_batch_size=null",
-        "sft.warmup_steps=2",
-        "sft.resume_minutes=0.02",
-        "sft.precision=fp32",
-    ),
-    *("sft.learning_rate=1e-3", "threads=1", "sft.epochs=9"),
-]
+TRAINING = (
+    "sft.seq_length=96 sft.batch_size=4 sft.micro_batch_size=null sft.warmup_steps=2 sft.resume_minutes=0.02 "
+    "sft.precision=fp32 sft.learning_rate=1e-3 threads=1 sft.epochs=9"
+).split()
 
 
 @dataclass

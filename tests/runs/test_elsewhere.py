@@ -31,11 +31,7 @@ def cached(three: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str,
     of_name = {f"org/{name}": folder for name, folder in three.items()}
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(of_name[name]))
-
-    def file_of(name: str, file: str, **_: Any) -> str:
-        return str(of_name[name] / file)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", file_of)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, **_: str(of_name[name] / file))
     return three
 
 
@@ -43,12 +39,6 @@ def analyzed(make_run: Make, tmp_path: Path, *words: str) -> list[dict[str, str]
     folder = make_run("stage=analyze", f"runs_dir={tmp_path}/runs", "analyze.threshold=1e-3", *words)
     with open(folder / "delta.csv", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def by_hand(base: Path, expert: Path) -> dict[str, float]:
-    """Parameter -> mean absolute change, by torch."""
-    was, now = Checkpoint.open(base), Checkpoint.open(expert)
-    return {name: float((as_torch(now, name).float() - as_torch(was, name).float()).abs().mean()) for name in was.names}
 
 
 def names(cached: dict[str, Path], on_hub: bool) -> dict[str, Any]:
@@ -59,7 +49,9 @@ def names(cached: dict[str, Path], on_hub: bool) -> dict[str, Any]:
 def test_analyze_takes_the_base(on_hub: bool, cached: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
     named = names(cached, on_hub)
     rows = analyzed(make_run, tmp_path, f"checkpoint={named['math']}", f"base={named['base']}")
-    expected = by_hand(cached["base"], cached["math"])
+    was, now = (Checkpoint.open(cached[name]) for name in ("base", "math"))
+    changes = {name: as_torch(now, name).float() - as_torch(was, name).float() for name in was.names}
+    expected = {name: float(change.abs().mean()) for name, change in changes.items()}
     assert {row["parameter"]: float(row["mean"]) for row in rows} == pytest.approx(expected, rel=1e-5)
 
 
@@ -103,8 +95,7 @@ def test_a_sweep_of_checkpoints_made_elsewhere(
     words = ["merge=task_arithmetic", f"merge.experts=[{tmp_path}/math,{tmp_path}/language]", "sweep.scale=[0.2,0.4]"]
     words += [f"runs_dir={tmp_path}/runs", f"data_root={world}", "tracking.mode=disabled"]
     words += ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=2", "languages=[qac]"]
-    told = call("stage=sweep", *words)
-    assert told.status == 1 and "its base is unknown" in told.err
+    assert "its base is unknown" in call("stage=sweep", *words, status=1).err
     told = call("stage=sweep", *words, f"merge.base={tmp_path}/base")
     assert told.status == 0, told.err
     points = {path.parent.name for path in (tmp_path / "runs").glob("eval-*/scores.json")}

@@ -1,17 +1,30 @@
-"""The manifest: what is none is refused by name where it is read; commands that list runs name it and go on."""
+"""The manifest: what is none is refused by name where it is read; commands that list runs name it and go on. Those of
+the first versions, whose tensors have sha256 digests, are listed as before, and never compared with new ones."""
 
+import hashlib
 import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fixture_types import Call
+from small_models import stacked
 from small_runs import a_run, writes
 
+from pipeline import files
+from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.runs.make import make_once
-from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.files import fingerprints
+from pipeline.merge.digests import known_digests
+from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+from pipeline.runs.make import make_once, why_not_finished
+from pipeline.runs.manifest import Ancestor, Manifest, read_manifest
+from pipeline.runs.run import External
+from pipeline.runs.unchanged import check_unchanged, content_digest
 
 MALFORMED = {
     "no JSON": "{",
@@ -65,3 +78,55 @@ def test_a_manifest_that_is_written_again_is_read_again(tmp_path: Path) -> None:
     with open(file, "r+", encoding="utf-8") as inside:
         inside.write(file.read_text().replace('"attempt": 2', '"attempt": 3'))
     assert read_manifest(tmp_path).attempt == 3  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A finished training of three layers whose weights are known by a kind of digest."""
+
+    def made(name, kind, seed=0, **manifest):
+        folder = stacked(tmp_path / name, 3, seed)
+        digests = digest_tensors(folder)
+        root = weights_root(digests)
+        if kind == "sha256":
+            digests = {tensor: f"sha256:{hashlib.sha256(one.encode()).hexdigest()}" for tensor, one in digests.items()}
+            root = f"sha256:{hashlib.sha256(root.encode()).hexdigest()}"
+        weights = {"root": root, "digests": digests}
+        known = fingerprints(folder, ["model.safetensors"])
+        Manifest(name, name, {"stage": "sft"}, {"weights": weights}, files=known, **manifest).write(folder)
+        return External(name, name, folder)
+
+    return made
+
+
+def test_a_run_of_an_earlier_version_and_its_children_stay_finished(finished):
+    old = finished("old", "sha256")
+    check_unchanged(old.folder)
+    recorded = content_digest(old)
+    assert recorded == read_manifest(old.folder).weights_root and recorded.startswith("sha256:")
+    child = finished("child", "blake3", parents={"checkpoint": Ancestor("p", "p", recorded)})
+    run = SimpleNamespace(folder=child.folder, hash="child", config=None, parents={"checkpoint": old})
+    assert why_not_finished(run) is None
+    run.parents = {"checkpoint": finished("again", "blake3")}
+    assert why_not_finished(run) == "its checkpoint again was recomputed with other contents"
+
+
+def test_weights_of_an_earlier_version_are_not_taken_for_unchanged_once_they_were_touched(finished):
+    old, new = finished("old", "sha256"), finished("new", "blake3")
+    for one in (old, new):
+        os.utime(one.folder / "model.safetensors", ns=(1, 1))  # as copying does
+    check_unchanged(new.folder)
+    with pytest.raises(PipelineError, match="old was changed after it was finished: model.safetensors differs"):
+        check_unchanged(old.folder)
+
+
+def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_digests_of", {})
+    settings: Merge = LayerSwap(math="m", language="l", bottom_layers=1)
+    experts = {"math": finished("math", "sha256"), "language": finished("language", "blake3", seed=1)}
+    merge = open_merge(settings, {role: Checkpoint.open(one.folder) for role, one in experts.items()})
+    (tmp_path / "out").mkdir()
+    found = known_digests(merge, tmp_path)
+    assert all(one.startswith("blake3:") for known in found.values() for one in known.values())
+    digests = merge.write(tmp_path / "out", recorded=found)
+    assert digests == digest_tensors(tmp_path / "out") and all(one.startswith("blake3:") for one in digests.values())

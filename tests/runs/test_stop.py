@@ -176,19 +176,14 @@ with stop.handle_signals():
 """
 
 
-def heeds(how: str, **environment: str) -> tuple[int, str]:
-    words = [sys.executable, "-c", HEEDS, how]
+@pytest.mark.parametrize(
+    ("how", "job", "status", "printed"),
+    [("default", {}, 75, ""), ("ignored", {}, 0, "None False"),
+     ("early", {}, 75, ""), ("early", {"SLURM_JOB_ID": "7"}, 0, "SIGUSR1 False")],
+)  # fmt: skip
+def test_what_is_heeded(how: str, job: dict[str, str], status: int, printed: str) -> None:
+    """A terminal that is closed ends a command in good order, which nohup keeps; a time limit that is announced early
+    is kept for the first run of a job."""
     outside = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
-    done = subprocess.run(words, env={**outside, **environment}, capture_output=True, text=True)
-    return done.returncode, done.stdout.strip()
-
-
-def test_sighup_is_heeded_unless_it_is_ignored() -> None:
-    """A terminal that is closed ends a command in good order; nohup keeps it."""
-    assert heeds("default") == (75, "")
-    assert heeds("ignored") == (0, "None False")
-
-
-def test_a_time_limit_that_is_announced_early_is_kept_for_the_first_run() -> None:
-    assert heeds("early") == (75, "")
-    assert heeds("early", SLURM_JOB_ID="7") == (0, "SIGUSR1 False")
+    done = subprocess.run([sys.executable, "-c", HEEDS, how], env=outside | job, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (status, printed)

@@ -50,30 +50,28 @@ def test_auto_is_online_with_a_key_and_offline_without(no_key: Path, monkeypatch
     assert resolve_mode("auto") == "online"
 
 
-@pytest.mark.parametrize("asked", ["offline", "disabled"])
-def test_what_is_asked_for_stands_above_a_key_and_the_environment(
-    asked: str, no_key: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environment", "asked", "mode"),
+    [
+        ({"WANDB_API_KEY": "x", "WANDB_MODE": "online"}, "offline", "offline"),
+        ({"WANDB_API_KEY": "x", "WANDB_MODE": "online"}, "disabled", "disabled"),
+        ({"WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}, "auto", "disabled"),
+        ({"WANDB_MODE": "loud"}, "auto", "^WANDB_MODE must be one of online, offline, disabled, got 'loud'$"),
+        ({}, "online", "set WANDB_API_KEY, or give tracking.mode=offline"),
+        ({"WANDB_MODE": "online"}, "auto", "set WANDB_API_KEY"),
+    ],
+)
+def test_what_is_asked_for_stands_above_the_environment_and_that_above_auto(
+    environment: dict[str, str], asked: str, mode: str, no_key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert resolve_mode(asked) == asked
-
-
-def test_the_environment_stands_above_auto(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert resolve_mode("auto") == "disabled"
-    monkeypatch.setenv("WANDB_MODE", "loud")
-    with pytest.raises(PipelineError, match="^WANDB_MODE must be one of online, offline, disabled, got 'loud'$"):
-        resolve_mode("auto")
-
-
-def test_online_without_a_key_is_refused_where_wandb_would_ask(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PipelineError, match="set WANDB_API_KEY, or give tracking.mode=offline"):
-        resolve_mode("online")
-    monkeypatch.setenv("WANDB_MODE", "online")
-    with pytest.raises(PipelineError, match="set WANDB_API_KEY"):
-        resolve_mode("auto")
+    """Online without a key is refused, where wandb would ask for one."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if mode in ("offline", "disabled"):
+        assert resolve_mode(asked) == mode
+    else:
+        with pytest.raises(PipelineError, match=mode):
+            resolve_mode(asked)
 
 
 class Recorded:
@@ -126,12 +124,9 @@ def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, mo
 def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As when a signal goes to the whole tree: W&B's process is the first to end."""
-
     def dies(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         tracker.log({"loss": 1.0}, step=1)
-        for pid in tracking.service_pids():
-            os.kill(pid, signal.SIGKILL)
+        signal_service(signal.SIGKILL)
         for step in range(2, 8):
             tracker.log({"loss": 1.0}, step=step)
             time.sleep(0.1)
@@ -143,14 +138,13 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     told = capfd.readouterr().err
     assert told.count("warning: W&B failed (") == 1 and "Traceback" not in told
     after = a_run(tmp_path, tracking=Tracking(mode="offline"), seed=1)
-    found, _ = offline_log(make_once(after, lambda *_: {}))
-    assert of_kind("exit", found)
+    assert of_kind("exit", offline_log(make_once(after, lambda *_: {}))[0])
 
 
-def stop_service() -> None:
-    """Alive, but it does not respond."""
+def signal_service(number: signal.Signals) -> None:
+    """SIGKILL: it dies, as when a signal goes to the whole tree; SIGSTOP: alive, but it does not respond."""
     for pid in tracking.service_pids():
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, number)
 
 
 @pytest.fixture
@@ -165,7 +159,7 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
     quick = Tracking(mode="offline", timeout=1.0)
 
     def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
-        stop_service()
+        signal_service(signal.SIGSTOP)
         for step in range(5):
             tracker.log({"loss": 1.0}, step=step)
         return {}
@@ -182,7 +176,7 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
 
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
     def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
-        stop_service()
+        signal_service(signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return {}
 
@@ -270,8 +264,7 @@ def offline_log(folder: Path) -> tuple[list[Any], Any]:
 
 
 def artifacts_in(folder: Path) -> dict[str, Any]:
-    found, _ = offline_log(folder)
-    return {artifact.name: artifact for artifact in of_kind("artifact", found)}
+    return {artifact.name: artifact for artifact in of_kind("artifact", offline_log(folder)[0])}
 
 
 def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ shutil.rmtree(at, ignore_errors=True)
 class Cluster:
     """Its daemons and its commands. SLURM_CONF in the environment of every client names it."""
 
-    def __init__(self, largest_array: int = 1001) -> None:
+    def __init__(self, largest_array: int) -> None:
         self.at, self.host = Path(tempfile.mkdtemp()), socket.gethostname().partition(".")[0]
         self.at.chmod(0o755)  # munged wants its socket reachable for all
         at = self.at
@@ -182,9 +182,9 @@ class Cluster:
 
 
 @contextmanager
-def two_nodes() -> Iterator[Cluster]:
+def two_nodes(largest_array: int = 1001) -> Iterator[Cluster]:
     """A cluster that is up; clients find it by SLURM_CONF."""
-    made = Cluster()
+    made = Cluster(largest_array)
     try:
         made.up()
         yield made

@@ -1,14 +1,10 @@
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, two_nodes
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster(largest_array=5)  # a table's arrays are cut there, too
-    try:
-        made.up()
+    with two_nodes(largest_array=5) as made:  # a table's arrays are cut there, too
         yield made
-    finally:
-        made.down()

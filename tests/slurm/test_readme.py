@@ -1,4 +1,5 @@
-"""slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm where it is here."""
+"""slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm where it is here. And
+slurm/Dockerfile and slurm/apptainer.def: of the same base with the same packages, and extras that exist."""
 
 import os
 import re
@@ -6,6 +7,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,3 +125,27 @@ def test_scontrol_knows_the_commands_of_the_page(cluster: Cluster, tmp_path: Pat
     finally:
         cluster.run("scancel", job)
     cluster.idle(30)
+
+
+FILES = {name: (ROOT / "slurm" / name).read_text() for name in ("Dockerfile", "apptainer.def")}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_is_short_and_copies_files_that_are_there(name: str) -> None:
+    text = FILES[name]
+    assert len(text.splitlines()) <= 30
+    copied = re.findall(r"^(?:COPY +|    )([\w. /]+?) (?:/opt/pipeline/)?\S+$", text, re.M)
+    files = [file for line in copied if "apt-get" not in line for file in line.split()]
+    assert {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "conf", "src"} <= set(files)
+    assert all((ROOT / file).exists() for file in files if file in ("conf", "src") or "." in file)
+
+
+def test_both_install_the_same() -> None:
+    docker, apptainer = FILES.values()
+    installed = (r"no-install-recommends ([\w+ -]+)", r"constraint constraints.txt '\.\[(.+)\]'")
+    for pattern in (r"nvidia/cuda:\S+", *installed):
+        (one,), (other,) = (re.findall(pattern, text) for text in (docker, apptainer))
+        assert one.strip() == other.strip()
+    (extras,) = re.findall(r"'\.\[(.+)\]'", docker)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])

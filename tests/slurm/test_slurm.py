@@ -263,21 +263,14 @@ def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
 
 
 def task_of(job: str, rank: int) -> int:
-    """The process id of a rank that torchrun started under srun."""
-    found = process_of({f"SLURM_JOB_ID={job}", f"RANK={rank}", "SLURM_STEP_ID=0"})
-    assert found, f"job {job} has no task {rank}"
-    return found
-
-
-def process_of(environment: set[str]) -> int | None:
-    """The process id of a program with these variables."""
-    wanted = {one.encode() for one in environment}
+    """The process id of a rank that torchrun started under srun, by the variables of its environment."""
+    wanted = {f"SLURM_JOB_ID={job}".encode(), f"RANK={rank}".encode(), b"SLURM_STEP_ID=0"}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             words = command_of(int(path.parent.name)).split("\0")
             if wanted <= set(path.read_bytes().split(b"\0")) and {"-m", "pipeline"} <= set(words[1:4]):
                 return int(path.parent.name)
-    return None
+    raise AssertionError(f"job {job} has no task {rank}")
 
 
 def test_srun_on_two_nodes_trains_as_torchrun_does(

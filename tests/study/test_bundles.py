@@ -71,9 +71,7 @@ def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(m
     for tasks in ("[belebele,mgsm]", "[mgsm,belebele]"):  # the first part is greedy, then sampled
         more = ["eval=sandbox", f"eval.tasks={tasks}", "eval.temperature=0.7", "eval.answers=2"]
         folder = make_run(*words, *more)
-        manifest = read_manifest(folder)
-        assert manifest is not None
-        harness = manifest.facts["harness"]
+        harness = read_manifest(folder).facts["harness"]  # type: ignore[union-attr]
         parts = harness["parts"]
         assert parts["mgsm_0shot.en"]["sampling"] == sampled and "sampling" not in parts["belebele_0shot.en"]
         assert parts["belebele_0shot.en"]["task_hashes"].keys() == {"belebele_en_0shot"}

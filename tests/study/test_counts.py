@@ -23,10 +23,6 @@ ZONES = {
 }
 
 
-def with_grid(name: str, configurations: int) -> TablePlan:
-    return plan(f"defaults: [{name}]\naxes: {{t: {ZONES[configurations]}}}\n")
-
-
 def trainings(plans: Iterable[TablePlan]) -> dict[str, tuple[str, str]]:
     """digest -> (expert, sft) of each distinct training."""
     found = {}
@@ -71,7 +67,8 @@ def test_layer_swapping_scores(configurations: int, expected: int) -> None:
     """
     without_grid = 10 + 30 + 30 + 18 + 30 + (72 + 81) + (54 + 81) + (36 + 81) + 81 + 8
     assert without_grid == 612 and expected == 612 + PAIRS * (configurations - 1)
-    found = mgsm(with_grid(name, configurations) for name in LAYER_SWAPPING)
+    grid = f"axes: {{t: {ZONES[configurations]}}}\n"
+    found = mgsm(plan(f"defaults: [{name}]\n{grid}") for name in LAYER_SWAPPING)
     assert len(found) == expected
     assert sum(name == "chosen" for name in found.values()) == 3 * 81
 

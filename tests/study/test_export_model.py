@@ -55,8 +55,7 @@ def nothing_of_here(folder: Path, runs_dir: Path) -> None:
 
 def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    told = export(swap)
-    assert told.status == 0 and told.out.strip() == str(out), told.err
+    assert export(swap, status=0).out.strip() == str(out)
     assert torch.equal(logits(out), logits(swap))
     assert digest_tensors(out) == digest_tensors(swap)
     nothing_of_here(out, runs_dir)
@@ -68,16 +67,10 @@ def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: 
     card = ModelCard.load(out / "README.md")
     assert {"merge", "layer_swap"} <= set(card.data.tags) and card.data.library_name == "transformers"
     assert 'from_pretrained("out"' in card.text
-    manifest = read_manifest(swap)
-    assert manifest is not None
-    for parent in manifest.parents.values():
-        assert parent.name in card.text
-    rows = [
-        row
-        for name in read_manifest(scored).parents  # type: ignore[union-attr]
-        if (run := runs_dir / read_manifest(scored).parents[name].name / "scores.json").is_file()  # type: ignore[union-attr]
-        for row in json.loads(run.read_text())["rows"]
-    ]
+    ours, of_scores = (read_manifest(one).parents.values() for one in (swap, scored))  # type: ignore[union-attr]
+    assert all(parent.name in card.text for parent in ours)
+    files = [file for one in of_scores if (file := runs_dir / one.name / "scores.json").is_file()]
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     mgsm = next(row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm"))
     told_of = [one for one in card.data.eval_results if mgsm["task"] in one.metric_name]
     assert told_of and {one.dataset_config for one in told_of} >= {mgsm["language"]}
@@ -156,8 +149,7 @@ def complete(source: Path, target: Path) -> Path:
 
 
 def test_paths_of_libraries_stay(export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path) -> None:
-    told = export(complete(models["qwen2"][1], tmp_path / "ada"))
-    assert told.status == 0 and "licence unknown" in told.err, told.err
+    assert "licence unknown" in export(complete(models["qwen2"][1], tmp_path / "ada"), status=0).err
     out = tmp_path / "out"
     nothing_of_here(out, runs_dir)
     assert "ada" not in "".join(path.read_text() for path in out.glob("*.json"))
@@ -176,8 +168,9 @@ def test_a_tokenizer_of_vocab_txt(export: Call, models: dict[str, list[Path]], t
 # ------------------------------------------------------------------------------------------------ the cards of runs
 
 
-@pytest.fixture
-def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: Patch) -> dict[str, Path]:
+def test_experts_of_the_hub_have_ids(
+    models: dict[str, list[Path]], monkeypatch: Patch, make_run: Make, call: Call, tmp_path: Path
+) -> None:
     """org/math and org/language on the Hub, with cards; licences: MIT and Apache."""
     folders = {}
     for role, licence, folder in zip(("math", "language"), ("mit", "apache-2.0"), models["llama"][1:], strict=True):
@@ -187,10 +180,6 @@ def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: Patc
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folders[name]))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, **_: str(folders[name] / file))
-    return folders
-
-
-def test_experts_of_the_hub_have_ids(hub_experts: dict[str, Path], make_run: Make, call: Call, tmp_path: Path) -> None:
     words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
     merged = make_run("stage=merge", *words)
     card = ModelCard.load(merged / "README.md")
@@ -283,8 +272,7 @@ def test_a_run_that_was_changed_is_not_exported(export: Call, swap: Path, runs_d
     copy = tmp_path / swap.name
     shutil.copytree(swap, copy)
     (copy / "tokenizer_config.json").write_text("{}")
-    told = export(copy)
-    assert told.status == 1 and "was changed after it was finished" in told.err and not (tmp_path / "out").exists()
+    assert "was changed after it was finished" in export(copy, status=1).err and not (tmp_path / "out").exists()
 
 
 def test_nothing_half_written_looks_finished(export: Call, swap: Path, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -381,5 +369,4 @@ def test_the_hub_refuses_before_anything_is_read(
     if what == "whoami":
         fake.fails["whoami"] = OSError("401: Invalid token\nmore")
     monkeypatch.setattr(module, "open_source", lambda *_: pytest.fail("weights were opened"))
-    told = export(swap, to=f"hub:{place}")
-    assert told.status == 1 and sentence in told.err and not fake.commits and not fake.created
+    assert sentence in export(swap, to=f"hub:{place}", status=1).err and not fake.commits and not fake.created

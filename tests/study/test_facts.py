@@ -1,13 +1,16 @@
-"""What a training recorded, as columns of a table; and what evaluations keep in memory when one begins."""
+"""What a training recorded, as columns of a table; what it warned of; and what scores keep in memory when it begins."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from fixture_types import Make, Patch
+from fixture_types import Call, Make, Patch
+from tiny_words import FEW
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
+from pipeline.data.rows import read_jsonl
 from pipeline.merge import resident
 from pipeline.report.cells import cell_result
 from pipeline.report.stored import StoredAnswers
@@ -50,3 +53,30 @@ def test_a_training_takes_memory_that_scores_kept(make_run: Make, world: Path, b
         words = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.steps=1", "sft.seq_length=64"]
         make_run("stage=sft", "expert=math", "seed=77", "sft.precision=fp32", "sft.batch_size=2", *words)
         assert held == [1] and not resident.LIVE_MODELS
+
+
+def test_warnings_of_trainings_are_on_a_tables_page(world: Path, base: Path, tmp_path: Path, call: Call) -> None:
+    every = {"data_root": str(world), "model": "trained", "model.path": str(base), "threads": 1}
+    table = {
+        "name": "warned", "axes": {"seed": [0, 1]},
+        "runs": {"math": {"stage": "sft", "expert": "math", "seed": "{seed}"}},
+        "every": {**every, **dict(word.split("=") for word in FEW), "sft.seq_length": 56, "sft.warmup_steps": 5},
+        "columns": {"math": {"run": "math", "fact": "loss", "mean": ["seed"]}},
+    }  # fmt: skip
+    (tmp_path / "warned.yaml").write_text(json.dumps(table))
+    words = [f"table={tmp_path}/warned.yaml", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    made = call("stage=table", *words, "launcher.workers=1", status=0)
+    counted = re.search(r"sft.seq_length=56 truncates \d+ of \d+ rows\n", made.err)
+    assert counted and counted.start() < made.err.index(": loading ")
+    page = Path(made.out.strip()).read_text()
+    facts = [json.loads(file.read_text())["facts"] for file in sorted((tmp_path / "runs").glob("math-*/manifest.json"))]
+    rows = len(list(read_jsonl(next((tmp_path / "runs").glob("data-math-*")) / "train.jsonl")))
+    assert 0 < facts[0]["truncated"] <= rows
+    for fact in facts:
+        first, *_ = fact["warnings"]
+        assert first == f"sft.seq_length=56 truncates {fact['truncated']} of {rows} rows"
+    after = made.err[made.err.rindex(" done in ") :]
+    (line,) = re.findall(r"^warning: (sft.warmup_steps=5 of 2 steps: .*) \((math-\S+) and 1 more\)$", after, re.M)
+    assert "Training warnings" in page and line[0] in page and "sft.seq_length=56 truncates" in page
+    again = call("stage=report", *words)  # from what is stored
+    assert again.status == 0 and f"warning: {line[0]}" in again.err

@@ -44,8 +44,6 @@ from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
 
-SLURM = Launcher(name="slurm")
-
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: Patch) -> None:
@@ -177,7 +175,8 @@ def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(training
     here, job, on_cpus = (describe_training(training(*words), {}) for words in places)
     assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
     unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
-    assert "; on a100_80: ?" in describe_training(replace(unknown, config=replace(unknown.config, launcher=SLURM)), {})
+    unknown.config.launcher = Launcher(name="slurm")
+    assert "; on a100_80: ?" in describe_training(unknown, {})
     with pytest.raises(PipelineError, match="size of the model of math-full-s0 is unknown.*run stage=prefetch first"):
         shape_for(unknown)
 

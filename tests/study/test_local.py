@@ -100,11 +100,6 @@ def small(tmp_path: Path, seed: int, **changes: Any) -> Run:
     return dataclasses.replace(run, config=dataclasses.replace(run.config, **changes))
 
 
-def broken(tmp_path: Path) -> Run:
-    """One of a source that is nowhere."""
-    return a_run(tmp_path)
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Any:
     with Local(2) as made:
@@ -114,7 +109,7 @@ def two(tmp_path: Path) -> Any:
 def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     two: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bad = broken(tmp_path)
+    bad = a_run(tmp_path)  # of a source that is nowhere
     child = a_run(tmp_path, {"data_root": bad}, label="child")
     good = [small(tmp_path, seed) for seed in (1, 2, 3)]
     failed = two.execute([child, *good])
@@ -126,26 +121,16 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     assert [worker.pid for worker in two.workers.values()] == processes
 
 
-class Predicted(History):
-    """The seconds of runs by label."""
-
-    def __init__(self, seconds: dict[str, float | None]) -> None:
-        super().__init__()
-        self.by_label = seconds
-
-    def predict(self, run: Run) -> float | None:
-        return self.by_label[run.label]
-
-
 def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
     """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations of a later call."""
     math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
     unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
-    runs = [math, language, *scores]
+    runs, history = [math, language, *scores], History()
+    history.predict = lambda run: seconds[run.label]  # type: ignore[method-assign]
     local = Local(2, later=lambda: unknown)
     local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
-    local.watch(runs, Predicted(seconds), len(runs))
+    local.watch(runs, history, len(runs))
     local.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
     return local
 

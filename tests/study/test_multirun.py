@@ -41,12 +41,6 @@ def test_folders_are_printed_and_the_worst_status_returned(
     assert len(folders) == printed and all(Path(folder).is_dir() for folder in folders)
 
 
-def test_a_wrong_one_stops_all_before_the_first(call: Call, tmp_path: Path) -> None:
-    told = call("-m", "stage=data", "expert=math", "seed=0,-1", f"runs_dir={tmp_path}")
-    assert told.status == 1 and told.err == "error: seed must be at least 0 and at most 4294967295, got -1\n"
-    assert not list(tmp_path.iterdir())
-
-
 def test_evaluations_and_keys_of_every_take_several_values(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
     composed: list[Any] = []

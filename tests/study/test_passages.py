@@ -37,14 +37,11 @@ class Answers(StoredAnswers):
         return {doc: doc // self.shape[1] for doc in range(self.shape[0] * self.shape[1])} if self.grouped else {}
 
 
-def line_of(world: int, grouped: bool) -> dict[str, Any]:
-    there = plan(TABLE)
-    (line,) = measure_pairs(there, Answers(there, world, grouped), pairs_across(there, there.compare))
-    return line
-
-
 def test_the_difference_stays_and_its_level_is_kept() -> None:
-    lines = {grouped: [line_of(world, grouped) for world in range(150)] for grouped in (True, False)}
+    there, lines = plan(TABLE), {}
+    pairs = pairs_across(there, there.compare)
+    for grouped in (True, False):
+        lines[grouped] = [measure_pairs(there, Answers(there, world, grouped), pairs)[0] for world in range(150)]
     for grouped, alone in zip(lines[True], lines[False], strict=True):
         assert grouped["difference"] == pytest.approx(alone["difference"]) and grouped["n"] == 40
     false = {grouped: sum(line["p"] < 0.05 for line in found) for grouped, found in lines.items()}

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ from pipeline.report.expression import evaluate
 from pipeline.report.questions import stored_metric
 from pipeline.report.stored import StoredAnswers
 from pipeline.runs.graph import order_runs
-from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
 from pipeline.tables.plan import Candidate
@@ -33,10 +31,6 @@ from pipeline.tables.planned_runs import Planning, score_rows
 
 def planning(tmp_path: Path, *words: str) -> Planning:
     return Planning.of(compose(["stage=plan", f"runs_dir={tmp_path}/runs", *words]))  # type: ignore[arg-type]
-
-
-def kinds(runs: list[Run]) -> Counter[str]:
-    return Counter(run.config.stage for run in order_runs(runs))
 
 
 def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
@@ -62,10 +56,7 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
 
 def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
     """Five processes do not divide the recipes' batches: what is trained has no run to count questions of."""
-    words = ["processes=5"]
-    config = compose(
-        ["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", *(f"every.sft.{word}" for word in words)]
-    )
+    config = compose(["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", "every.sft.processes=5"])
     with pytest.raises(PipelineError, match="^cannot be planned: sft.batch_size=") as refused:
         show_plan(config)  # type: ignore[arg-type]
     assert " runs and cells need these" in str(refused.value) and "2 things to fix" in refused.value.output

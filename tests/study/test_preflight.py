@@ -231,8 +231,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
              "tracking.mode=disabled", "sft.seq_length=12"]  # fmt: skip
     told = "sft.seq_length=12 leaves no row with a loss: raise it above the prompts"
     for stage in ("plan", "sft"):
-        refused_by = call(f"stage={stage}", *words)
-        assert refused_by.status == 1 and told in refused_by.err.splitlines()[-1]
+        assert told in call(f"stage={stage}", *words, status=1).err.splitlines()[-1]
 
 
 def test_rows_with_a_blank_column_are_counted_and_dropped(mine: Command, tmp_path: Path, monkeypatch: Patch) -> None:

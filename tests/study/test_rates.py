@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_overview import planned
 
-from pipeline.commands.plan import show_plan
-from pipeline.config.compose import compose
 from pipeline.config.training import Sft
-from pipeline.errors import PipelineError
 from pipeline.estimate import flops
 from pipeline.estimate.flops import QuestionSet, cards, scoring_seconds, training_flops, training_seconds
 from pipeline.models.shape import LLAMA_8B
@@ -28,12 +26,6 @@ def record(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def steps_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Products -> the record's row of a step of 64 rows, which it has in this order."""
-    steps = [row for row in rows if row["what"] == "a step of 64 rows"]
-    return dict(zip(WAYS, steps, strict=True))
-
-
 @pytest.mark.parametrize("card", [name for name, gpu in cards().items() if gpu.records[1]])
 def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
     """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with 59 tokens; what a
@@ -49,7 +41,8 @@ def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
         "bfloat16": 64 * 59 * (EACH + CORE * (PREFIX + 59)) / filled / 989e12,
         "float32": whole / passes["ieee"] / 67e12, "bf16x3": 3 * whole / passes["bf16x3"] / 989e12,
     }  # fmt: skip
-    for products, step in steps_of(rows).items():
+    steps = [row for row in rows if row["what"] == "a step of 64 rows"]  # in the order of WAYS
+    for products, step in zip(WAYS, steps, strict=True):
         share, rest = gpu.scoring[products]
         assert share == pytest.approx(shares[products], rel=0.01)
         size = 2 if products == "bfloat16" else 4
@@ -121,11 +114,7 @@ def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
     """Records of the card of hardware=, and rows by its memory or as they were typed."""
 
     def shown(*words: str) -> str:
-        words = ("stage=plan", "table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)
-        try:
-            return " ".join(show_plan(compose(words)).split())  # type: ignore[arg-type]
-        except PipelineError as error:  # a disk without room for the trainings
-            return " ".join(error.output.split())
+        return " ".join(planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)[0].split())
 
     records = "rates of training: results/bench/check_h100_full.json; of scoring: results/bench/evaluate_h200.json"
     assert f"{records}; between cards: assumed; 128 rows scored at once" in shown("hardware=h100_80x8")

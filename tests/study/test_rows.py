@@ -1,10 +1,14 @@
-"""The format of a table: what small tables expand to, worked out by hand."""
+"""The format of a table: what small tables expand to, worked out by hand; and what is no table, or says something that
+does nothing: one sentence with file and row."""
+
+from typing import Any
 
 import pytest
-from planned import canonical, plan
+from planned import READS, canonical, plan, shipped
 
 from pipeline.errors import PipelineError
 from pipeline.report.expression import evaluate, is_open_choice
+from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import ScoreRef, ScoreWords
 from pipeline.tables.run_specs import Ref
 from pipeline.tables.schema import read_table
@@ -36,6 +40,14 @@ rows:
 def changed(old: str, new: str) -> str:
     assert old in TABLE
     return TABLE.replace(old, new)
+
+
+def refused(text: str, **every: Any) -> str:
+    with pytest.raises(PipelineError) as caught:
+        plan(text, **every)
+    message = str(caught.value)
+    assert message.startswith("mine.yaml") and "\n" not in message
+    return message
 
 
 def scored(model: str, language: str) -> ScoreRef:
@@ -139,8 +151,8 @@ def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> No
 def test_a_best_is_shown_in_the_number_that_it_is_chosen_by(other: str) -> None:
     """Else a cell would show the candidate that is best in it, and name the one that was chosen."""
     shown = "{run: swap, best: [b], " + other + "}"
-    with pytest.raises(PipelineError, match=f"column 'best': {other} is not what best compares: leave it out, or choo"):
-        plan(changed("{run: swap, best: [b]}", shown))
+    told = f"column 'best': {other} is not what best compares: leave it out, or choo"
+    assert told in refused(changed("{run: swap, best: [b]}", shown))
     elsewhere = shown.replace("best: [b]", "best: [b], by: {eval.split: dev}")
     (reading,) = plan(changed("{run: swap, best: [b]}", elsewhere)).cells["sw.avg", "best"].items[0].readings
     assert list(reading) == [()]
@@ -218,8 +230,7 @@ def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
         ({"analyze.axis": "input"}, "no run of this table reads analyze.axis"),
         ({"redo": True}, "no run of this table reads redo"),
     ):
-        with pytest.raises(PipelineError, match=f"^mine.yaml, every: {told}"):
-            plan(TABLE, **words)
+        assert refused(TABLE, **words).startswith(f"mine.yaml, every: {told}")
     assert plan(TABLE, **{"eval.batch_size": 4}).overriders == {}
     by_row = changed("  base: base", "  base: {run: base, eval.batch_size: 8}")
     assert plan(by_row, **{"eval.batch_size": 4}).overriders == {"eval.batch_size": ["scores"]}
@@ -310,12 +321,10 @@ def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None
     """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is selected."""
     (score,) = plan(DERIVED).scores
     assert score.words["eval.dtype"] == "float32" and not any(key.startswith("select") for key in score.words)
-    with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
-        plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n")
-    with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
-        plan(DERIVED, **{"select.eval.dtype": "bfloat16"})
-    with pytest.raises(PipelineError, match="axis 'b': no run, row or column names it"):
-        plan(f"{DERIVED}axes: {{b: [1]}}\n")
+    told = "reads select.eval.dtype: leave it out"
+    assert told in refused(f"{DERIVED}every: {{select.eval.dtype: float32}}\n")
+    assert told in refused(DERIVED, **{"select.eval.dtype": "bfloat16"})
+    assert "axis 'b': no run, row or column names it" in refused(f"{DERIVED}axes: {{b: [1]}}\n")
 
 
 def test_equal_words_are_one_run_under_any_name() -> None:
@@ -357,7 +366,94 @@ def test_a_nested_key_of_every_overrides_the_dotted_one_it_inherits() -> None:
     assert found.every["eval.dtype"] == "bfloat16" and found.every["eval.limit"] == 3 and "eval" not in found.every
 
 
-def test_a_key_in_both_forms_is_refused() -> None:
-    text = changed("eval.dtype: float32}", "eval.dtype: float32, eval: {dtype: bfloat16}}")
-    with pytest.raises(PipelineError, match="every: eval.dtype is given twice, nested and with a dot"):
-        plan(text)
+UNUSED = "unused: {stage: sft, expert: math, seed: 9}"
+MATH, SWAP, ROWS = "merge.math: math", "{run: swap, best: [b]}", "rows:"
+COLUMN = "  math: math\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("name: small", "name: [small", "mine.yaml, line 2: invalid YAML (expected ',' or ']'"),
+        (COLUMN, "  math: math\n  math: base\n", "line 19: invalid YAML (found duplicate key math): give it once"),
+        ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
+        ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values: give m: [...]"),
+        ("  m: [1, 2]", "  m: [1, 1]", "mine.yaml, axis 'm': a value is there twice"),
+        ("  m: [1, 2]", "  m: [1, 2]\n  n: [1]", "mine.yaml, axis 'n': no run, row or column names it: leave it out"),
+        ('seed: "{m}"', 'seed: "{n}"', "mine.yaml, run 'math': {n} is no axis: there are language, m, l, b"),
+        ('seed: "{m}"', "seed: {m}", 'mine.yaml, run \'math\': seed: {m} needs quotes, "{m}"'),
+        (MATH, "merge.math: maths", "run 'swap': merge.math names 'maths', which is no run of this table: did you "
+         "mean math?"),
+        (MATH, "merge.math: swap", "run 'swap': it is made of itself: swap -> swap"),
+        (MATH, "merge.math: {run: math, m: 3}", "run 'swap': m=3 is no value of that axis: there are 1, 2"),
+        (MATH, "merge.math: {all: math, over: [n]}", "merge.math.over names 'n', which is no axis"),
+        (UNUSED, "unused: {stage: sft, exprt: math}", "mine.yaml, run 'unused': stage=sft does not read exprt: did "
+         "you mean expert?"),
+        (UNUSED, "unused: {stage: sft, expert: math, 1: 2}", "run 'unused': stage=sft does not read 1: there are "),
+        (UNUSED, "unused: {checkpoint: [hub:a/b]}", "run 'unused' is neither a stage, a merge, a checkpoint nor empty"),
+        ("mixture: small", "true: small", "mine.yaml, every: no run of this table reads True"),
+        (ROWS, "controls: [{math: 1}]\nrows:", "controls: \"{'math': 1}\" is not a run: give true, or there are base"),
+        (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
+         "stage, a merge, a checkpoint nor empty"),
+        ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
+        ("mixture: small", "analyze.axis: input", "mine.yaml, every: no run of this table reads analyze.axis"),
+        (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
+        (COLUMN, "  math: {eval: mgsm_8shot}\n", "column 'math': it names no run: there are base, math"),
+        (COLUMN, "  math: {run: [math]}\n", "column 'math': \"['math']\" is no run: did you mean math?"),
+        (COLUMN, "  math: {run: math, b: 3}\n", "column 'math': b=3, and no run in it has that axis"),
+        (COLUMN, '  math: {run: "{m}"}\n', "column 'math': {m} names m, which neither of them fixes"),
+        (COLUMN, '  "x{b}": {run: swap, b: 3}\n  x3: math\n', "mine.yaml, column 'x3': there are two columns"),
+        ("best: [b]", "best: [d]", "column 'best': best names 'd', which is no axis: there are language, m, l, b"),
+        (SWAP, "{run: base, best: [b]}", "column 'best': best names b, and no run in it has"),
+        ("best: [b]", "each: [m]", "column 'best': each is about what best chooses: give best=[...] beside it"),
+        (SWAP, "swap", "row 'sw.avg', column 'best': b left open: name in mean, max, min or best"),
+        ("{mean: [m, l]}", "{mean: [m]}", "row 'sw.avg', column 'best': l left open"),
+        ("{mean: [m, l]}", "{mean: [m, k]}", "'k' is neither an axis nor a row to reduce over: there are"),
+        ("{mean: [m, l]}", "{mean: [m, l], columns: [maths]}", "columns: 'maths' is no column: did you mean math?"),
+        ("score: {eval: mgsm_2shot,", "score: {", "nothing says eval of it: give score: {eval: mgsm_2shot}"),
+        (COLUMN, "  math: {run: math, eval.dtype: bfloat16}\n", "column 'math': eval.dtype=bfloat16 for math "
+         "m=1 and float32 for base: one for all rows, in every"),
+        (ROWS, "compare: {best: [maths]}\nrows:", "compare: 'maths' is no column or row: did you mean math?"),
+        (ROWS, "free_snapshots: maybe\nrows:", "mine.yaml: free_snapshots=maybe: give true or false"),
+        ("best: [b]", "best: [b], by: {run: math}", "column 'best', by: it says what is scored: leave run"),
+        ('in: "{language}"', "in: no", 'mine.yaml, score: in: no is false in YAML: write Norwegian as in: "no"'),
+        (ROWS, "published: a b\nrows:", "published: a b is neither TABLE nor TABLE ROW COLUMN"),
+        ("name: small", "name: ../../out", "mine.yaml: name=../../out is not the name of a folder: use letters"),
+        ("name: small", "name: my/table", "mine.yaml: name=my/table is not the name of a folder"),
+        ("float32}", "float32, eval: {dtype: x}}", "every: eval.dtype is given twice, nested and with a dot"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused_by_file_and_row(old: str, new: str, expected: str) -> None:
+    assert expected in refused(changed(old, new))
+
+
+def test_a_circle_of_runs_is_named() -> None:
+    text = changed(MATH, "merge.math: a").replace(
+        "  base: {}", "  base: {}\n  a: {stage: sft, expert: math, model: trained, model.path: b}\n"
+        "  b: {stage: merge, merge: soup, merge.experts: [swap, math]}")  # fmt: skip
+    assert "is made of itself: a -> b -> swap -> a" in refused(text)
+
+
+def test_tables_that_start_from_each_other_are_refused() -> None:
+    def find(name: str) -> tuple[str, str]:
+        return f"defaults: [{'b' if name == 'a' else 'a'}]\nname: {name}\n", f"{name}.yaml"
+
+    with pytest.raises(PipelineError, match="^a.yaml: defaults: b starts from itself$"):
+        read_table(*find("a"), find, {})
+
+
+def test_a_table_without_runs_and_one_that_is_a_list_are_refused() -> None:
+    assert "runs is missing" in refused("name: x\ncolumns: {a: b}\n")
+    assert "a table is a mapping" in refused("- name\n")
+    assert "is missing" in refused("")
+
+
+def test_a_stage_that_is_none_is_refused_by_its_run() -> None:
+    def reads(stage: str) -> set[str]:
+        if stage not in READS:
+            raise PipelineError(f"stage={stage} is no stage")
+        return READS[stage]
+
+    text = changed("{stage: sft, expert: math, seed: 9}", "{stage: stf, expert: math, seed: 9}")
+    with pytest.raises(PipelineError, match="^mine.yaml, run 'unused': stage=stf is no stage$"):
+        expand_table(read_table(text, "mine.yaml", shipped, {}), reads)

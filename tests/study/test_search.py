@@ -81,17 +81,7 @@ def test_against_a_grid_of_the_same_budget() -> None:
 
 
 def test_paired_stopping_spares_questions_and_finds_as_much() -> None:
-    asked: dict[str, list[int]] = {"all": [], "stopped": []}
-
-    def counting(way: str):
-        def evaluate(point, questions):
-            asked[way].append(questions or QUESTIONS)
-            return one_score(point, questions)
-
-        return evaluate
-
-    plain = searched(30, counting("all"))
-    stopped = searched(30, counting("stopped"), sets=(20, 60, None))
+    plain, stopped = searched(30), searched(30, sets=(20, 60, None))
     used = [trial.questions or QUESTIONS for trial in stopped]
     assert any(trial.stopped for trial in stopped) and not any(trial.stopped for trial in plain)
     assert sum(used) < 0.8 * QUESTIONS * 30

@@ -86,8 +86,11 @@ def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: s
         if (row["metric"], row["filter"]) == primary_metric(row["task"]) and not row["subject"]:
             scores.setdefault((row["run"], row["task"], row["language"], row["pair"]), []).append(float(row["value"]))
     for cell in cells:
-        task, language, pair = meant(made, cell["row"], cell["column"])
-        numbers = [number for run in cell["runs"].split() for number in scores[run, task, language, pair]]
+        planned = made.cells[cell["row"], cell["column"]]
+        asked = {score for item in planned.items for reading in item.readings for score in reading.values()}
+        ((task, language),) = {(str(one.words.get("task", "mgsm")), one.language) for one in asked}
+        runs, pair = cell["runs"].split(), planned.pair or ""
+        numbers = [number for run in runs for number in scores[run, task, language, pair]]
         assert len(numbers) == int(cell["n"]) and float(cell["value"]) == pytest.approx(statistics.fmean(numbers)), cell
 
 
@@ -95,14 +98,6 @@ def committed(name: str, file: str) -> list[dict[str, str]]:
     path = RESULTS / name / file
     text = path.read_text() if path.is_file() else gzip.decompress(path.with_name(f"{file}.gz").read_bytes()).decode()
     return list(csv.DictReader(io.StringIO(text)))
-
-
-def meant(made: TablePlan, row: str, column: str) -> tuple[str, str, str]:
-    """(task, language, pair) that a cell of the plan scores."""
-    cell = made.cells[row, column]
-    scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
-    ((task, language),) = {(one.words.get("task", "mgsm"), one.language) for one in scores}
-    return str(task), language, cell.pair or ""
 
 
 def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:

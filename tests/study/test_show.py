@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixture_types import Call, Make
 
-from pipeline.__main__ import main
 from pipeline.benchmarks import primary_metric
 from pipeline.commands.status import of_finished
 from pipeline.errors import PipelineError
@@ -15,13 +15,12 @@ from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
 
 
-def shown(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
-    assert main(["stage=show", f"run={folder.name}", f"runs_dir={folder.parent}", *words]) == 0
-    return capfd.readouterr().out
+def shown(call: Call, folder: Path, *words: str) -> Any:
+    return call("stage=show", f"run={folder.name}", f"runs_dir={folder.parent}", *words, status=0).out
 
 
-def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = shown(capfd, math_expert)
+def test_a_training(math_expert: Path, call: Call) -> None:
+    text = shown(call, math_expert)
     kept = json.loads((math_expert / "manifest.json").read_text())
     assert text.startswith(f"{math_expert.name}\nstage=sft, attempt 1, began {kept['started']}\n")
     assert f"hash {kept['hash']}" in text
@@ -33,8 +32,8 @@ def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert any(line.split()[:2] == [str(last["step"]), f"{last['loss']:.4g}"] for line in text.splitlines() if line)
 
 
-def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = shown(capfd, math_expert, "show.rows=2")
+def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, call: Call) -> None:
+    text = shown(call, math_expert, "show.rows=2")
     manifest = json.loads((math_expert / "manifest.json").read_text())
     data = next(math_expert.parent.glob(f"*{manifest['parents']['data']['hash'][:12]}"))
     rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()[:2]]
@@ -42,11 +41,11 @@ def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, capf
     for row in rows:
         prompt, completion = ("".join(row[key].split()) for key in ("prompt", "completion"))
         assert f"{prompt}[[{completion}</s>]]" in marked.replace("|", "").replace("<s>", "")
-    assert json.dumps(rows[0], ensure_ascii=False) in shown(capfd, data, "show.rows=1")
+    assert json.dumps(rows[0], ensure_ascii=False) in shown(call, data, "show.rows=1")
 
 
-def test_an_evaluation_with_answers(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = shown(capfd, scored, "show.samples=2")
+def test_an_evaluation_with_answers(scored: Path, call: Call) -> None:
+    text = shown(call, scored, "show.samples=2")
     rows = json.loads((scored / "scores.json").read_text())["rows"]
     main_score = next(row for row in rows if (row["task"], row["language"]) == ("mgsm", "qac"))
     line = next(line for line in text.splitlines() if line.startswith("  mgsm 0-shot") and "qac" in line)

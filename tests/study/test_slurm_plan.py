@@ -500,11 +500,14 @@ def in_array(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def task(site: Site, in_array: None, tmp_path: Path) -> Callable[..., int]:
-    """Make runs of one level as a task of an array does."""
+    """Make runs of one level as a task of an array does; gives its exit status."""
 
-    def make(*runs: Run) -> int:
+    def make(*runs: Run) -> Any:
         write_plan(tmp_path / "session/plan.jsonl", [Task.of(run, kind="x") for run in runs])
-        return worker.main("task", f"{tmp_path}/session", "0", "x")
+        try:
+            return worker.main("task", f"{tmp_path}/session", "0", "x")
+        except SystemExit as ended:
+            return ended.code
 
     return make
 
@@ -544,24 +547,17 @@ def asked_to_stop(number: signal.Signals) -> Any:
     return stage
 
 
-def status_of(make: Callable[[], int]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        make()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 def test_a_task_that_gets_no_further_is_not_requeued(
     task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After three attempts that the time limit ended. A preemption is none; nor is one that got further."""
     run = a_run(tmp_path / "runs")
     monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGTERM))
-    assert [status_of(lambda: task(run)) for _ in range(5)] == [75] * 5
+    assert [task(run) for _ in range(5)] == [75] * 5
     monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGUSR1))
-    assert [status_of(lambda: task(run)) for _ in range(2)] == [75, 75]
+    assert [task(run) for _ in range(2)] == [75, 75]
     assert state.read_state(run.workplace)["stops"] == [None, None]
-    assert status_of(lambda: task(run)) == 1
+    assert task(run) == 1
     told = "3 attempts ended before its end without getting further: give a longer time limit"
     assert told in capfd.readouterr().err
     record = state.read_state(run.workplace)
@@ -572,7 +568,7 @@ def test_a_task_that_gets_no_further_is_not_requeued(
     other = a_run(tmp_path / "runs", seed=5)
     other.workplace.mkdir(parents=True)
     state.update_state(other.workplace, stops=[1, 1], state="stopped")
-    assert status_of(lambda: task(other)) == 75
+    assert task(other) == 75
 
 
 def test_a_second_training_gets_the_whole_time_of_a_job(
@@ -584,7 +580,7 @@ def test_a_second_training_gets_the_whole_time_of_a_job(
     monkeypatch.setattr(worker, "compute", lambda task, begin: made.append(task.hash))
     monkeypatch.setattr(worker, "wait_for_parents", lambda task: None)
     monkeypatch.setattr(worker.Session, "ready", lambda self, models: self.left)
-    assert status_of(lambda: task(*runs)) == 75 and made == [runs[0].hash]
+    assert task(*runs) == 75 and made == [runs[0].hash]
     assert task(*runs) == 0 and made == [run.hash for run in runs]
 
 
@@ -595,7 +591,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     run = of_8b(tmp_path)
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
     monkeypatch.setattr(Task, "run", lambda self: run)
-    assert status_of(lambda: task(run)) == 1
+    assert task(run) == 1
     told = "its first resume point was not reached when the job was asked to stop: give a longer time l"
     assert told in capfd.readouterr().err and state.read_state(run.workplace)["last_line"].startswith(told)
     (run.workplace / "state.json").unlink()

@@ -57,8 +57,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     half = call(*words, "sweep.shard=1/2", status=0)
     page = Path(half.out.strip())
     assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
-    whole = call(*words)
-    assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "4 of 4 points" in page.read_text()
+    assert call(*words, status=0).out == half.out and len(loads) == 2 and "4 of 4 points" in page.read_text()
     assert "--accent" in page.read_text()  # in the dress of a table's page
     told = ["<svg", " questions in ", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "]
     for text in (*told, "Of translations a score is the mean chrF++ of sentences"):

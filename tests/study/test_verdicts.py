@@ -81,10 +81,9 @@ class Alike(Made):
         return dict.fromkeys(range(self.n), self.rates["all"])
 
 
-def words(table: str, made: Made | None = None, **rates: float) -> dict[str, str]:
-    there = plan_of(table)
-    answers = made or Made(there, {name.replace("_", " "): rate for name, rate in rates.items()})
-    return {one.claim.id: one.verdict for one in judge_claims(there, answers)}  # type: ignore[arg-type]
+def verdicts(there: TablePlan, n: int = 250, **rates: float) -> dict[str, str]:
+    answers: Any = Made(there, {name.replace("_", " "): rate for name, rate in rates.items()}, n=n)
+    return {one.claim.id: one.verdict for one in judge_claims(there, answers)}
 
 
 # ---------------------------------------------------------------------------------------------------- names
@@ -114,12 +113,12 @@ def test_a_written_row_stands_for_its_rows():
 
 def test_swaps_that_are_better_are_shown_to_be():
     rates = dict(base=-2, language=-1.5, math=-1.5, joint=-1, soup=-1, ties=-1, swap=2, swap_any=2)
-    found = words("sandbox_layer_swapping", **rates)
+    found = verdicts(plan_of("sandbox_layer_swapping"), **rates)
     assert set(found.values()) == {"shown"}, found
 
 
 def test_swaps_that_are_worse_contradict_all_but_what_says_so():
-    found = words("layer_swapping_table1", base=2, language=2, math=2, soup=2, swap=-2, swap_any=-2)
+    found = verdicts(plan_of("layer_swapping_table1"), base=2, language=2, math=2, soup=2, swap=-2, swap_any=-2)
     assert {name for name, word in found.items() if word == "shown"} == {"ls_ja_below_math"}
     alike = ("ls_soup_below_math", "ls_soup_above_language", "ls_low_resource_gain_most")
     assert [found.pop(name) for name in alike] == ["undecided"] * 3
@@ -163,35 +162,26 @@ def test_seeds_that_no_training_takes_are_refused():
 
 def test_each_of_a_list_counts():
     """Simultaneous training is below mixing, swaps above it: the modular ways do not both beat it; then they do."""
-    there = plan(SEEDS.format("unreasonable_table3"))
-
-    def verdict(**rates: float) -> str:
-        made: Any = Made(there, {name.replace("_", " "): rate for name, rate in rates.items()})
-        return {one.claim.id: one.verdict for one in judge_claims(there, made)}["ue_swap_best_in_swahili_and_telugu"]
-
-    assert verdict(swap=1, simultaneous=-0.5) == "contradicted"
-    assert verdict(swap=1, simultaneous=1) == "shown"
-    assert verdict(swap=0, simultaneous=0) == "undecided"
+    there, claim = plan(SEEDS.format("unreasonable_table3")), "ue_swap_best_in_swahili_and_telugu"
+    assert verdicts(there, swap=1, simultaneous=-0.5)[claim] == "contradicted"
+    assert verdicts(there, swap=1, simultaneous=1)[claim] == "shown"
+    assert verdicts(there, swap=0, simultaneous=0)[claim] == "undecided"
 
 
 def test_comparable_is_judged_of_math_and_of_language_apart():
     there = plan(SEEDS.format("unreasonable_table_a1"))
-
-    def verdicts(**rates: float) -> list[str]:
-        made: Any = Made(there, {name.replace("_", " "): rate for name, rate in rates.items()}, n=1000)
-        found = {one.claim.id: one.verdict for one in judge_claims(there, made)}
-        return [found[f"ue_{of}_partial_is_comparable"] for of in ("math", "language")]
-
-    assert verdicts() == ["shown", "shown"]  # all are equal
-    assert verdicts(math_part=-0.6) == ["contradicted", "shown"]
+    claims = [f"ue_{of}_partial_is_comparable" for of in ("math", "language")]
+    equal, lower = verdicts(there, n=1000), verdicts(there, n=1000, math_part=-0.6)
+    assert [equal[claim] for claim in claims] == ["shown", "shown"]
+    assert [lower[claim] for claim in claims] == ["contradicted", "shown"]
 
 
 def test_treatments_and_their_contrasts():
-    found = words("unreasonable_friedman", swap=1.2, swap_part=0.6, simultaneous=0.6)
+    there = plan_of("unreasonable_friedman")
+    found = verdicts(there, swap=1.2, swap_part=0.6, simultaneous=0.6)
     shown = [name for name, word in found.items() if word == "shown"]
     assert sorted(shown) == [f"ue_treatments_differ_{way}" for way in ("best", "full", "lora")]
     assert set(found.values()) == {"shown", "cannot be tested"}  # four models, the least p is 1/8
-    there = plan_of("unreasonable_friedman")
     apart = {one.claim.id: one for one in judge_claims(there, Made(there, {}))}  # type: ignore[arg-type]
     assert "p of 4 clusters is 1 by Holm over 18" in apart["ue_modular_above_baselines_full"].detail
     assert "by Holm over 2; " in apart["ue_freezing_does_not_help"].detail
