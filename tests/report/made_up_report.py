@@ -3,43 +3,27 @@
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
-from pipeline.evaluate.records import read_scores
+from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 
-SKILL = {
-    "base": 0.23,
-    "math expert": 0.26,
-    "language expert": 0.45,
-    "soup": 0.44,
-    "TIES": 0.43,
-    "layer swap": 0.48,
-}
+SKILL = {"base": 0.23, "math expert": 0.26, "language expert": 0.45, "soup": 0.44, "TIES": 0.43, "layer swap": 0.48}
 NASTY = 'six </script><script>alert("x")</script> & <b>7</b> \u2028 || \u0e51'
 
 
 def score(task: str, value: float, n: int, language: str, pair: str | None = None, **more: Any) -> dict[str, Any]:
-    metric, filter_name = {"mgsm": ("exact_match", "flexible-extract"), "flores": ("chrf++", "none")}.get(
-        task, ("acc", "none")
-    )
+    metric, filter_name = primary_metric(task)
     error = (value * (1 - value) / n) ** 0.5 if metric != "chrf++" else None
-    row = {
-        "task": task,
-        "language": language,
-        "pair": pair,
-        "subject": None,
-        "num_fewshot": 0,
-        "metric": metric,
-    }
-    return row | {"filter": filter_name, "value": value, "stderr": error, "n": n} | more
+    row = ScoreRow(task, language, pair, None, 0, metric, filter_name, value, error, n)
+    return asdict(row) | more
 
 
 def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | None = None) -> Path:
@@ -51,25 +35,15 @@ def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | 
 
 
 def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[str, Any]:
-    extracted = response.split()[-1] if response.split() else "[invalid]"
-    made = {
+    asked = {
         "doc_id": doc,
         "group": f"passage of {doc}",
         "prompt": f"Question {doc}: how many?\nAnswer:",
         "target": "7",
-        "response": response,
     }
-    return (
-        made
-        | {
-            "extracted": extracted,
-            "correct": correct,
-            "filter": "flexible-extract",
-            "prompt_hash": "",
-            "scores": {},
-        }
-        | more
-    )
+    extracted = response.split()[-1] if response.split() else "[invalid]"
+    answered = {"response": response, "extracted": extracted, "correct": correct, "filter": "flexible-extract"}
+    return asked | answered | {"prompt_hash": "", "scores": {}} | more
 
 
 ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
@@ -83,11 +57,9 @@ def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None =
     """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
     runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
-    fixed = {"rows": rows, "columns": columns, "runs": runs}
-    fixed |= read(cells, runs, more.pop("evaluations", {}))
+    fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs, more.pop("evaluations", {}))}
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
-    named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
-    return Results(**named | fixed | more)
+    return Results(**{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more)
 
 
 def read(
@@ -117,7 +89,7 @@ def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Eval
 def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
     """Six models in six columns a language; the base is shared by the seeds, its and the math expert's English by the
     languages too."""
-    cells, columns, runs = [], [], {}
+    cells, columns, runs, written = [], [], {}, {}
     for language in languages:
         for short, (task, english) in COLUMNS.items():
             columns.append(f"{language}: {short}" if len(languages) > 1 else short)
@@ -126,21 +98,17 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
             for row, skill in SKILL.items():
                 shared = row == "base" or (row == "math expert" and english)
                 scores: dict[str, CellScore] = {}
-                values = []
                 for seed in seeds:
                     model = "base" if row == "base" else f"{row}-s{seed}"
                     of = model if shared else f"{model}-{language}"
                     name = f"eval-{task}_0shot-{of.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
                     level = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}.get(task, skill)
                     if name not in runs:
-                        write_made_up(root / name, task, where, 0.5 + skill / 2 if english else level, n)
+                        level = 0.5 + skill / 2 if english else level
+                        written[name] = write_made_up(root / name, task, where, level, n)
                         runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
                     scores[name] = CellScore(name, {} if row == "base" else {"seed": str(seed)})
-                for name in scores:
-                    rows = json.loads((root / name / "scores.json").read_text())["rows"]
-                    (found,) = [one for one in rows if one["pair"] == pair and one["filter"] != "strict-match"
-                                and one["metric"] != "bleu"]  # fmt: skip
-                    values.append(found["value"] * (1 if pair else 100))
+                values = [(1 if pair else 100) * written[name][pair] for name in scores]
                 value = sum(values) / len(values) if values else None
                 bounds = {} if value is None else {"low": value - 5, "high": value + 5}
                 cells.append(CellResult(
@@ -160,6 +128,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
                     if step % 150 == 0:
                         log.write(json.dumps({"step": step, "validation_loss": loss + 0.1}) + "\n")
             runs[folder.name] = RunResult(folder.name, "sft", folder, label, model="base-1", seconds=95.0)
+    compared = [line_of(row, "base", columns[0], *of) for row, *of in (("layer swap", 25.0, 0.001), ("soup", 4.0, 0.4))]
     return Results(
         table="sandbox",
         title="Layer swapping in the small world",
@@ -168,12 +137,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         rows=list(SKILL),
         columns=columns,
         **read(cells, runs.values()),
-        contrasts=correct_contrasts(
-            [
-                line_of("layer swap", "base", columns[0], 25.0, 0.001),
-                line_of("soup", "base", columns[0], 4.0, 0.4),
-            ]
-        ),
+        contrasts=correct_contrasts(compared),
         runs=list(runs.values()),
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},
@@ -189,18 +153,20 @@ def line_of(left: str, right: str, place: str, difference: float, p: float | Non
     return {"left": left, "right": right, "place": place, **known, **more}
 
 
-def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> None:
+def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> dict[str | None, float]:
+    """Returns its scores by pair."""
     chance = random.Random(folder.name)
-    rows, samples = [], {}
+    rows, samples, values = [], {}, {}
     for pair in (f"en-{where}", f"{where}-en") if task == "flores" else (None,):
-        samples[f"{task}.{pair or where}"] = lines = [
-            made_up_sample(task, where, doc, skill, chance) for doc in range(n)
-        ]
+        lines = [made_up_sample(task, where, doc, skill, chance) for doc in range(n)]
+        samples[f"{task}.{pair or where}"] = lines
         value = 10 + 60 * skill + chance.random() if pair else sum(bool(line["correct"]) for line in lines) / n
+        values[pair] = value
         rows.append(score(task, value, n, where, pair))
         other = {"mgsm": {"filter": "strict-match", "value": value / 2}, "flores": {"metric": "bleu", "value": 3.2}}
         rows += [rows[-1] | other[task]] if task in other else []
     write_eval(folder, rows, samples)
+    return values
 
 
 def made_up_sample(task: str, where: str, doc: int, skill: float, chance: random.Random) -> dict[str, Any]:
