@@ -200,17 +200,17 @@ def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Pat
 
 
 @pytest.mark.inspect
-def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
-    """On all items of a log, also over two epochs: matched with itself under another name."""
-    renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
+@pytest.mark.parametrize("entry, count, epochs", [(STRONG, 5, 2), (STRONG_JSON, 2, 1)])
+def test_scores_are_those_that_inspect_printed(entry: str, count: int, epochs: int) -> None:
+    """On all items of a log, also over two epochs."""
     from pipeline.extras.logs import read_inspect
 
-    (log,) = read_inspect(renamed)
-    assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
+    (log,) = read_inspect(only_file(entry, "*"))
+    assert len(log.items) == count and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
         values = [item["scores"][metric] for item in log.items.values()]
-        assert sum(values) / 5 == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
-    assert 0.5 in [item["scores"]["match"] for item in log.items.values()]
+        assert sum(values) / count == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
+        assert (0.5 in values) == (epochs > 1)
 
 
 @pytest.mark.inspect
@@ -226,15 +226,7 @@ def test_inspect_logs_are_matched_by_id_and_input() -> None:
     (samples,) = (one for (_, task, _), one in results.evaluations["mockllm/strong"].samples if task == "sums match")
     assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
     assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
-
-
-@pytest.mark.inspect
-def test_json_and_eval_files_match() -> None:
-    results = compared(WEAK, STRONG_JSON)
-    assert {line["n"] for line in results.contrasts} == {2}
-    log = json.loads(only_file(STRONG_JSON, "*.json").read_text())
-    accuracy = log["results"]["scores"][0]["metrics"]["accuracy"]["value"]
-    assert results.by_place["mockllm/strong", "sums match"].value == pytest.approx(100 * accuracy)
+    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(GUESSES, WEAK)
 
 
 @pytest.mark.inspect
@@ -252,14 +244,12 @@ def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- refused
 
 
-@pytest.mark.inspect
 def test_nothing_in_common(tmp_path: Path) -> None:
-    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(GUESSES, WEAK)
     other = copy_of(TINY, tmp_path)
     for file in other.rglob("samples_*.jsonl"):
         write_lines(file, [row | {"doc_hash": f"x{row['doc_hash']}"} for row in lines_of(file)])
     told = refusal(GUESSES, other)
-    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("And 1 more")
+    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("and 1 more")
 
 
 DEEP = "[" * 100_000
