@@ -26,10 +26,9 @@ from pipeline.tables.plan import ScoreRef, ScoreWords
 
 def cells_of(scores: dict[str, ScoreRow]) -> Results:
     """A cell for each row of the table, of one evaluation of the same name."""
+    shown = {row: [CellScore(row, {"seed": "0"})] for row in scores}
     cells = [
-        CellResult(
-            row, "math", 50.0, runs=[row], scores=[CellScore(row, {"seed": "0"})], task=score.task, pair=score.pair
-        )
+        CellResult(row, "math", 50.0, runs=[row], scores=shown[row], task=score.task, pair=score.pair)
         for row, score in scores.items()
     ]
     return results_of(cells, evaluations={row: Evaluation([score]) for row, score in scores.items()})
@@ -41,7 +40,7 @@ def score_of(task: str, value: float | None, n: int, where: str = "qac", target:
     return replace(row, **more)
 
 
-def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250) -> dict[Place, Answers]:
+def read(folders: dict[str, Path], keep: int = 250) -> dict[Place, Answers]:
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
     evaluations = {name: Evaluation([], samples=sample_files(folder)) for name, folder in folders.items()}
@@ -55,7 +54,7 @@ def scored(tmp_path, answers, task="mgsm", values=None, n=4):
         lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
         folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
     made = {row: score_of(task, (values or {}).get(row, 0.5), n) for row in answers}
-    return replace(cells_of(made), answers=read(tmp_path, folders))
+    return replace(cells_of(made), answers=read(folders))
 
 
 # ---------------------------------------------------------------------------------------------------- contrasts
@@ -150,17 +149,16 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     """Of a cell of two seeds and two languages: the answers of seed 0, once a language."""
-    folders = {
-        name: write_eval(tmp_path / name, [], {f"mgsm.{where}": [sample(0, f"{name} 7", True)]})
-        for name, where in (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))
-    }
+    folders, stored = {}, {}
+    for name in ("a0", "a1", "b0", "b1"):
+        where = f"qa{name[0]}"
+        folders[name] = write_eval(tmp_path / name, [], {f"mgsm.{where}": [sample(0, f"{name} 7", True)]})
+        stored[name] = Evaluation([score_of("mgsm", 1.0, 1, where, where)])
     scores = [CellScore(name, {"seed": name[1]}) for name in folders]
-    stored = {name: Evaluation([score_of("mgsm", 1.0, 1, where, where)]) for name, where in
-              (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
     cell = CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")
     made = results_of([cell], evaluations=stored)
     assert samples.questions_to_keep(made.cells) == {("a0", "mgsm", "qaa"): 250, ("b0", "mgsm", "qab"): 250}
-    shown = page.answer_data(samples.browsed(made.cells), read(tmp_path, folders), 10**6)
+    shown = page.answer_data(samples.browsed(made.cells), read(folders), 10**6)
     found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
     assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
@@ -177,7 +175,7 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
     cells = [CellResult(name, column, 100.0, scores=[CellScore(name)], task="mgsm")
              for column in ("math", "again") for name in folders]  # fmt: skip
     made = results_of(cells, evaluations=stored)
-    answers = read(tmp_path, folders)
+    answers = read(folders)
     whole = page.answer_data(samples.browsed(made.cells), answers, 10**6)
     assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
     assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
@@ -191,7 +189,7 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
-    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
+    found = read({"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
     marks = samples.suspicious_scores(replace(cells_of({"e": score_of("mgsm", 0.5, 2)}), answers=found))
     told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
     assert marks == {"cut off": {"e": [told]}}
@@ -212,7 +210,7 @@ def test_answers_cut_off_are_counted(tmp_path):
 )
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
-    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
+    found = read({"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
     marks = samples.suspicious_scores(replace(cells_of({"e": score_of(task, 0.5, 4, where, "te")}), answers=found))
     told = [detail.rpartition(": ")[2] for details in marks.get("wrong script", {}).values() for detail in details]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
@@ -222,7 +220,7 @@ def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     """JSON can write one and UTF-8 cannot; a pair is a character."""
     folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "\ud800 \U0001f600 7", True)]})
     assert "\\ud83d\\ude00" in (folder / "samples" / "mgsm.qac.jsonl").read_text()
-    (answers,) = read(tmp_path, {"e": folder}).values()
+    (answers,) = read({"e": folder}).values()
     assert answers.first[0][4] == "? \U0001f600 7"
 
 
@@ -232,40 +230,38 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     path = folder / "samples" / "mgsm.qac.jsonl"
     path.write_text(json.dumps(sample(0, "7", True)) + "\n" + text)
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
-        read(tmp_path, {"e": folder})
+        read({"e": folder})
     assert "\n" not in str(told.value)
+
+
+def stored_answers(task: str, scores: list[dict[str, Any]], *shown: float) -> StoredAnswers:
+    """The answers of a task, whose number is read as each of these in turn."""
+    numbers = iter(shown)
+
+    class Stored(StoredAnswers):
+        def finished(self, key: Any) -> Any:
+            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask(task, 0)])))
+
+        def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
+            return next(numbers)
+
+    table: Any = None
+    key, rows = ("r", task, "en"), [{"doc_id": at, "response": "", "scores": one} for at, one in enumerate(scores)]
+    return Stored(table, answers={key: answers_of(key, rows)})
 
 
 @pytest.mark.parametrize(("task", "scores"), [("wikitext", {}), ("wmt16-de-en", {"bleu": ["Water", "Maji"]})])
 def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict[str, Any]) -> None:
     """A perplexity, or the harness' BLEU, whose answers keep no number of their own: not an error of their file."""
     metric, _ = primary_metric(task)
-    stored = [{"doc_id": at, "response": "", "scores": scores} for at in range(2)]
-
-    class Stored(StoredAnswers):
-        def finished(self, key: Any) -> Any:
-            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask(task, 0)])))
-
-    table: Any = None
-    answers = Stored(table, answers={("r", task, "en"): answers_of(("r", task, "en"), stored)})
     with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
-        answers.scores_by_question(ScoreRef("m", ScoreWords(eval=task), "en"), metric, None)
+        score = ScoreRef("m", ScoreWords(eval=task), "en")
+        stored_answers(task, [scores] * 2).scores_by_question(score, metric, None)
 
 
 def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
     """tinyArc's acc_norm is an estimate by item response theory, not the mean of its answers, which are 0 or 1."""
-    stored = [{"doc_id": at, "response": "", "scores": {"acc_norm": at % 2}} for at in range(4)]
-    shown = [61.3, 50.0]
-
-    class Stored(StoredAnswers):
-        def finished(self, key: Any) -> Any:
-            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask("tinyArc", 0)])))
-
-        def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-            return shown.pop(0)
-
-    table: Any = None
-    answers = Stored(table, answers={("r", "tinyArc", "en"): answers_of(("r", "tinyArc", "en"), stored)})
+    answers = stored_answers("tinyArc", [{"acc_norm": at % 2} for at in range(4)], 61.3, 50.0)
     score = ScoreRef("m", ScoreWords(eval="tinyArc"), "en")
     with pytest.raises(NoScore, match="acc_norm is of all answers together, not of each"):
         answers.scores_by_question(score, "acc_norm", None)
