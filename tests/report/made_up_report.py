@@ -15,7 +15,14 @@ from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 
-SKILL = {"base": 0.23, "math expert": 0.26, "language expert": 0.45, "soup": 0.44, "TIES": 0.43, "layer swap": 0.48}
+SKILL = {
+    "base": 0.23,
+    "math expert": 0.26,
+    "language expert": 0.45,
+    "soup": 0.44,
+    "TIES": 0.43,
+    "layer swap": 0.48,
+}
 NASTY = 'six </script><script>alert("x")</script> & <b>7</b> \u2028 || \u0e51'
 
 
