@@ -54,16 +54,18 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
 
 
 ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
-COLUMNS = {  # name of a column -> its task, and whether it is in English
-    "mgsm": ("mgsm", False), "mgsm en": ("mgsm", True), "belebele": ("belebele", False),
-    "global_mmlu": ("global_mmlu", False), "flores to": ("flores", False), "flores from": ("flores", False),
+COLUMNS = {  # name of a column -> its task, language and pair
+    "mgsm": ("mgsm", "qac", None), "mgsm en": ("mgsm", "en", None), "belebele": ("belebele", "qac", None),
+    "global_mmlu": ("global_mmlu", "qac", None), "flores to": ("flores", "qac", "en-qac"),
+    "flores from": ("flores", "qac", "qac-en"),
 }  # fmt: skip
 
 
 def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any) -> Results:
     """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
-    runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
+    of_folders = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
+    runs = [*of_folders, *more.pop("runs", [])]
     fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs, more.pop("evaluations", {}))}
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     return Results(**{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more)
@@ -82,70 +84,45 @@ def read(
 
 
 def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Evaluation]) -> CellScore:
-    first, filter_name = primary_metric(cell.task)
-    metric = cell.metric or first
-    rows = [
-        row
-        for row in (evaluations[score.run].rows if score.run in evaluations else ())
-        if row.task == cell.task and row.metric == metric and not row.subject
-        if cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first)
-    ]
-    return replace(score, rows=rows)
+    wanted = (cell.task, *primary_metric(cell.task))
+    rows = evaluations[score.run].rows if score.run in evaluations else ()
+    shown = [row for row in rows if (row.task, row.metric, row.filter) == wanted and cell.pair in (None, row.pair)]
+    return replace(score, rows=shown)
 
 
-def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
-    """Six models in six columns a language; the base is shared by the seeds, its and the math expert's English by the
-    languages too."""
-    cells, columns, runs, written = [], [], {}, {}
-    for language in languages:
-        for short, (task, english) in COLUMNS.items():
-            columns.append(f"{language}: {short}" if len(languages) > 1 else short)
-            where = "en" if english else language
-            pair = {"flores to": f"en-{language}", "flores from": f"{language}-en"}.get(short)
-            for row, skill in SKILL.items():
-                shared = row == "base" or (row == "math expert" and english)
-                scores: dict[str, CellScore] = {}
-                for seed in seeds:
-                    model = "base" if row == "base" else f"{row}-s{seed}"
-                    of = model if shared else f"{model}-{language}"
-                    name = f"eval-{task}_0shot-{of.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
-                    level = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}.get(task, skill)
-                    if name not in runs:
-                        level = 0.5 + skill / 2 if english else level
-                        written[name] = write_made_up(root / name, task, where, level, n)
-                        runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
-                    scores[name] = CellScore(name, {} if row == "base" else {"seed": str(seed)})
-                values = [(1 if pair else 100) * written[name][pair] for name in scores]
-                value = sum(values) / len(values) if values else None
-                bounds = {} if value is None else {"low": value - 5, "high": value + 5}
-                cells.append(CellResult(
-                    row, columns[-1], value, **bounds, n=len(values), runs=list(scores),
-                    missing="" if values else "not made yet",
-                    scores=list(scores.values()), task=task, pair=pair, role=ROLES.get(row, "merge"),
-                ))  # fmt: skip
+def made_up(root: Path, seeds: Sequence[int] = (0,), n: int = 40) -> Results:
+    """Six models in six columns; the base is one model for all seeds."""
+    cells, runs, values = [], {}, {}
+    for column, (task, where, pair) in COLUMNS.items():
+        for row, skill in SKILL.items():
+            others = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}
+            level = 0.5 + skill / 2 if where == "en" else others.get(task, skill)
+            scores = []
+            for seed in seeds[:1] if row == "base" else seeds:
+                model = "base" if row == "base" else f"{row}-s{seed}"
+                name = f"eval-{task}_0shot-{model.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
+                if name not in runs:  # else the other pair of its translations
+                    values[name] = write_made_up(root / name, task, where, level, n)
+                    runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
+                scores.append(CellScore(name, {} if row == "base" else {"seed": str(seed)}))
+            names = [score.run for score in scores]
+            value = sum((1 if pair else 100) * values[name][pair] for name in names) / len(names)
+            cells.append(CellResult(
+                row, column, value, value - 5, value + 5, len(names), runs=names, scores=scores, task=task, pair=pair,
+                role=ROLES.get(row, "merge"),
+            ))  # fmt: skip
     for seed in seeds:
-        for label in ["math expert", *(f"{language} expert" for language in languages)]:
-            folder = root / f"sft-{label.replace(' ', '-')}-s{seed}"
-            folder.mkdir(parents=True)
-            chance = random.Random(f"{label}{seed}")
-            with (folder / "log.jsonl").open("w") as log:
-                for step in range(10, 610, 10):
-                    loss = 0.8 + 2.5 / (1 + step / 60) + chance.gauss(0, 0.05)
-                    log.write(json.dumps({"step": step, "loss": loss, "learning_rate": 1e-3, "grad_norm": 1.0}) + "\n")
-                    if step % 150 == 0:
-                        log.write(json.dumps({"step": step, "validation_loss": loss + 0.1}) + "\n")
-            runs[folder.name] = RunResult(folder.name, "sft", folder, label, model="base-1", seconds=95.0)
-    compared = [line_of(row, "base", columns[0], *of) for row, *of in (("layer swap", 25.0, 0.001), ("soup", 4.0, 0.4))]
-    return Results(
+        for label in ("math expert", "qac expert"):
+            name = f"sft-{label.replace(' ', '-')}-s{seed}"
+            runs[name] = RunResult(name, "sft", root / name, label, model="base-1", seconds=95.0)
+    return results_of(
+        cells,
+        runs=runs.values(),
+        contrasts=[line_of("layer swap", "base", "mgsm", 25.0, 0.001), line_of("soup", "base", "mgsm", 4.0, 0.4)],
         table="sandbox",
         title="Layer swapping in the small world",
         note="A made-up language and a tiny model: the numbers show that the machinery works, no more.",
         command="python -m pipeline stage=table table=sandbox",
-        rows=list(SKILL),
-        columns=columns,
-        **read(cells, runs.values()),
-        contrasts=correct_contrasts(compared),
-        runs=list(runs.values()),
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},
         git={"commit": "3fa9c1d2", "dirty": False},

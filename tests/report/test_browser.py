@@ -69,7 +69,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         scores=[CellScore("e", {HOSTILE: HOSTILE})], task="mgsm",
     )  # fmt: skip
     results = replace(
-        made_up(tmp_path / "x", ["qac"], []), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
+        made_up(tmp_path / "x"), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
         command=HOSTILE, failed={HOSTILE: HOSTILE}, missing={HOSTILE: HOSTILE},
         runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
         contrasts=correct_contrasts([line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]),
@@ -99,7 +99,7 @@ def answers_shown(browser: Any) -> list[list[str]]:
 
 
 def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=40)
+    results = made_up(tmp_path / "runs")
     training = replace(results.runs[-1], config={"seed": 3}, parents={"data": "gone-1"})
     results = replace(results, runs=[*results.runs[:-1], training])
     browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
@@ -154,7 +154,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
 
 
 def test_a_phone_shows_responses_without_scrolling(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    results = made_up(tmp_path / "runs", n=10)
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
@@ -177,7 +177,7 @@ def all_lines(browser: Any) -> list[list[str]]:
 
 
 def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    results = made_up(tmp_path / "runs", n=10)
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
@@ -191,7 +191,7 @@ def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -
 @pytest.mark.parametrize("dark", [False, True])
 def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -> None:
     """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    results = made_up(tmp_path / "runs", n=10)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
         {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     ]})  # fmt: skip
