@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
@@ -66,18 +65,16 @@ def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None =
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
     of_folders = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
     runs = [*of_folders, *more.pop("runs", [])]
-    fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs, more.pop("evaluations", {}))}
+    fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs)}
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     return Results(**{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more)
 
 
-def read(
-    cells: Sequence[CellResult], runs: Iterable[RunResult], evaluations: Mapping[str, Evaluation] = MappingProxyType({})
-) -> dict[str, Any]:
+def read(cells: Sequence[CellResult], runs: Iterable[RunResult]) -> dict[str, Any]:
     """The cells with the scores that they show, the evaluations of these runs, and their answers."""
     folders = {run.name: run.folder for run in runs if (run.folder / "scores.json").is_file()}
     stored = {name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
-              for name, folder in folders.items()} | dict(evaluations)  # fmt: skip
+              for name, folder in folders.items()}  # fmt: skip
     shown = [replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores]) for cell in cells]
     answers, parquet = read_answers(stored, questions_to_keep(shown))
     return {"cells": shown, "evaluations": stored, "answers": answers, "parquet": parquet}
