@@ -151,7 +151,6 @@ def training_sets() -> dict[str, Write]:
 
 
 def orca_math(texts: Texts, folder: Path) -> None:
-    repositories.orca_math(folder)
     rows = texts.rows(A_SIDE, question="en", answer="en")
     for n, row in enumerate(rows):
         row["question"] += f" What is {n % 90} plus {n % 90 + 2}?"
@@ -168,7 +167,6 @@ def telugu_csv(texts: Texts, folder: Path) -> None:
 
 
 def bongchat(texts: Texts, folder: Path) -> None:
-    repositories.bongchat(folder)
     rows = texts.rows(MANY, instruction="bn", input="bn", output="bn")
     parquet(folder / "data/train-00000-of-00001.parquet", [*rows, rows[0] | {"input": None}])
 

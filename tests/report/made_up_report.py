@@ -87,7 +87,7 @@ def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Eval
     return replace(score, rows=shown)
 
 
-def made_up(root: Path, seeds: Sequence[int] = (0,), n: int = 40) -> Results:
+def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
     """Six models in six columns; the base is one model for all seeds."""
     cells, runs, values = [], {}, {}
     for column, (task, where, pair) in COLUMNS.items():
@@ -99,7 +99,7 @@ def made_up(root: Path, seeds: Sequence[int] = (0,), n: int = 40) -> Results:
                 model = "base" if row == "base" else f"{row}-s{seed}"
                 name = f"eval-{task}_0shot-{model.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
                 if name not in runs:  # else the other pair of its translations
-                    values[name] = write_made_up(root / name, task, where, level, n)
+                    values[name] = write_made_up(root / name, task, where, level, 40)
                     runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
                 scores.append(CellScore(name, {} if row == "base" else {"seed": str(seed)}))
             names = [score.run for score in scores]

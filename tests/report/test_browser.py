@@ -11,7 +11,7 @@ import pytest
 from made_up_report import line_of, made_up, read, sample, score, write_eval
 
 from pipeline.report.compare import correct_contrasts
-from pipeline.report.load.contents import CellResult, CellScore, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 from pipeline.report.write import write_report
 
 pytestmark = pytest.mark.browser
@@ -98,11 +98,10 @@ def answers_shown(browser: Any) -> list[list[str]]:
     return browser.execute_script(f"return {script}", rows)
 
 
-def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs")
-    training = replace(results.runs[-1], config={"seed": 3}, parents={"data": "gone-1"})
-    results = replace(results, runs=[*results.runs[:-1], training])
-    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any) -> None:
+    training = replace(one_language.runs[-1], config={"seed": 3}, parents={"data": "gone-1"})
+    results = replace(one_language, runs=[*one_language.runs[:-1], training])
+    browser.get(write_report(results, reports).as_uri())
 
     def column() -> list[float]:
         cells = browser.find_elements("css selector", "table.sortable:first-of-type tbody td:nth-child(2)")
@@ -153,12 +152,11 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     assert errors(browser) == []
 
 
-def test_a_phone_shows_responses_without_scrolling(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", n=10)
+def test_a_phone_shows_responses_without_scrolling(one_language: Results, reports: Path, browser: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
-        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        browser.get(write_report(one_language, reports).as_uri())
         browser.find_element("css selector", "nav a[href='#answers']").click()
         responses = [line[1] for line in answers_shown(browser)]
         cells = browser.find_elements("css selector", "#list tbody td:nth-child(2)")
@@ -176,26 +174,24 @@ def all_lines(browser: Any) -> list[list[str]]:
     return answers_shown(browser)
 
 
-def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", n=10)
+def test_without_javascript_the_tables_are_there(one_language: Results, reports: Path, browser: Any) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        browser.get(write_report(one_language, reports).as_uri())
         cells = browser.find_elements("css selector", "[aria-label='The table'] td")
-        assert len([cell for cell in cells if cell.text]) == len(results.cells)
+        assert len([cell for cell in cells if cell.text]) == len(one_language.cells)
         assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -> None:
+def test_light_and_dark_are_readable(one_language: Results, reports: Path, browser: Any, dark: bool) -> None:
     """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
-    results = made_up(tmp_path / "runs", n=10)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
         {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     ]})  # fmt: skip
-    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+    browser.get(write_report(one_language, reports).as_uri())
     pairs = browser.execute_script("""
         var found = {};
         var seen = "h1, h2, p, caption, th, td, a, figcaption, summary, .spread, .badge, svg text, .verdict";
