@@ -169,9 +169,6 @@ def test_the_shares_of_the_maps_that_cannot_be_shares_are_marked_and_kept() -> N
                     assert told and told.startswith(text)
                     likely = float(told.split()[-1])
                     assert f"{round(likely * features) / features:.6f}" == f"{likely:.6f}"
-    assert impossible == set(published_table("layer_swapping.figures")["suspect"]) and len(impossible) == 6
-
-
-def test_the_maps_are_those_of_the_package() -> None:
-    assert published_table("layer_swapping.figures")["file"] == HEATMAPS.name and HEATMAPS.is_file()
-    assert len(published_maps()) == 6
+    figures = published_table("layer_swapping.figures")
+    assert impossible == set(figures["suspect"]) and len(impossible) == 6
+    assert figures["file"] == HEATMAPS.name and len(published_maps()) == 6

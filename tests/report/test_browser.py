@@ -43,10 +43,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-def choose(browser: Any, name: str, text: str) -> None:
+def choose(browser: Any, selector: str, text: str) -> None:
     from selenium.webdriver.support.ui import Select
 
-    Select(browser.find_element("id", name)).select_by_visible_text(text)
+    Select(browser.find_element("css selector", selector)).select_by_visible_text(text)
 
 
 def errors(browser: Any) -> list[str]:
@@ -137,8 +137,8 @@ def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any)
     assert "seed=3" in line.text and "gone-1" in line.text
 
     # two models side by side, a search, a filter
-    choose(browser, "model", "soup")
-    choose(browser, "other", "base")
+    choose(browser, "#model", "soup")
+    choose(browser, "#other", "base")
     both = {line[0]: (line[2], line[6]) for line in all_lines(browser) if line[10] == "mgsm"}
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
     wanted = [
@@ -167,10 +167,8 @@ def test_a_phone_shows_responses_without_scrolling(one_language: Results, report
 
 
 def all_lines(browser: Any) -> list[list[str]]:
-    from selenium.webdriver.support.ui import Select
-
     answers_shown(browser)
-    Select(browser.find_element("css selector", ".dt-length select")).select_by_visible_text("All")
+    choose(browser, ".dt-length select", "All")
     return answers_shown(browser)
 
 

@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_rel
 
 from pipeline.errors import PipelineError
 from pipeline.extras.compare import CompareStage
 from pipeline.extras.compare_logs import compare_logs
+from pipeline.extras.logs import read_inspect
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.write import write_report
@@ -152,8 +154,6 @@ def test_an_item_that_stands_in_the_data_twice_is_matched_twice(copies: list[Pat
 
 
 def test_numbers_on_a_scale_of_their_own_have_students_t(copies: list[Path], tmp_path: Path) -> None:
-    from scipy.stats import ttest_rel
-
     grades = {"guesses": [1.0, 7, 3, 5, 6, 2, 9, 4], "tiny": [2.5, 8, 3, 9, 8, 1, 12, 7]}
     for copy in copies:
         graded = zip(raw_samples(copy, "sums"), grades[copy.name], strict=True)
@@ -201,8 +201,6 @@ def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Pat
 @pytest.mark.parametrize("entry, count, epochs", [(STRONG, 5, 2), (STRONG_JSON, 2, 1)])
 def test_scores_are_those_that_inspect_printed(entry: str, count: int, epochs: int) -> None:
     """On all items of a log, also over two epochs."""
-    from pipeline.extras.logs import read_inspect
-
     (log,) = read_inspect(only_file(entry, "*"))
     assert len(log.items) == count and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
@@ -250,12 +248,9 @@ def test_nothing_in_common(tmp_path: Path) -> None:
     assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("and 1 more")
 
 
-DEEP = "[" * 100_000
-
-
 @pytest.mark.parametrize("pattern", ["results_*.json", "samples_sums_2*.jsonl"])
 @pytest.mark.parametrize(
-    "broken", [b"", b"{", b"[1, 2]", b'{"a": 1}\n', b"\xff\xfe{}", DEEP.encode(), b"9" * 10_000, b"null"]
+    "broken", [b"", b"{", b"[1, 2]", b'{"a": 1}\n', b"\xff\xfe{}", b"[" * 100_000, b"9" * 10_000, b"null"]
 )
 def test_malformed_files_of_lm_eval(pattern: str, broken: bytes, tmp_path: Path) -> None:
     copy = copy_of(TINY, tmp_path)

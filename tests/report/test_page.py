@@ -50,11 +50,6 @@ class Page(HTMLParser):
         if tag == "li" and {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += "\n"
 
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
     def handle_endtag(self, tag):
         if tag not in VOID:
             if self.collapsed and self.collapsed[-1] == len(self.open):
