@@ -30,7 +30,7 @@ from pipeline.extras.compare import CompareStage
 from pipeline.extras.compare_logs import compare_logs
 from pipeline.extras.logs import read_inspect
 from pipeline.report.compare import headline_sentences
-from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.load.contents import Results
 from pipeline.report.write import write_report
 
 LOGS = Path(__file__).parent / "logs"
@@ -48,8 +48,8 @@ def compared(*entries: str | Path) -> Results:
     return compare_logs([*map(str, entries)], "compare", "a command")
 
 
-def cells_in(results: Results, column: str) -> list[CellResult]:
-    return [results.by_place[row, column] for row in results.rows]
+def values_in(results: Results, column: str) -> list[float | None]:
+    return [results.by_place[row, column].value for row in results.rows]
 
 
 def only_file(folder: str | Path, pattern: str) -> Path:
@@ -97,9 +97,8 @@ def test_scores_are_those_that_lm_eval_printed() -> None:
     assert results.columns == ["sums acc", "sums acc_norm", *generated, "sums_hard acc"]
     printed = [json.loads(only_file(folder, "results_*.json").read_text())["results"] for folder in (GUESSES, TINY)]
     for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none")):
-        assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
-            [100 * scores[column.split()[0]][key] for scores in printed]
-        )
+        expected = [100 * scores[column.split()[0]][key] for scores in printed]
+        assert values_in(results, column) == pytest.approx(expected)
     assert len({cell.value for cell in results.cells}) > 2
     assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
 
@@ -133,7 +132,7 @@ def test_logs_of_different_items_and_settings() -> None:
         100 * sum(row["acc"] for row in raw_samples(folder, "sums") if row["doc_id"] < 6) / 6
         for folder in (TINY, TINY_2SHOT)
     ]
-    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    assert values_in(results, "sums acc") == pytest.approx(expected)
     matched = "sums: 6 matched items, of 8 of “sandbox_base (tiny)” and 6 of “sandbox_base (tiny_2shot)”"
     assert matched in results.note and matched in results.computed["Matched items"][0]
     assert "sums: the prompts of 6 of 6 items differ." in results.note
@@ -160,7 +159,7 @@ def test_numbers_on_a_scale_of_their_own_have_students_t(copies: list[Path], tmp
         rows = [row | {"metrics": ["grade"], "grade": grade} for row, grade in graded]
         write_lines(only_file(copy, "samples_sums_2*"), rows)
     results = compared(*copies)
-    assert [cell.value for cell in cells_in(results, "sums grade")] == [37 / 8, 50.5 / 8]
+    assert values_in(results, "sums grade") == [37 / 8, 50.5 / 8]
     (line,) = (line for line in results.contrasts if line["place"] == "sums grade")
     test = ttest_rel(grades["tiny"], grades["guesses"])
     low, high = test.confidence_interval()
@@ -340,7 +339,7 @@ def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> No
     write_lines(only_file(copy, "samples_sums_2*"), raw_samples(copy, "sums")[:5])
     results = compared(GUESSES, copy)
     expected = [100 * sum(row["acc"] for row in raw_samples(folder, "sums")[:5]) / 5 for folder in (GUESSES, TINY)]
-    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    assert values_in(results, "sums acc") == pytest.approx(expected)
     assert "holds 5 of the 8 items that were scored" in results.note
 
 
@@ -352,7 +351,7 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(c
         write_lines(only_file(copy, "samples_sums_2*"), [row | {"acc": value} for row in raw_samples(copy, "sums")])
     results = compared(*copies)
     column = "sums acc (lower is better)"
-    assert [cell.best for cell in cells_in(results, column)] == [False, True]
+    assert [results.by_place[row, column].best for row in results.rows] == [False, True]
     sentences = headline_sentences(results.contrasts)
     assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
 
@@ -376,7 +375,7 @@ def test_logs_of_older_versions(version: str) -> None:
     assert {line["n"] for line in results.contrasts} == {8}
     printed = json.loads(only_file(OLDER[version], "results*.json").read_text())["results"]["sums"]
     columns = {"sums acc": "acc,none", "sums acc_norm": "acc_norm,none"}
-    assert {column: cells_in(results, column)[0].value for column in results.columns} == {
+    assert {column: values_in(results, column)[0] for column in results.columns} == {
         column: 100 * printed[key] for column, key in columns.items()
     }
     assert not any(text.startswith(("dtype", "arguments")) for text in results.computed["Different settings"])
@@ -386,7 +385,7 @@ def test_logs_of_older_versions(version: str) -> None:
 def test_filters_of_older_versions() -> None:
     for version in ("0.4.2", "0.4.3"):
         results = compared(OLDER[version], OLDER["0.4.7"])
-        values = {column: [cell.value for cell in cells_in(results, column)] for column in results.columns}
+        values = {column: values_in(results, column) for column in results.columns}
         assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
         assert len(values) == 4 and not any("prompts" in text for text in results.computed["Different settings"])
 

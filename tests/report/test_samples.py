@@ -61,10 +61,8 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
     ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
-    assert len(said) == 5 and said[3].startswith(
-        "“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0"
-    )
-    assert said[4] == "2 more differences are significant."
+    assert said[3].startswith("“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0")
+    assert said[4:] == ["2 more differences are significant."]
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
         said = compare.headline_sentences(compare.correct_contrasts(empty))
         assert said == ["No two models have answers to compare."]

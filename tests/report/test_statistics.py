@@ -100,9 +100,8 @@ def test_draws_of_problems():
     weights = resample_weights(7, draws=400)
     assert weights.shape == (400, 7)
     assert np.allclose(weights.sum(axis=1), 1) and np.allclose((7 * weights) % 1, 0)
-    assert np.array_equal(weights, resample_weights(7, draws=400)) and not np.array_equal(
-        weights, resample_weights(7, 400, seed=1)
-    )
+    assert np.array_equal(weights, resample_weights(7, draws=400))
+    assert not np.array_equal(weights, resample_weights(7, 400, seed=1))
     values = np.random.default_rng(0).random((2, 3, 7))
     assert np.allclose(statistics.resampled_means(values, 400), np.einsum("bn,ijn->bij", weights, values))
 

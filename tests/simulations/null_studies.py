@@ -179,9 +179,8 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
-    return Page(
-        headline, tuple(verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
-    )
+    claims = (verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
+    return Page(headline, tuple(claims))
 
 
 def false_verdicts(claim: Claim) -> set[str]:
