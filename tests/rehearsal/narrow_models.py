@@ -11,40 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import trl
+
 PIECES = 1100  # of the vocabulary, special tokens aside
 SHARDS = 4  # files of weights, as of 8B in bfloat16
 ENDING = 0.97  # of random contexts are followed by the end of the answer
 ZEROS = 0.05  # of the weights are 0, which a step moves at any rate: others stay in bfloat16 at rates of a warm-up
 
-LLAMA_CHAT = (
-    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
-    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content']|trim %}"
-    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
-    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}{{- 'Cutting Knowledge Date: December 2023\n' }}"
-    "{{- 'Today Date: ' + date_string + '\n\n' }}{{- system_message }}{{- '<|eot_id|>' }}"
-    "{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
-    " + message['content']|trim + '<|eot_id|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
-QWEN_CHAT = (
-    "{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}"
-    "{%- else %}{{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    "<|im_end|>\n' }}{%- endif %}{%- for message in messages %}"
-    "{%- if message.role == 'user' or message.role == 'assistant' or (message.role == 'system' and not loop.first) %}"
-    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-COHERE_CHAT = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% if system_message != false %}"
-    "{{ '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + system_message + '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
-    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + message['content'].strip()"
-    " + '<|END_OF_TURN_TOKEN|>' }}{% elif message['role'] == 'assistant' %}"
-    "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + message['content'].strip() + '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
+LLAMA_CHAT, QWEN_CHAT, COHERE_CHAT = (
+    (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8") for name in ("llama3_1", "qwen2_5", "cohere")
 )
 FALCON_CHAT = (
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}"
@@ -77,36 +53,35 @@ LLAMA_TOKENS = [
     "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
 ]  # fmt: skip
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
-    "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "max_position_embeddings": 131072,
-    "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+COMMON = {
+    "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "intermediate_size": 24,
+    "num_key_value_heads": 1, "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
+LLAMA = COMMON | {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "hidden_size": 16,
+    "num_attention_heads": 4, "num_hidden_layers": 32, "max_position_embeddings": 131072, "mlp_bias": False,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
     "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                      "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True,
+    "tie_word_embeddings": False, "transformers_version": "4.43.0.dev0",
 }  # fmt: skip
-FALCON = {
+FALCON = COMMON | {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "activation": "swiglu", "attention_bias": False,
-    "attention_dropout": 0.0, "head_dim": 4, "hidden_act": "silu", "hidden_size": 12, "intermediate_size": 24,
-    "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 28, "initializer_range": 0.02,
+    "head_dim": 4, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 28,
     "max_position_embeddings": 32768, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
-    "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "transformers_version": "4.46.1", "use_cache": True,
+    "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False, "transformers_version": "4.46.1",
 }  # fmt: skip
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "hidden_act": "silu",
-    "hidden_size": 28, "intermediate_size": 24, "num_attention_heads": 7, "num_key_value_heads": 1,
-    "num_hidden_layers": 28, "initializer_range": 0.02, "max_position_embeddings": 32768, "max_window_layers": 28,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
+QWEN = COMMON | {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 28, "num_attention_heads": 7,
+    "num_hidden_layers": 28, "max_position_embeddings": 32768, "max_window_layers": 28, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False, "tie_word_embeddings": False,
+    "transformers_version": "4.43.1",
 }  # fmt: skip
-COHERE = {
-    "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
-    "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "layer_norm_eps": 1e-05,
-    "logit_scale": 0.125, "max_position_embeddings": 8192, "rope_theta": 10000, "torch_dtype": "float16",
-    "transformers_version": "4.44.0", "use_cache": True, "use_qk_norm": False,
+COHERE = COMMON | {
+    "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "hidden_size": 16,
+    "num_attention_heads": 4, "num_hidden_layers": 32, "layer_norm_eps": 1e-05, "logit_scale": 0.125,
+    "max_position_embeddings": 8192, "rope_theta": 10000, "torch_dtype": "float16", "transformers_version": "4.44.0",
+    "use_qk_norm": False,
 }  # fmt: skip
 COHERE_TOKENS = [
     "<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<EOP_TOKEN>",
@@ -148,9 +123,8 @@ def write_model(name: str, folder: Path, texts: Iterable[str], seed: int = 0) ->
     folder.mkdir(parents=True)
     ids = write_tokenizer(family, folder, texts)
     write_weights(family, folder, ids, seed)
-    (folder / "README.md").write_text(
-        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n# {name}\n"
-    )
+    card = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n"
+    (folder / "README.md").write_text(f"{card}# {name}\n")
     (folder / "LICENSE").write_text("as published\n")
     if family.consolidated:
         original = folder / "original"
@@ -167,25 +141,19 @@ def write_tokenizer(family: Family, folder: Path, texts: Iterable[str]) -> dict[
     words = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"""
     signs = r""" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(words + signs), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(words + signs), "isolated")
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, of_bytes])
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=sorted(alphabet), show_progress=False)
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
     ids = {token: made.token_to_id(token) for token in family.special}
     if family.begins and family.bos:
-        made.post_processor = processors.TemplateProcessing(
-            single=f"{family.bos} $A",
-            pair=f"{family.bos} $A {family.bos} $B",
-            special_tokens=[(family.bos, ids[family.bos])],
-        )
+        single = f"{family.bos} $A"
+        special = [(family.bos, ids[family.bos])]
+        made.post_processor = processors.TemplateProcessing(single, f"{single} {family.bos} $B", special)
     made.save(str(folder / "tokenizer.json"))
     named = {"bos_token": family.bos, "eos_token": family.eos, "pad_token": family.pad}
     config: dict[str, Any] = {
@@ -217,17 +185,18 @@ def write_weights(family: Family, folder: Path, ids: dict[str, int], seed: int) 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    def numbered(value: Any) -> Any:
-        return [ids[one] for one in value] if isinstance(value, list) else ids.get(value, value)
+    def numbered(fields: dict[str, Any]) -> dict[str, Any]:
+        """With the ids of the tokens, of which a field names one or several."""
+        named = {key: value for key, value in fields.items() if key.endswith("_token_id")}
+        found = {
+            key: [ids[one] for one in value] if isinstance(value, list) else ids[value] for key, value in named.items()
+        }
+        return fields | found
 
-    config = {key: numbered(value) if key.endswith("_token_id") else value for key, value in family.config.items()}
+    config = numbered(family.config)
     config["vocab_size"] = -(-(PIECES + len(ids)) // 64) * 64  # rounded up, as published: more rows than tokens
     of_tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
-    generation = (
-        {"_from_model_config": True}
-        | of_tokens
-        | {key: numbered(value) if key.endswith("_token_id") else value for key, value in family.generation.items()}
-    )
+    generation = {"_from_model_config": True} | of_tokens | numbered(family.generation)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)

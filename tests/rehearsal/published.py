@@ -138,7 +138,8 @@ def training_sets() -> dict[str, Write]:
     telugu = "telugu_alpaca_yahma_cleaned_filtered_romanized"
     gpteacher = "telugu_teknium_GPTeacher_general_instruct_filtered_romanized"
     return {
-        "microsoft/orca-math-word-problems-200k": orca_math, "CohereLabs/aya_dataset": aya,
+        "microsoft/orca-math-word-problems-200k": orca_math,
+        "CohereLabs/aya_dataset": lambda _, folder: repositories.aya(folder),
         f"Telugu-LLM-Labs/{telugu}": telugu_csv, f"Telugu-LLM-Labs/{gpteacher}": telugu_csv,
         "ai4bharat/indic-align": lambda _, folder: repositories.indic_align(folder),
         "lumatic-ai/BongChat-v1-253k": bongchat,
@@ -150,19 +151,11 @@ def training_sets() -> dict[str, Write]:
 
 
 def orca_math(texts: Texts, folder: Path) -> None:
-    repositories.orca_math(folder)
-    rows = [
-        {
-            "question": f"{texts.text('en')} What is {n % 90} plus {n % 90 + 2}?",
-            "answer": f"{texts.text('en')} It is {2 * (n % 90) + 2}.",
-        }
-        for n in range(A_SIDE)
-    ]
+    rows = texts.rows(A_SIDE, question="en", answer="en")
+    for n, row in enumerate(rows):
+        row["question"] += f" What is {n % 90} plus {n % 90 + 2}?"
+        row["answer"] += f" It is {2 * (n % 90) + 2}."
     parquet(folder / "data/train-00000-of-00001.parquet", rows)
-
-
-def aya(texts: Texts, folder: Path) -> None:
-    repositories.aya(folder)
 
 
 def telugu_csv(texts: Texts, folder: Path) -> None:
@@ -174,7 +167,6 @@ def telugu_csv(texts: Texts, folder: Path) -> None:
 
 
 def bongchat(texts: Texts, folder: Path) -> None:
-    repositories.bongchat(folder)
     rows = texts.rows(MANY, instruction="bn", input="bn", output="bn")
     parquet(folder / "data/train-00000-of-00001.parquet", [*rows, rows[0] | {"input": None}])
 
@@ -242,11 +234,8 @@ def mgsm(texts: Texts, folder: Path) -> None:
              "answer_number": n + 2, "equation_solution": f"{n} + 2 = {n + 2}."}
             for n in range(1, 9)
         ]  # fmt: skip
-        asked = [
-            {"question": f"{texts.text(code)} {n} + 3?", "answer": None, "answer_number": n + 3,
-             "equation_solution": None}
-            for n in range(1, 9)
-        ]  # fmt: skip
+        unknown = {"answer": None, "equation_solution": None}
+        asked = [{"question": f"{texts.text(code)} {n} + 3?", "answer_number": n + 3} | unknown for n in range(1, 9)]
         jsonl(folder / code / "train.jsonl", shown)
         jsonl(folder / code / "test.jsonl", asked)
         configs[code] = {split: f"{code}/{split}.jsonl" for split in ("train", "test")}

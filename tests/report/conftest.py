@@ -10,7 +10,7 @@ from pipeline.report.load.contents import Results
 
 @pytest.fixture
 def one_language(tmp_path: Path) -> Results:
-    return made_up(tmp_path / "runs", ["qac"], [0], n=40)
+    return made_up(tmp_path / "runs")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
-from pipeline.evaluate.records import read_scores
+from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
@@ -27,19 +26,10 @@ NASTY = 'six </script><script>alert("x")</script> & <b>7</b> \u2028 || \u0e51'
 
 
 def score(task: str, value: float, n: int, language: str, pair: str | None = None, **more: Any) -> dict[str, Any]:
-    metric, filter_name = {"mgsm": ("exact_match", "flexible-extract"), "flores": ("chrf++", "none")}.get(
-        task, ("acc", "none")
-    )
+    metric, filter_name = primary_metric(task)
     error = (value * (1 - value) / n) ** 0.5 if metric != "chrf++" else None
-    row = {
-        "task": task,
-        "language": language,
-        "pair": pair,
-        "subject": None,
-        "num_fewshot": 0,
-        "metric": metric,
-    }
-    return row | {"filter": filter_name, "value": value, "stderr": error, "n": n} | more
+    row = ScoreRow(task, language, pair, None, 0, metric, filter_name, value, error, n)
+    return asdict(row) | more
 
 
 def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | None = None) -> Path:
@@ -51,130 +41,85 @@ def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | 
 
 
 def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[str, Any]:
-    extracted = response.split()[-1] if response.split() else "[invalid]"
-    made = {
+    asked = {
         "doc_id": doc,
         "group": f"passage of {doc}",
         "prompt": f"Question {doc}: how many?\nAnswer:",
         "target": "7",
-        "response": response,
     }
-    return (
-        made
-        | {
-            "extracted": extracted,
-            "correct": correct,
-            "filter": "flexible-extract",
-            "prompt_hash": "",
-            "scores": {},
-        }
-        | more
-    )
+    extracted = response.split()[-1] if response.split() else "[invalid]"
+    answered = {"response": response, "extracted": extracted, "correct": correct, "filter": "flexible-extract"}
+    return asked | answered | {"prompt_hash": "", "scores": {}} | more
 
 
 ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
-COLUMNS = {  # name of a column -> its task, and whether it is in English
-    "mgsm": ("mgsm", False), "mgsm en": ("mgsm", True), "belebele": ("belebele", False),
-    "global_mmlu": ("global_mmlu", False), "flores to": ("flores", False), "flores from": ("flores", False),
+COLUMNS = {  # name of a column -> its task, language and pair
+    "mgsm": ("mgsm", "qac", None), "mgsm en": ("mgsm", "en", None), "belebele": ("belebele", "qac", None),
+    "global_mmlu": ("global_mmlu", "qac", None), "flores to": ("flores", "qac", "en-qac"),
+    "flores from": ("flores", "qac", "qac-en"),
 }  # fmt: skip
 
 
 def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any) -> Results:
     """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
-    runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
-    fixed = {"rows": rows, "columns": columns, "runs": runs}
-    fixed |= read(cells, runs, more.pop("evaluations", {}))
+    of_folders = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
+    runs = [*of_folders, *more.pop("runs", [])]
+    fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs)}
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
-    named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
-    return Results(**named | fixed | more)
+    return Results(**{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more)
 
 
-def read(
-    cells: Sequence[CellResult], runs: Iterable[RunResult], evaluations: Mapping[str, Evaluation] = MappingProxyType({})
-) -> dict[str, Any]:
+def read(cells: Sequence[CellResult], runs: Iterable[RunResult]) -> dict[str, Any]:
     """The cells with the scores that they show, the evaluations of these runs, and their answers."""
     folders = {run.name: run.folder for run in runs if (run.folder / "scores.json").is_file()}
     stored = {name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
-              for name, folder in folders.items()} | dict(evaluations)  # fmt: skip
+              for name, folder in folders.items()}  # fmt: skip
     shown = [replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores]) for cell in cells]
     answers, parquet = read_answers(stored, questions_to_keep(shown))
     return {"cells": shown, "evaluations": stored, "answers": answers, "parquet": parquet}
 
 
 def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Evaluation]) -> CellScore:
-    first, filter_name = primary_metric(cell.task)
-    metric = cell.metric or first
-    rows = [
-        row
-        for row in (evaluations[score.run].rows if score.run in evaluations else ())
-        if row.task == cell.task and row.metric == metric and not row.subject
-        if cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first)
-    ]
-    return replace(score, rows=rows)
+    wanted = (cell.task, *primary_metric(cell.task))
+    rows = evaluations[score.run].rows if score.run in evaluations else ()
+    shown = [row for row in rows if (row.task, row.metric, row.filter) == wanted and cell.pair in (None, row.pair)]
+    return replace(score, rows=shown)
 
 
-def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
-    """Six models in six columns a language; the base is shared by the seeds, its and the math expert's English by the
-    languages too."""
-    cells, columns, runs = [], [], {}
-    for language in languages:
-        for short, (task, english) in COLUMNS.items():
-            columns.append(f"{language}: {short}" if len(languages) > 1 else short)
-            where = "en" if english else language
-            pair = {"flores to": f"en-{language}", "flores from": f"{language}-en"}.get(short)
-            for row, skill in SKILL.items():
-                shared = row == "base" or (row == "math expert" and english)
-                scores: dict[str, CellScore] = {}
-                values = []
-                for seed in seeds:
-                    model = "base" if row == "base" else f"{row}-s{seed}"
-                    of = model if shared else f"{model}-{language}"
-                    name = f"eval-{task}_0shot-{of.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
-                    level = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}.get(task, skill)
-                    if name not in runs:
-                        write_made_up(root / name, task, where, 0.5 + skill / 2 if english else level, n)
-                        runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
-                    scores[name] = CellScore(name, {} if row == "base" else {"seed": str(seed)})
-                for name in scores:
-                    rows = json.loads((root / name / "scores.json").read_text())["rows"]
-                    (found,) = [one for one in rows if one["pair"] == pair and one["filter"] != "strict-match"
-                                and one["metric"] != "bleu"]  # fmt: skip
-                    values.append(found["value"] * (1 if pair else 100))
-                value = sum(values) / len(values) if values else None
-                bounds = {} if value is None else {"low": value - 5, "high": value + 5}
-                cells.append(CellResult(
-                    row, columns[-1], value, **bounds, n=len(values), runs=list(scores),
-                    missing="" if values else "not made yet",
-                    scores=list(scores.values()), task=task, pair=pair, role=ROLES.get(row, "merge"),
-                ))  # fmt: skip
+def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
+    """Six models in six columns; the base is one model for all seeds."""
+    cells, runs, values = [], {}, {}
+    for column, (task, where, pair) in COLUMNS.items():
+        for row, skill in SKILL.items():
+            others = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}
+            level = 0.5 + skill / 2 if where == "en" else others.get(task, skill)
+            scores = []
+            for seed in seeds[:1] if row == "base" else seeds:
+                model = "base" if row == "base" else f"{row}-s{seed}"
+                name = f"eval-{task}_0shot-{model.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
+                if name not in runs:  # else the other pair of its translations
+                    values[name] = write_made_up(root / name, task, where, level, 40)
+                    runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
+                scores.append(CellScore(name, {} if row == "base" else {"seed": str(seed)}))
+            names = [score.run for score in scores]
+            value = sum((1 if pair else 100) * values[name][pair] for name in names) / len(names)
+            cells.append(CellResult(
+                row, column, value, value - 5, value + 5, len(names), runs=names, scores=scores, task=task, pair=pair,
+                role=ROLES.get(row, "merge"),
+            ))  # fmt: skip
     for seed in seeds:
-        for label in ["math expert", *(f"{language} expert" for language in languages)]:
-            folder = root / f"sft-{label.replace(' ', '-')}-s{seed}"
-            folder.mkdir(parents=True)
-            chance = random.Random(f"{label}{seed}")
-            with (folder / "log.jsonl").open("w") as log:
-                for step in range(10, 610, 10):
-                    loss = 0.8 + 2.5 / (1 + step / 60) + chance.gauss(0, 0.05)
-                    log.write(json.dumps({"step": step, "loss": loss, "learning_rate": 1e-3, "grad_norm": 1.0}) + "\n")
-                    if step % 150 == 0:
-                        log.write(json.dumps({"step": step, "validation_loss": loss + 0.1}) + "\n")
-            runs[folder.name] = RunResult(folder.name, "sft", folder, label, model="base-1", seconds=95.0)
-    return Results(
+        for label in ("math expert", "qac expert"):
+            name = f"sft-{label.replace(' ', '-')}-s{seed}"
+            runs[name] = RunResult(name, "sft", root / name, label, model="base-1", seconds=95.0)
+    return results_of(
+        cells,
+        runs=runs.values(),
+        contrasts=[line_of("layer swap", "base", "mgsm", 25.0, 0.001), line_of("soup", "base", "mgsm", 4.0, 0.4)],
         table="sandbox",
         title="Layer swapping in the small world",
         note="A made-up language and a tiny model: the numbers show that the machinery works, no more.",
         command="python -m pipeline stage=table table=sandbox",
-        rows=list(SKILL),
-        columns=columns,
-        **read(cells, runs.values()),
-        contrasts=correct_contrasts(
-            [
-                line_of("layer swap", "base", columns[0], 25.0, 0.001),
-                line_of("soup", "base", columns[0], 4.0, 0.4),
-            ]
-        ),
-        runs=list(runs.values()),
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},
         git={"commit": "3fa9c1d2", "dirty": False},
@@ -189,18 +134,20 @@ def line_of(left: str, right: str, place: str, difference: float, p: float | Non
     return {"left": left, "right": right, "place": place, **known, **more}
 
 
-def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> None:
+def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> dict[str | None, float]:
+    """Returns its scores by pair."""
     chance = random.Random(folder.name)
-    rows, samples = [], {}
+    rows, samples, values = [], {}, {}
     for pair in (f"en-{where}", f"{where}-en") if task == "flores" else (None,):
-        samples[f"{task}.{pair or where}"] = lines = [
-            made_up_sample(task, where, doc, skill, chance) for doc in range(n)
-        ]
+        lines = [made_up_sample(task, where, doc, skill, chance) for doc in range(n)]
+        samples[f"{task}.{pair or where}"] = lines
         value = 10 + 60 * skill + chance.random() if pair else sum(bool(line["correct"]) for line in lines) / n
+        values[pair] = value
         rows.append(score(task, value, n, where, pair))
         other = {"mgsm": {"filter": "strict-match", "value": value / 2}, "flores": {"metric": "bleu", "value": 3.2}}
         rows += [rows[-1] | other[task]] if task in other else []
     write_eval(folder, rows, samples)
+    return values
 
 
 def made_up_sample(task: str, where: str, doc: int, skill: float, chance: random.Random) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from made_up_report import line_of, made_up, read, sample, score, write_eval
 
 from pipeline.report.compare import correct_contrasts
-from pipeline.report.load.contents import CellResult, CellScore, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 from pipeline.report.write import write_report
 
 pytestmark = pytest.mark.browser
@@ -43,10 +43,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-def choose(browser: Any, name: str, text: str) -> None:
+def choose(browser: Any, selector: str, text: str) -> None:
     from selenium.webdriver.support.ui import Select
 
-    Select(browser.find_element("id", name)).select_by_visible_text(text)
+    Select(browser.find_element("css selector", selector)).select_by_visible_text(text)
 
 
 def errors(browser: Any) -> list[str]:
@@ -69,7 +69,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         scores=[CellScore("e", {HOSTILE: HOSTILE})], task="mgsm",
     )  # fmt: skip
     results = replace(
-        made_up(tmp_path / "x", ["qac"], []), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
+        made_up(tmp_path / "x"), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
         command=HOSTILE, failed={HOSTILE: HOSTILE}, missing={HOSTILE: HOSTILE},
         runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
         contrasts=correct_contrasts([line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]),
@@ -98,11 +98,10 @@ def answers_shown(browser: Any) -> list[list[str]]:
     return browser.execute_script(f"return {script}", rows)
 
 
-def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=40)
-    training = replace(results.runs[-1], config={"seed": 3}, parents={"data": "gone-1"})
-    results = replace(results, runs=[*results.runs[:-1], training])
-    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any) -> None:
+    training = replace(one_language.runs[-1], config={"seed": 3}, parents={"data": "gone-1"})
+    results = replace(one_language, runs=[*one_language.runs[:-1], training])
+    browser.get(write_report(results, reports).as_uri())
 
     def column() -> list[float]:
         cells = browser.find_elements("css selector", "table.sortable:first-of-type tbody td:nth-child(2)")
@@ -138,8 +137,8 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     assert "seed=3" in line.text and "gone-1" in line.text
 
     # two models side by side, a search, a filter
-    choose(browser, "model", "soup")
-    choose(browser, "other", "base")
+    choose(browser, "#model", "soup")
+    choose(browser, "#other", "base")
     both = {line[0]: (line[2], line[6]) for line in all_lines(browser) if line[10] == "mgsm"}
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
     wanted = [
@@ -153,12 +152,11 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     assert errors(browser) == []
 
 
-def test_a_phone_shows_responses_without_scrolling(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+def test_a_phone_shows_responses_without_scrolling(one_language: Results, reports: Path, browser: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
-        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        browser.get(write_report(one_language, reports).as_uri())
         browser.find_element("css selector", "nav a[href='#answers']").click()
         responses = [line[1] for line in answers_shown(browser)]
         cells = browser.find_elements("css selector", "#list tbody td:nth-child(2)")
@@ -169,33 +167,29 @@ def test_a_phone_shows_responses_without_scrolling(tmp_path: Path, browser: Any)
 
 
 def all_lines(browser: Any) -> list[list[str]]:
-    from selenium.webdriver.support.ui import Select
-
     answers_shown(browser)
-    Select(browser.find_element("css selector", ".dt-length select")).select_by_visible_text("All")
+    choose(browser, ".dt-length select", "All")
     return answers_shown(browser)
 
 
-def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -> None:
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+def test_without_javascript_the_tables_are_there(one_language: Results, reports: Path, browser: Any) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        browser.get(write_report(one_language, reports).as_uri())
         cells = browser.find_elements("css selector", "[aria-label='The table'] td")
-        assert len([cell for cell in cells if cell.text]) == len(results.cells)
+        assert len([cell for cell in cells if cell.text]) == len(one_language.cells)
         assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -> None:
+def test_light_and_dark_are_readable(one_language: Results, reports: Path, browser: Any, dark: bool) -> None:
     """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
         {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     ]})  # fmt: skip
-    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+    browser.get(write_report(one_language, reports).as_uri())
     pairs = browser.execute_script("""
         var found = {};
         var seen = "h1, h2, p, caption, th, td, a, figcaption, summary, .spread, .badge, svg text, .verdict";

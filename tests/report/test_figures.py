@@ -34,14 +34,9 @@ def report(tmp_path: Path) -> Path:
 
 def test_bars_and_intervals_are_the_cells(report: Path) -> None:
     math, bits = figures.scores(report).axes
-    assert [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2)) for bar in math.patches] == [
-        (20, 0),
-        (30.5, 1),
-    ]
-    intervals, (published,) = (
-        [line for line in math.lines if len(line.get_xdata()) == 2],
-        [line for line in math.lines if len(line.get_xdata()) == 1],
-    )
+    bars = [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2)) for bar in math.patches]
+    assert bars == [(20, 0), (30.5, 1)]
+    intervals, (published,) = ([line for line in math.lines if len(line.get_xdata()) == size] for size in (2, 1))
     assert [list(line.get_xdata()) for line in intervals] == [[15.5, 25.5], [25.0, 36.0]]
     assert list(published.get_xdata()) == [21.3] and list(published.get_ydata()) == [0]
     assert [bar.get_width() for bar in bits.patches] == [-40.3]
@@ -79,19 +74,15 @@ def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
     reasons = write_figures(results_of(cells), tmp_path)
     assert [reason.partition(":")[0] for reason in reasons] == ["contrasts"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.pdf", "scores.svg"]
-    assert (
-        "</svg> " not in (tmp_path / "scores.svg").read_text()
-        and "&lt;/svg&gt;" in (tmp_path / "scores.svg").read_text()
-    )
+    drawn = (tmp_path / "scores.svg").read_text()
+    assert "</svg> " not in drawn and "&lt;/svg&gt;" in drawn
     with pytest.raises(PipelineError, match=r"cells.csv does not exist: give the folder of a report"):
         figures.scores(tmp_path)
 
 
 def test_the_example_of_the_page_runs(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs/reports.md"
-    (example,) = re.findall(
-        r"```python\n(from pipeline.report import figures.*?)```", page.read_text("utf-8"), re.DOTALL
-    )
+    page = (Path(__file__).parents[2] / "docs/reports.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(from pipeline.report import figures.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(example.replace("runs/reports/sandbox", str(report)))
     assert (tmp_path / "scores.pdf").read_bytes().startswith(b"%PDF")

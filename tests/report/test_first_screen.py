@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_report import line_of, made_up, results_of
+from made_up_report import line_of, results_of
 from small_runs import a_run
 from test_page import Page
 
@@ -14,7 +14,7 @@ from pipeline.report import figures
 from pipeline.report.collect import describe_other_bases, differences
 from pipeline.report.compare import correct_contrasts, headline_sentences
 from pipeline.report.contrasts import measured_detectable
-from pipeline.report.load.contents import CellResult, RunResult
+from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.stored import first_failure
@@ -25,15 +25,14 @@ SWAP = "layers 0-3 and 29 of 30 of the language expert"
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
-    """Of one language, with a swap whose layers are known."""
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=40)
-    runs = [replace(run, merge=SWAP) if "swap" in run.name else run for run in results.runs]
-    results = replace(results, runs=runs, columns=results.columns[:2], cells=[
-        replace(cell, n=2) for cell in results.cells if cell.column in results.columns[:2]
-    ])  # fmt: skip
+def report(one_language: Results, reports: Path) -> Path:
+    """Of two columns, with a swap whose layers are known."""
+    columns = one_language.columns[:2]
+    runs = [replace(run, merge=SWAP) if "swap" in run.name else run for run in one_language.runs]
+    cells = [replace(cell, n=2) for cell in one_language.cells if cell.column in columns]
+    results = replace(one_language, runs=runs, columns=columns, cells=cells)
     assert SWAP in cells_latex(results)
-    return write_report(results, tmp_path / "runs/reports/t")
+    return write_report(results, reports)
 
 
 def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> None:
@@ -61,10 +60,11 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
     assert f"layer swap: {SWAP}" in page.text
 
 
-def test_the_detectable_differences_are_a_small_table_of_what_was_measured(tmp_path: Path) -> None:
+def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
+    one_language: Results, reports: Path
+) -> None:
     line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, could_see=11.9)
-    results = replace(made_up(tmp_path / "runs", ["qac"], [0], n=40), contrasts=correct_contrasts([line]))
-    tables = Page(write_report(results, tmp_path / "runs/reports/t")).tables
+    tables = Page(write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)).tables
     rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
     assert [row[0] for row in rows[1:]] == ["100 questions", "200 questions"]
     assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]

@@ -16,17 +16,21 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_rel
 
 from pipeline.errors import PipelineError
 from pipeline.extras.compare import CompareStage
 from pipeline.extras.compare_logs import compare_logs
+from pipeline.extras.logs import read_inspect
 from pipeline.report.compare import headline_sentences
-from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.load.contents import Results
 from pipeline.report.write import write_report
 
 LOGS = Path(__file__).parent / "logs"
@@ -34,12 +38,18 @@ GUESSES, TINY, TINY_2SHOT = (str(LOGS / "lm_eval" / name) for name in ("guesses"
 WEAK, STRONG, STRONG_JSON = (str(LOGS / "inspect_ai" / name) for name in ("weak", "strong", "strong_json"))
 
 
-def compared(_: Path, *entries: str) -> Results:
-    return compare_logs(entries, "compare", "a command")
+@pytest.fixture
+def copies(tmp_path: Path) -> list[Path]:
+    """Of the logs of two models, to be changed."""
+    return [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
 
 
-def cells_in(results: Results, column: str) -> list[CellResult]:
-    return [results.by_place[row, column] for row in results.rows]
+def compared(*entries: str | Path) -> Results:
+    return compare_logs([*map(str, entries)], "compare", "a command")
+
+
+def values_in(results: Results, column: str) -> list[float | None]:
+    return [results.by_place[row, column].value for row in results.rows]
 
 
 def only_file(folder: str | Path, pattern: str) -> Path:
@@ -47,29 +57,33 @@ def only_file(folder: str | Path, pattern: str) -> Path:
     return file
 
 
-def raw_samples(folder: str, task: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in only_file(folder, f"samples_{task}_2*.jsonl").read_text().splitlines()]
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def raw_samples(folder: str | Path, task: str) -> list[dict[str, Any]]:
+    return lines_of(only_file(folder, f"samples_{task}_2*.jsonl"))
 
 
 def copy_of(entry: str, folder: Path) -> Path:
     return Path(shutil.copytree(entry, folder / Path(entry).name))
 
 
-def rewrite_json(file: Path, change: Callable[[Any], object]) -> None:
+@contextmanager
+def changed(file: Path) -> Iterator[Any]:
+    """Its content, which is written again afterwards."""
     content = json.loads(file.read_text())
-    change(content)
+    yield content
     file.write_text(json.dumps(content))
 
 
-def rewrite_lines(file: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> None:
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows = change(rows) or rows
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def refusal(folder: Path, *entries: str | Path) -> str:
+def refusal(*entries: str | Path) -> str:
     with pytest.raises(PipelineError) as caught:
-        compared(folder, *map(str, entries))
+        compared(*entries)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -77,25 +91,24 @@ def refusal(folder: Path, *entries: str | Path) -> str:
 # ---------------------------------------------------------------------------------------------------- lm_eval
 
 
-def test_scores_are_those_that_lm_eval_printed(tmp_path: Path) -> None:
-    results = compared(tmp_path, GUESSES, TINY)
+def test_scores_are_those_that_lm_eval_printed() -> None:
+    results = compared(GUESSES, TINY)
     generated = ["sums_gen exact_match (strict)", "sums_gen exact_match (flexible)"]
     assert results.columns == ["sums acc", "sums acc_norm", *generated, "sums_hard acc"]
     printed = [json.loads(only_file(folder, "results_*.json").read_text())["results"] for folder in (GUESSES, TINY)]
     for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none")):
-        assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
-            [100 * scores[column.split()[0]][key] for scores in printed]
-        )
+        expected = [100 * scores[column.split()[0]][key] for scores in printed]
+        assert values_in(results, column) == pytest.approx(expected)
     assert len({cell.value for cell in results.cells}) > 2
     assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
 
 
-def test_the_contrast_is_mcnemars_score_test(tmp_path: Path) -> None:
+def test_the_contrast_is_mcnemars_score_test() -> None:
     """Counted from the samples files; p of (b - c) / sqrt(b + c)."""
     guesses, tiny = ({row["doc_hash"]: row["acc"] for row in raw_samples(folder, "sums")} for folder in (GUESSES, TINY))
     only_tiny = sum(tiny[key] > guesses[key] for key in tiny)
     only_guesses = sum(tiny[key] < guesses[key] for key in tiny)
-    (line,) = (line for line in compared(tmp_path, GUESSES, TINY).contrasts if line["place"] == "sums acc")
+    (line,) = (line for line in compared(GUESSES, TINY).contrasts if line["place"] == "sums acc")
     assert (line["left"], line["right"], line["n"]) == ("sandbox_base", "6v8uqx97", 8)
     assert line["difference"] == pytest.approx(100 * (only_tiny - only_guesses) / 8)
     statistic = abs(only_tiny - only_guesses) / math.sqrt(only_tiny + only_guesses)
@@ -104,59 +117,49 @@ def test_the_contrast_is_mcnemars_score_test(tmp_path: Path) -> None:
 
 
 def test_items_are_matched_by_document_whatever_their_order(tmp_path: Path) -> None:
-    straight = compared(tmp_path / "straight", GUESSES, TINY)
+    straight = compared(GUESSES, TINY)
     shuffled = copy_of(TINY, tmp_path)
     for file in shuffled.rglob("samples_*.jsonl"):
-
-        def renumber(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [row | {"doc_id": 100 - row["doc_id"]} for row in reversed(rows)]
-
-        rewrite_lines(file, renumber)  # fmt: skip
-    assert compared(tmp_path, GUESSES, str(shuffled)).contrasts == straight.contrasts
+        write_lines(file, [row | {"doc_id": 100 - row["doc_id"]} for row in reversed(lines_of(file))])
+    assert compared(GUESSES, shuffled).contrasts == straight.contrasts
 
 
-def test_logs_of_different_items_and_settings(tmp_path: Path) -> None:
-    results = compared(tmp_path, TINY, TINY_2SHOT)
+def test_logs_of_different_items_and_settings() -> None:
+    results = compared(TINY, TINY_2SHOT)
     assert results.rows == ["sandbox_base (tiny)", "sandbox_base (tiny_2shot)"]
     assert results.columns == ["sums acc", "sums acc_norm"]
     expected = [
         100 * sum(row["acc"] for row in raw_samples(folder, "sums") if row["doc_id"] < 6) / 6
         for folder in (TINY, TINY_2SHOT)
     ]
-    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    assert values_in(results, "sums acc") == pytest.approx(expected)
     matched = "sums: 6 matched items, of 8 of “sandbox_base (tiny)” and 6 of “sandbox_base (tiny_2shot)”"
     assert matched in results.note and matched in results.computed["Matched items"][0]
     assert "sums: the prompts of 6 of 6 items differ." in results.note
     assert "num_fewshot: 0 (“sandbox_base (tiny)”), 2 (“sandbox_base (tiny_2shot)”)." in results.note
-    assert (
-        "limit: not set (“sandbox_base (tiny)”), 6.0 (“sandbox_base (tiny_2shot)”)."
-        in (results.computed["Different settings"])
-    )
+    limits = "limit: not set (“sandbox_base (tiny)”), 6.0 (“sandbox_base (tiny_2shot)”)."
+    assert limits in results.computed["Different settings"]
     assert any("sums_gen: only “sandbox_base (tiny)” has a log" in text for text in results.computed["Not compared"])
 
 
-def test_an_item_that_stands_in_the_data_twice_is_matched_twice(tmp_path: Path) -> None:
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+def test_an_item_that_stands_in_the_data_twice_is_matched_twice(copies: list[Path]) -> None:
     for copy in copies:
-        rewrite_lines(only_file(copy, "samples_sums_2*"), lambda rows: [*rows, rows[0] | {"doc_id": 8}])
-        rewrite_json(only_file(copy, "results_*"), lambda content: content["results"].pop("sums"))
-    lines = compared(tmp_path, *map(str, copies)).contrasts
+        rows = raw_samples(copy, "sums")
+        write_lines(only_file(copy, "samples_sums_2*"), [*rows, rows[0] | {"doc_id": 8}])
+        with changed(only_file(copy, "results_*")) as content:
+            del content["results"]["sums"]
+    lines = compared(*copies).contrasts
     assert {line["n"] for line in lines if line["place"].startswith("sums ")} == {9}
 
 
-def test_numbers_on_a_scale_of_their_own_have_students_t(tmp_path: Path) -> None:
-    from scipy.stats import ttest_rel
-
+def test_numbers_on_a_scale_of_their_own_have_students_t(copies: list[Path], tmp_path: Path) -> None:
     grades = {"guesses": [1.0, 7, 3, 5, 6, 2, 9, 4], "tiny": [2.5, 8, 3, 9, 8, 1, 12, 7]}
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
     for copy in copies:
-        values = iter(grades[copy.name])
-        rewrite_lines(
-            only_file(copy, "samples_sums_2*"),
-            lambda rows, values=values: [row | {"metrics": ["grade"], "grade": next(values)} for row in rows],
-        )
-    results = compared(tmp_path, *map(str, copies))
-    assert [cell.value for cell in cells_in(results, "sums grade")] == [37 / 8, 50.5 / 8]
+        graded = zip(raw_samples(copy, "sums"), grades[copy.name], strict=True)
+        rows = [row | {"metrics": ["grade"], "grade": grade} for row, grade in graded]
+        write_lines(only_file(copy, "samples_sums_2*"), rows)
+    results = compared(*copies)
+    assert values_in(results, "sums grade") == [37 / 8, 50.5 / 8]
     (line,) = (line for line in results.contrasts if line["place"] == "sums grade")
     test = ttest_rel(grades["tiny"], grades["guesses"])
     low, high = test.confidence_interval()
@@ -167,13 +170,12 @@ def test_numbers_on_a_scale_of_their_own_have_students_t(tmp_path: Path) -> None
         assert [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "grade"] == [37 / 8, 50.5 / 8]
 
 
-def test_a_metric_that_is_no_mean_of_its_items_is_not_compared(tmp_path: Path) -> None:
+def test_a_metric_that_is_no_mean_of_its_items_is_not_compared(copies: list[Path]) -> None:
     """As perplexity, the exponential of a mean."""
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
     for copy in copies:
-        file = only_file(copy, "results_*")
-        rewrite_json(file, lambda content: content["results"]["sums"].update({"acc,none": 12.5}))
-    results = compared(tmp_path, *map(str, copies))
+        with changed(only_file(copy, "results_*")) as content:
+            content["results"]["sums"]["acc,none"] = 12.5
+    results = compared(*copies)
     assert "sums acc_norm" in results.columns and "sums acc" not in results.columns
     (reason,) = (text for text in results.computed["Not compared"] if text.startswith("acc of sums is 12.5 for"))
     assert "the mean of its items" in reason
@@ -183,34 +185,32 @@ def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Pat
     """--output_path FILE.json writes FILE_TIME.json; a model's own folder on a disk is not shown."""
     copies = [copy_of(entry, tmp_path / "all") for entry in (GUESSES, TINY)]
     file = only_file(copies[1], "results_*.json")
-    rewrite_json(file, lambda content: content.update(model_name="/home/someone/models/mine/"))
+    with changed(file) as content:
+        content["model_name"] = "/home/someone/models/mine/"
     file.rename(file.with_name(file.name.replace("results", "out")))
-    results = compared(tmp_path, str(tmp_path / "all"))
-    assert results.rows == ["6v8uqx97", "mine"] and not any(
-        "someone" in text for text in results.runs[1].config.values()
-    )
+    results = compared(str(tmp_path / "all"))
+    assert results.rows == ["6v8uqx97", "mine"]
+    assert not any("someone" in text for text in results.runs[1].config.values())
 
 
 # ---------------------------------------------------------------------------------------------------- inspect_ai
 
 
 @pytest.mark.inspect
-def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
-    """On all items of a log, also over two epochs: matched with itself under another name."""
-    renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
-    from pipeline.extras.logs import read_inspect
-
-    (log,) = read_inspect(renamed)
-    assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
+@pytest.mark.parametrize("entry, count, epochs", [(STRONG, 5, 2), (STRONG_JSON, 2, 1)])
+def test_scores_are_those_that_inspect_printed(entry: str, count: int, epochs: int) -> None:
+    """On all items of a log, also over two epochs."""
+    (log,) = read_inspect(only_file(entry, "*"))
+    assert len(log.items) == count and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
         values = [item["scores"][metric] for item in log.items.values()]
-        assert sum(values) / 5 == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
-    assert 0.5 in [item["scores"]["match"] for item in log.items.values()]
+        assert sum(values) / count == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
+        assert (0.5 in values) == (epochs > 1)
 
 
 @pytest.mark.inspect
-def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
-    results = compared(tmp_path, WEAK, STRONG)
+def test_inspect_logs_are_matched_by_id_and_input() -> None:
+    results = compared(WEAK, STRONG)
     assert results.rows == ["mockllm/weak", "mockllm/strong"] and results.columns == ["sums match", "sums includes"]
     assert {line["n"] for line in results.contrasts} == {5}
     assert "sums: 5 matched items, of 6 of “mockllm/weak” and 5 of “mockllm/strong”" in results.note
@@ -221,27 +221,16 @@ def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
     (samples,) = (one for (_, task, _), one in results.evaluations["mockllm/strong"].samples if task == "sums match")
     assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
     assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
-
-
-@pytest.mark.inspect
-def test_json_and_eval_files_match(tmp_path: Path) -> None:
-    results = compared(tmp_path, WEAK, STRONG_JSON)
-    assert {line["n"] for line in results.contrasts} == {2}
-    log = json.loads(only_file(STRONG_JSON, "*.json").read_text())
-    accuracy = log["results"]["scores"][0]["metrics"]["accuracy"]["value"]
-    assert results.by_place["mockllm/strong", "sums match"].value == pytest.approx(100 * accuracy)
+    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(GUESSES, WEAK)
 
 
 @pytest.mark.inspect
 def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
     copy = copy_of(STRONG_JSON, tmp_path)
-
-    def fail(content: dict[str, Any]) -> None:
+    with changed(only_file(copy, "*.json")) as content:
         del content["samples"][1]["scores"], content["reductions"]
         content["status"], content["results"] = "error", None
-
-    rewrite_json(only_file(copy, "*.json"), fail)
-    results = compared(tmp_path, WEAK, str(copy))
+    results = compared(WEAK, copy)
     incomplete = " ".join(results.computed["Incomplete logs"])
     assert "has status=error" in incomplete and "1 of 2 items of" in incomplete and incomplete in results.note
     assert {line["n"] for line in results.contrasts} == {1}
@@ -250,28 +239,23 @@ def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- refused
 
 
-@pytest.mark.inspect
 def test_nothing_in_common(tmp_path: Path) -> None:
-    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(tmp_path, GUESSES, WEAK)
     other = copy_of(TINY, tmp_path)
     for file in other.rglob("samples_*.jsonl"):
-        rewrite_lines(file, lambda rows: [row | {"doc_hash": f"x{row['doc_hash']}"} for row in rows])
-    told = refusal(tmp_path, GUESSES, other)
-    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("And 1 more")
-
-
-DEEP = "[" * 100_000
+        write_lines(file, [row | {"doc_hash": f"x{row['doc_hash']}"} for row in lines_of(file)])
+    told = refusal(GUESSES, other)
+    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("and 1 more")
 
 
 @pytest.mark.parametrize("pattern", ["results_*.json", "samples_sums_2*.jsonl"])
 @pytest.mark.parametrize(
-    "broken", [b"", b"{", b"[1, 2]", b'{"a": 1}\n', b"\xff\xfe{}", DEEP.encode(), b"9" * 10_000, b"null"]
+    "broken", [b"", b"{", b"[1, 2]", b'{"a": 1}\n', b"\xff\xfe{}", b"[" * 100_000, b"9" * 10_000, b"null"]
 )
 def test_malformed_files_of_lm_eval(pattern: str, broken: bytes, tmp_path: Path) -> None:
     copy = copy_of(TINY, tmp_path)
     file = only_file(copy, pattern)
     file.write_bytes(broken)
-    told = refusal(tmp_path, GUESSES, copy)
+    told = refusal(GUESSES, copy)
     assert file.name in told or "holds no log" in told
 
 
@@ -280,33 +264,28 @@ def test_damaged_eval_files(tmp_path: Path) -> None:
     copy = copy_of(STRONG, tmp_path)
     file = only_file(copy, "*.eval")
     whole = file.read_bytes()
-    for content in (b"", whole[:3000], b"PK\x03\x04", whole[:200] + b"\0" * 800 + whole[1000:]):
-        file.write_bytes(content)
-        assert f"{file.name} is not a complete log of inspect_ai" in refusal(tmp_path, WEAK, copy)
-    with zipfile.ZipFile(file, "w") as archive:  # of a run that did not finish
+    with zipfile.ZipFile(unfinished := BytesIO(), "w") as archive:
         archive.writestr("_journal/start.json", "{}")
-    assert f"{file.name} is not a complete log of inspect_ai" in refusal(tmp_path, WEAK, copy)
+    cut = (b"", whole[:3000], b"PK\x03\x04", whole[:200] + b"\0" * 800 + whole[1000:])
+    for content in (*cut, unfinished.getvalue()):
+        file.write_bytes(content)
+        assert f"{file.name} is not a complete log of inspect_ai" in refusal(WEAK, copy)
 
 
 # ---------------------------------------------------------------------------------------------------- the page
 
 
-def test_the_page_of_hostile_logs(tmp_path: Path) -> None:
+def test_the_page_of_hostile_logs(copies: list[Path], tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>\x00\ud800\r\n<!--{{ 7*7 }}"
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
     for number, copy in enumerate(copies):
-
-        def rename(content: dict[str, Any], number: int = number) -> None:
-            content["model_name"] = f"{number} {evil}"
-            content["config"]["limit"] = f"{number} {evil}"
+        with changed(only_file(copy, "results_*.json")) as content:
+            content["model_name"] = content["config"]["limit"] = f"{number} {evil}"
             for key in ("results", "configs", "versions", "n-shot"):
                 content[key]["../su.ms"] = content[key].pop("sums")
-
-        rewrite_json(only_file(copy, "results_*.json"), rename)
         file = only_file(copy, "samples_sums_2*.jsonl")
-        rewrite_lines(file, lambda rows: [row | {"target": evil, "resps": evil, "filter": evil} for row in rows])
+        write_lines(file, [row | {"target": evil, "resps": evil, "filter": evil} for row in lines_of(file)])
         (copy / file.parent.name / "samples_..").mkdir()
-        file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_../su.ms"))  # fmt: skip
+        file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_../su.ms"))
     page = CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")).answer()
     html = page.read_text(encoding="utf-8")
     assert "<script>alert" not in html and "alert(1)" in html and "{{ 7*7 }}" in html
@@ -357,29 +336,22 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> None:
     """The log's own score is of all its items, so that it says nothing about the mean of those that are left."""
     copy = copy_of(TINY, tmp_path)
-    for file in copy.rglob("samples_sums_2*"):
-        rewrite_lines(file, lambda rows: rows[:5])
-    results = compared(tmp_path, GUESSES, str(copy))
+    write_lines(only_file(copy, "samples_sums_2*"), raw_samples(copy, "sums")[:5])
+    results = compared(GUESSES, copy)
     expected = [100 * sum(row["acc"] for row in raw_samples(folder, "sums")[:5]) / 5 for folder in (GUESSES, TINY)]
-    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    assert values_in(results, "sums acc") == pytest.approx(expected)
     assert "holds 5 of the 8 items that were scored" in results.note
 
 
-def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(tmp_path: Path) -> None:
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(copies: list[Path]) -> None:
     for copy, value in zip(copies, (1.0, 0.0), strict=True):
-
-        def set_errors(content: dict[str, Any], value: float = value) -> None:
+        with changed(only_file(copy, "results_*")) as content:
             content["higher_is_better"]["sums"]["acc"] = False
             content["results"]["sums"]["acc,none"] = value
-
-        rewrite_json(only_file(copy, "results_*"), set_errors)
-        rewrite_lines(
-            only_file(copy, "samples_sums_2*"), lambda rows, value=value: [row | {"acc": value} for row in rows]
-        )
-    results = compared(tmp_path, *map(str, copies))
+        write_lines(only_file(copy, "samples_sums_2*"), [row | {"acc": value} for row in raw_samples(copy, "sums")])
+    results = compared(*copies)
     column = "sums acc (lower is better)"
-    assert [cell.best for cell in cells_in(results, column)] == [False, True]
+    assert [results.by_place[row, column].best for row in results.rows] == [False, True]
     sentences = headline_sentences(results.contrasts)
     assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
 
@@ -389,33 +361,31 @@ def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
     hidden = [str(shutil.copytree(entry, tmp_path / Path(entry).name / ".__model").parent) for entry in (GUESSES, TINY)]
     for file in tmp_path.rglob("results_*.json"):
         (file.parent / f"._{file.name}").write_text("no JSON")
-    assert [cell.value for cell in compared(tmp_path, *hidden).cells] == [
-        cell.value for cell in compared(tmp_path, GUESSES, TINY).cells
-    ]
+    assert [cell.value for cell in compared(*hidden).cells] == [cell.value for cell in compared(GUESSES, TINY).cells]
 
 
 OLDER = {version: str(LOGS / "older" / version) for version in ("0.4.2", "0.4.3", "0.4.7")}
 
 
 @pytest.mark.parametrize("version", OLDER)
-def test_logs_of_older_versions(version: str, tmp_path: Path) -> None:
+def test_logs_of_older_versions(version: str) -> None:
     """Scores are those that each version printed, by filter, and items match those of the newest by their documents."""
-    results = compared(tmp_path, OLDER[version], TINY)
+    results = compared(OLDER[version], TINY)
     assert results.rows == [f"sandbox_base ({name})" for name in (f"older/{version}", "lm_eval/tiny")]
     assert {line["n"] for line in results.contrasts} == {8}
     printed = json.loads(only_file(OLDER[version], "results*.json").read_text())["results"]["sums"]
     columns = {"sums acc": "acc,none", "sums acc_norm": "acc_norm,none"}
-    assert {column: cells_in(results, column)[0].value for column in results.columns} == {
+    assert {column: values_in(results, column)[0] for column in results.columns} == {
         column: 100 * printed[key] for column, key in columns.items()
     }
     assert not any(text.startswith(("dtype", "arguments")) for text in results.computed["Different settings"])
     assert "None" not in results.computed["Logs"][0]
 
 
-def test_filters_of_older_versions(tmp_path: Path) -> None:
+def test_filters_of_older_versions() -> None:
     for version in ("0.4.2", "0.4.3"):
-        results = compared(tmp_path, OLDER[version], OLDER["0.4.7"])
-        values = {column: [cell.value for cell in cells_in(results, column)] for column in results.columns}
+        results = compared(OLDER[version], OLDER["0.4.7"])
+        values = {column: values_in(results, column) for column in results.columns}
         assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
         assert len(values) == 4 and not any("prompts" in text for text in results.computed["Different settings"])
 
@@ -424,12 +394,9 @@ def test_directions_of_older_versions(tmp_path: Path) -> None:
     """Which lm_eval before 0.4.3 has in the task's own list of metrics alone."""
     copies = [Path(shutil.copytree(OLDER["0.4.2"], tmp_path / name)) for name in "ab"]
     for copy in copies:
-
-        def set_direction(content: dict[str, Any]) -> None:
+        with changed(copy / "results.json") as content:
             content["configs"]["sums"]["metric_list"][0]["higher_is_better"] = False
-
-        rewrite_json(copy / "results.json", set_direction)
-    assert "sums acc (lower is better)" in compared(tmp_path, *map(str, copies)).columns
+    assert "sums acc (lower is better)" in compared(*copies).columns
 
 
 def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
@@ -437,4 +404,4 @@ def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
     config = {"model": "gpt2", "model_args": "", "num_fewshot": 0, "limit": None, "bootstrap_iters": 100000}
     old = {"results": {"piqa": {"acc": 0.6, "acc_stderr": 0.01}}, "versions": {"piqa": 0}, "config": config}
     (tmp_path / "results.json").write_text(json.dumps(old, indent=2))
-    assert "results.json is of lm_eval before 0.4" in refusal(tmp_path, tmp_path / "results.json", TINY)
+    assert "results.json is of lm_eval before 0.4" in refusal(tmp_path / "results.json", TINY)

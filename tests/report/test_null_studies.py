@@ -23,13 +23,7 @@ def test_studies_without_an_effect_claim_no_difference():
     assert binom.sf(MOST, 50, 0.05) < 1e-4
     tables = {"sandbox_dev": 16, "laptop_translations": 26, "sandbox_unreasonable": 8}
     assert sum(tables.values()) == 50
-    pages = [
-        null.page_of(planned, seed=seed)
-        for name, count in tables.items()
-        for planned in [null.TablePlanned.of(name)]
-        for seed in range(count)
-    ]
-    assert sum(page.claims_a_difference for page in pages) <= MOST
+    assert sum(null.run_studies(name, 0.0, count)["false_sentence"] for name, count in tables.items()) <= MOST
 
 
 @pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 20), ("unreasonable_table2", 30)])
@@ -139,8 +133,6 @@ def test_a_table_of_eight_equal_experts_and_no_compare(tmp_path):
     (tmp_path / "mine.yaml").write_text(EXPERTS)
     planned = null.TablePlanned.of(str(tmp_path / "mine.yaml"))
     pages = [null.page_of(planned, with_claims=False, seed=seed) for seed in range(150)]
-    assert all(
-        "the 2 differences" in page.headline or "The other difference" in page.headline or page.claims_a_difference
-        for page in pages
-    )
+    none = re.compile("the 2 differences|The other difference")
+    assert all(none.search(page.headline) or page.claims_a_difference for page in pages)
     assert sum(page.claims_a_difference for page in pages) <= 10

@@ -16,6 +16,7 @@ from pipeline.stats.ranks import (
     wilcoxon,
 )
 
+AGREED = [[3, 2, 1], [30, 20, 10], [0.3, 0.2, 0.1]]
 SCORES = np.random.default_rng(3).random((12, 6)).round(1) + np.arange(6) / 12  # with ties
 
 
@@ -28,7 +29,7 @@ def test_friedman_against_scipy():
 
 def test_friedman_by_hand():
     """Three blocks that agree on three treatments: 12 / (3 3 4) (3^2 + 6^2 + 9^2) - 3 3 4 = 6, the largest there is."""
-    found = friedman([[3, 2, 1], [30, 20, 10], [0.3, 0.2, 0.1]])
+    found = friedman(AGREED)
     assert found.statistic == pytest.approx(6) and found.p == pytest.approx(math.exp(-3))
     assert found.mean_ranks.tolist() == [1, 2, 3]
     assert found.permuted == pytest.approx(6 / 6**3, abs=0.005)  # all three alike, in any of six orders
@@ -36,9 +37,8 @@ def test_friedman_by_hand():
 
 def test_blocks_of_one_model_are_permuted_together():
     """Where all blocks share a model any order of the labels gives the same statistic: there is nothing to see."""
-    assert friedman([[3, 2, 1], [30, 20, 10], [0.3, 0.2, 0.1]], clusters=["a", "a", "a"]).permuted == 1
-    two = friedman([[3, 2, 1], [30, 20, 10], [0.3, 0.2, 0.1]], clusters=["a", "a", "b"]).permuted
-    assert two == pytest.approx(1 / 6, abs=0.02)
+    assert friedman(AGREED, clusters=["a", "a", "a"]).permuted == 1
+    assert friedman(AGREED, clusters=["a", "a", "b"]).permuted == pytest.approx(1 / 6, abs=0.02)
 
 
 def test_no_effect_but_a_models_own_taste():
@@ -59,7 +59,6 @@ def test_post_hoc_tests_are_the_librarys():
 
 def test_critical_difference_of_six_treatments_and_twelve_blocks():
     assert critical_difference(6, 12) == pytest.approx(2.850 * math.sqrt(6 * 7 / 72), abs=0.001)
-    assert critical_difference(6, 12) == pytest.approx(2.18, abs=0.005)
     found = friedman(SCORES)
     far = abs(found.mean_ranks[:, None] - found.mean_ranks) > found.critical_difference
     assert np.array_equal(far, found.nemenyi < 0.05)

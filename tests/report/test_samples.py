@@ -8,54 +8,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_report import line_of, results_of, sample, write_eval
+from made_up_report import line_of, results_of, sample, score, write_eval
 from scipy import stats
 
-from pipeline.benchmarks import find_benchmark, primary_metric
+from pipeline.benchmarks import primary_metric
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
-from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.load.answers import Answers, Evaluation, Place, answers_of, read_answers, sample_files
+from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.questions import Questions
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.tables.plan import ScoreRef, ScoreWords
 
 
-def cells_of(scores: dict[str, ScoreRow]) -> Results:
-    """A cell for each row of the table, of one evaluation of the same name."""
-    cells = [
-        CellResult(
-            row, "math", 50.0, runs=[row], scores=[CellScore(row, {"seed": "0"})], task=score.task, pair=score.pair
-        )
-        for row, score in scores.items()
-    ]
-    return results_of(cells, evaluations={row: Evaluation([score]) for row, score in scores.items()})
-
-
-def score_of(task: str, value: float | None, n: int, where: str = "qac", target: str = "qac", **more: Any) -> ScoreRow:
-    metric, chosen = primary_metric(task) if find_benchmark(task) else ("m", "none")
-    row = ScoreRow(task, target, where if "-" in where else None, None, 0, metric, chosen, value, None, n)
-    return replace(row, **more)
-
-
-def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250) -> dict[Place, Answers]:
-    """The answers of all files in these folders."""
-    places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
-    evaluations = {name: Evaluation([], samples=sample_files(folder)) for name, folder in folders.items()}
-    return read_answers(evaluations, dict.fromkeys(places, keep))[0]
-
-
-def scored(tmp_path, answers, task="mgsm", values=None, n=4):
-    """Scores of rows -> responses, and what was answered; a response ending in 7 is right."""
+def evaluated(tmp_path: Path, answers: dict[str, list[dict[str, Any]]], task: str = "mgsm", where: str = "qac",
+              language: str = "qac", n: int = 4, value: float | None = None) -> Results:  # fmt: skip
+    """A cell for each row of the table, of one evaluation of the same name with these answers. value: of its score, if
+    not the share of right answers."""
+    pair = where if "-" in where else None
     folders = {}
-    for row, responses in answers.items():
-        lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
-        folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
-    made = {row: score_of(task, (values or {}).get(row, 0.5), n) for row in answers}
-    return replace(cells_of(made), answers=read(tmp_path, folders))
+    for row, lines in answers.items():
+        share = np.mean([line["correct"] for line in lines]) if value is None else value
+        rows = [score(task, float(share), n, language, pair)]
+        folders[row] = write_eval(tmp_path / row, rows, {f"{task}.{where}": lines})
+    scores = {row: [CellScore(row, {"seed": "0"})] for row in folders}
+    cells = [CellResult(row, "math", 50.0, runs=[row], scores=scores[row], task=task, pair=pair) for row in folders]
+    return results_of(cells, folders)
 
 
 # ---------------------------------------------------------------------------------------------------- contrasts
@@ -81,10 +61,8 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
     ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
-    assert len(said) == 5 and said[3].startswith(
-        "“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0"
-    )
-    assert said[4] == "2 more differences are significant."
+    assert said[3].startswith("“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0")
+    assert said[4:] == ["2 more differences are significant."]
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
         said = compare.headline_sentences(compare.correct_contrasts(empty))
         assert said == ["No two models have answers to compare."]
@@ -119,9 +97,12 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
 
 
 def test_sanity_marks(tmp_path):
-    answers = {"base": ["a 1", "b 2"], "twin": ["a 1", "b 2"], "mute": ["", ""], "fine": ["a 7", "b 1"]}
-    marks = samples.suspicious_scores(scored(tmp_path, answers, values={"mute": 0.0}))
-    rows = {mark: [*found] for mark, found in marks.items()}
+    responses = {"base": ["a 7", "b 2"], "twin": ["a 7", "b 2"], "mute": ["", ""], "fine": ["a 1", "b 7"]}
+    answers = {
+        row: [sample(doc, text, text.endswith("7")) for doc, text in enumerate(texts)]
+        for row, texts in responses.items()
+    }
+    rows = {mark: [*found] for mark, found in samples.suspicious_scores(evaluated(tmp_path, answers)).items()}
     assert rows == {"identical": ["base", "twin"], "exactly 0": ["mute"], "mostly unparsed": ["mute"]}
 
 
@@ -130,7 +111,7 @@ def test_sanity_marks(tmp_path):
 )
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
-    made = scored(tmp_path, {"base": ["A"]}, task="belebele", values={"base": value}, n=100)
+    made = evaluated(tmp_path, {"base": [sample(0, "A", False)]}, task="belebele", value=value, n=100)
     assert [*samples.suspicious_scores(made)] == ([wanted] if wanted else [])
 
 
@@ -150,49 +131,43 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     """Of a cell of two seeds and two languages: the answers of seed 0, once a language."""
-    folders = {
-        name: write_eval(tmp_path / name, [], {f"mgsm.{where}": [sample(0, f"{name} 7", True)]})
-        for name, where in (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))
-    }
+    folders = {}
+    for name in ("a0", "a1", "b0", "b1"):
+        where = f"qa{name[0]}"
+        lines = {f"mgsm.{where}": [sample(0, f"{name} 7", True)]}
+        folders[name] = write_eval(tmp_path / name, [score("mgsm", 1.0, 1, where)], lines)
     scores = [CellScore(name, {"seed": name[1]}) for name in folders]
-    stored = {name: Evaluation([score_of("mgsm", 1.0, 1, where, where)]) for name, where in
-              (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
     cell = CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")
-    made = results_of([cell], evaluations=stored)
+    made = results_of([cell], folders)
     assert samples.questions_to_keep(made.cells) == {("a0", "mgsm", "qaa"): 250, ("b0", "mgsm", "qab"): 250}
-    shown = page.answer_data(samples.browsed(made.cells), read(tmp_path, folders), 10**6)
+    shown = page.answer_data(samples.browsed(made.cells), made.answers, 10**6)
     found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
     assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
 
 def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
     """100 evaluations share 10,000 answers; long ones are fewer, the same for all. Cells share evaluations."""
-    responses = {name: [name + "é" * 999 for _ in range(5)] for name in ("a", "b")}  # 2,000 bytes, five per model
-    folders = {
-        name: write_eval(tmp_path / name, [], {"mgsm.qac": [
-            sample(doc, f"{text}{doc}", True, prompt=f"question {doc}") for doc, text in enumerate(texts)]})
-        for name, texts in responses.items()
-    }  # fmt: skip
-    stored = {name: Evaluation([score_of("mgsm", 1.0, 5)]) for name in folders}
-    cells = [CellResult(name, column, 100.0, scores=[CellScore(name)], task="mgsm")
-             for column in ("math", "again") for name in folders]  # fmt: skip
-    made = results_of(cells, evaluations=stored)
-    answers = read(tmp_path, folders)
-    whole = page.answer_data(samples.browsed(made.cells), answers, 10**6)
+    lines = {  # 2,000 bytes, five per model
+        name: [sample(doc, f"{name}{'é' * 999}{doc}", True, prompt=f"question {doc}") for doc in range(5)]
+        for name in ("a", "b")
+    }
+    once = evaluated(tmp_path, lines, n=5)
+    cells = [*once.cells, *(replace(cell, column="again") for cell in once.cells)]
+    answers = once.answers
+    whole = page.answer_data(samples.browsed(cells), answers, 10**6)
     assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
     assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
-    fewer = page.answer_data(samples.browsed(made.cells), answers, 2 * 3 * 2150)  # three questions
+    fewer = page.answer_data(samples.browsed(cells), answers, 2 * 3 * 2150)  # three questions
     assert fewer["models"] == {name: items[:6] for name, items in whole["models"].items()}
     assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
-    many = {f"e{number}": Evaluation([score_of("mgsm", 1.0, 5)]) for number in range(100)}
-    cells = [CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many]
-    assert set(samples.questions_to_keep(results_of(cells, evaluations=many).cells).values()) == {100}
+    (shown,) = cells[0].scores
+    many = [replace(cells[0], row=f"e{number}", scores=[replace(shown, run=f"e{number}")]) for number in range(100)]
+    assert set(samples.questions_to_keep(many).values()) == {100}
 
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
-    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
-    marks = samples.suspicious_scores(replace(cells_of({"e": score_of("mgsm", 0.5, 2)}), answers=found))
+    marks = samples.suspicious_scores(evaluated(tmp_path, {"e": lines}, n=2))
     told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
     assert marks == {"cut off": {"e": [told]}}
 
@@ -212,60 +187,57 @@ def test_answers_cut_off_are_counted(tmp_path):
 )
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
-    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
-    marks = samples.suspicious_scores(replace(cells_of({"e": score_of(task, 0.5, 4, where, "te")}), answers=found))
+    marks = samples.suspicious_scores(evaluated(tmp_path, {"e": lines}, task, where=where, language="te"))
     told = [detail.rpartition(": ")[2] for details in marks.get("wrong script", {}).values() for detail in details]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 
 
 def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     """JSON can write one and UTF-8 cannot; a pair is a character."""
-    folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "\ud800 \U0001f600 7", True)]})
-    assert "\\ud83d\\ude00" in (folder / "samples" / "mgsm.qac.jsonl").read_text()
-    (answers,) = read(tmp_path, {"e": folder}).values()
+    made = evaluated(tmp_path, {"e": [sample(0, "\ud800 \U0001f600 7", True)]})
+    assert "\\ud83d\\ude00" in (tmp_path / "e/samples/mgsm.qac.jsonl").read_text()
+    (answers,) = made.answers.values()
     assert answers.first[0][4] == "? \U0001f600 7"
 
 
 @pytest.mark.parametrize("text", ['{"doc_id": 0, "resp', "[1, 2]\n", '{"doc": 1}\n'])
 def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
-    folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "7", True)]})
-    path = folder / "samples" / "mgsm.qac.jsonl"
+    made = evaluated(tmp_path, {"e": [sample(0, "7", True)]})
+    path = tmp_path / "e/samples/mgsm.qac.jsonl"
     path.write_text(json.dumps(sample(0, "7", True)) + "\n" + text)
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
-        read(tmp_path, {"e": folder})
+        results_of(made.cells, {"e": tmp_path / "e"})
     assert "\n" not in str(told.value)
+
+
+def stored_answers(task: str, scores: list[dict[str, Any]], *shown: float) -> StoredAnswers:
+    """The answers of a task, whose number is read as each of these in turn."""
+    numbers = iter(shown)
+
+    class Stored(StoredAnswers):
+        def finished(self, key: Any) -> Any:
+            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask(task, 0)])))
+
+        def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
+            return next(numbers)
+
+    table: Any = None
+    key, rows = ("r", task, "en"), [{"doc_id": at, "response": "", "scores": one} for at, one in enumerate(scores)]
+    return Stored(table, answers={key: answers_of(key, rows)})
 
 
 @pytest.mark.parametrize(("task", "scores"), [("wikitext", {}), ("wmt16-de-en", {"bleu": ["Water", "Maji"]})])
 def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict[str, Any]) -> None:
     """A perplexity, or the harness' BLEU, whose answers keep no number of their own: not an error of their file."""
     metric, _ = primary_metric(task)
-    stored = [{"doc_id": at, "response": "", "scores": scores} for at in range(2)]
-
-    class Stored(StoredAnswers):
-        def finished(self, key: Any) -> Any:
-            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask(task, 0)])))
-
-    table: Any = None
-    answers = Stored(table, answers={("r", task, "en"): answers_of(("r", task, "en"), stored)})
     with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
-        answers.scores_by_question(ScoreRef("m", ScoreWords(eval=task), "en"), metric, None)
+        score = ScoreRef("m", ScoreWords(eval=task), "en")
+        stored_answers(task, [scores] * 2).scores_by_question(score, metric, None)
 
 
 def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
     """tinyArc's acc_norm is an estimate by item response theory, not the mean of its answers, which are 0 or 1."""
-    stored = [{"doc_id": at, "response": "", "scores": {"acc_norm": at % 2}} for at in range(4)]
-    shown = [61.3, 50.0]
-
-    class Stored(StoredAnswers):
-        def finished(self, key: Any) -> Any:
-            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask("tinyArc", 0)])))
-
-        def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-            return shown.pop(0)
-
-    table: Any = None
-    answers = Stored(table, answers={("r", "tinyArc", "en"): answers_of(("r", "tinyArc", "en"), stored)})
+    answers = stored_answers("tinyArc", [{"acc_norm": at % 2} for at in range(4)], 61.3, 50.0)
     score = ScoreRef("m", ScoreWords(eval="tinyArc"), "en")
     with pytest.raises(NoScore, match="acc_norm is of all answers together, not of each"):
         answers.scores_by_question(score, "acc_norm", None)

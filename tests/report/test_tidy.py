@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +16,26 @@ from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.write import write_report
 
 
+def told(runs: list[RunResult], evaluations: Iterable[RunResult], column: str) -> dict[str, str]:
+    """Run -> this column of results.csv, where these runs scored MGSM."""
+    row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
+    scored = {run.name: SimpleNamespace(settings={}, rows=[row]) for run in evaluations}
+    results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
+    return {line["run"]: line[column] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
+
+
 def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
     """A setting that all have is none that tells rows apart; the dtype has a column of its own."""
     configs = {
         "a": {"eval.temperature": 0.7, "eval.max_gen_toks": 40, "eval.dtype": "float32", "merge.name": "soup"},
         "b": {"eval.chat_template": True, "eval.max_gen_toks": 40, "eval.dtype": "bfloat16"},
     }
-    row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
     runs = [
         RunResult(name, "eval", Path(), config=config, model="m", attempt=1, seconds=1)
         for name, config in configs.items()
     ]
-    scored = {name: SimpleNamespace(settings={}, rows=[row]) for name in configs}
-    results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
-    told = {line["run"]: line["knobs"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
-    assert told == {"a": "eval.temperature=0.7; merge.name=soup", "b": "eval.chat_template=True"}
+    knobs = {"a": "eval.temperature=0.7; merge.name=soup", "b": "eval.chat_template=True"}
+    assert told(runs, runs, "knobs") == knobs
 
 
 def test_the_seeds_of_the_trainings_behind_a_score_are_beside_it() -> None:
@@ -42,11 +48,7 @@ def test_the_seeds_of_the_trainings_behind_a_score_are_beside_it() -> None:
         RunResult("eval-swap", "eval", Path(), parents={"checkpoint": "merged-3"}),
         RunResult("eval-hub", "eval", Path(), parents={"checkpoint": "llama"}),
     ]  # fmt: skip
-    row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
-    scored = {run.name: SimpleNamespace(settings={}, rows=[row]) for run in runs[3:]}
-    results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
-    told = {line["run"]: line["seed"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
-    assert told == {"eval-math": "3", "eval-swap": "0; 3", "eval-hub": ""}
+    assert told(runs, runs[3:], "seed") == {"eval-math": "3", "eval-swap": "0; 3", "eval-hub": ""}
 
 
 def test_names_that_read_like_missing_values_are_names_in_a_notebook(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from pipeline.stats.contrast import Contrast, corpus_contrast
+from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
 from pipeline.stats.statistics import resample_weights
 from pipeline.stats.translations import corpus_scores, metric_of, sentence_counts
 
@@ -108,8 +108,6 @@ def test_translations_that_are_alike_differ_by_less_than_a_sentence():
 
 def test_three_trainings_add_their_variance_as_they_do_elsewhere():
     """With metrics that are means over sentences the two ways agree."""
-    from pipeline.stats.contrast import contrast
-
     rng = np.random.default_rng(0)
     each = rng.normal(0, 0.05, (3, 1)) + rng.normal(0.03, 0.2, (3, 400))
     drawn = each @ resample_weights(400).T

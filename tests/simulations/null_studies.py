@@ -179,9 +179,8 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
-    return Page(
-        headline, tuple(verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
-    )
+    claims = (verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
+    return Page(headline, tuple(claims))
 
 
 def false_verdicts(claim: Claim) -> set[str]:
@@ -241,16 +240,35 @@ def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
     return {"table": "sandbox", "points": 20, "studies": studies, **words}
 
 
+def run_tables(share: float, seed: int) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for name, spread, studies in STUDIES:
+        rows.append(run_studies(name, spread, part(share, studies), seed))
+        seed += rows[-1]["studies"]
+        print(rows[-1], flush=True)
+    studies, false = (sum(row[key] for row in rows) for key in ("studies", "false_sentence"))
+    total = {"studies": studies, "false_sentence": false, "rate": round(false / studies, 4),
+             "interval": exact_interval(false, studies)}  # fmt: skip
+    print(total)
+    effects = run_effects(part(share, 50), seed)
+    print(effects)
+    return {"total": total, "effects": effects, "rows": rows}
+
+
 def run_seeds_and_claims(share: float, seed: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {"seeds": [], "claims": []}
     for seeds, spread, passages in SEEDS:
-        found["seeds"].append(run_seeds(seeds, spread, passages, max(1, round(share * 50)), seed))
+        found["seeds"].append(run_seeds(seeds, spread, passages, part(share, 50), seed))
         print(found["seeds"][-1], flush=True)
     for table, worlds in CLAIMED:
         for points in (0.0, 0.025, 0.05, 0.1):
-            found["claims"].append(run_claims(table, points, max(1, round(share * worlds)), seed))
+            found["claims"].append(run_claims(table, points, part(share, worlds), seed))
             print(found["claims"][-1], flush=True)
     return found
+
+
+def part(share: float, count: int) -> int:
+    return max(1, round(share * count))
 
 
 def main() -> None:
@@ -260,29 +278,10 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--seeds", action="store_true", help="only what seeds do: first sentences, and claims")
     options = parser.parse_args()
-    load, rows, seed = os.getloadavg(), [], options.seed
-    about = {"machine": machine_facts(), "versions": package_versions(), "load": load, "seed": options.seed}
-    if options.seeds:
-        found = run_seeds_and_claims(options.share, seed)
-        if options.record:
-            options.record.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
-        return
-    for name, spread, studies in STUDIES:
-        rows.append(run_studies(name, spread, max(1, round(options.share * studies)), seed))
-        seed += rows[-1]["studies"]
-        print(rows[-1], flush=True)
-    studies, false = (sum(row[key] for row in rows) for key in ("studies", "false_sentence"))
-    total = {"studies": studies, "false_sentence": false, "rate": round(false / studies, 4),
-             "interval": exact_interval(false, studies)}  # fmt: skip
-    print(total)
-    effects = run_effects(max(1, round(options.share * 50)), seed)
-    print(effects)
+    about = {"machine": machine_facts(), "versions": package_versions(), "load": os.getloadavg(), "seed": options.seed}
+    found = (run_seeds_and_claims if options.seeds else run_tables)(options.share, options.seed)
     if options.record:
-        about = {"machine": machine_facts(), "versions": package_versions(), "load": load, "seed": options.seed}
-        options.record.write_text(
-            json.dumps({**about, "total": total, "effects": effects, "rows": rows}, indent=1) + "\n",
-            encoding="utf-8",
-        )
+        options.record.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
