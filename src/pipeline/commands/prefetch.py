@@ -149,12 +149,20 @@ def fetch_files(
     hub: Any, kind: str, repository: str, revision: str, patterns: Sequence[str], ignored: Sequence[str] = ()
 ) -> Path:
     """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them. Returns their folder."""
-    wanted = {"repo_type": kind, "revision": revision, "allow_patterns": patterns, "ignore_patterns": ignored}
-    planned = hub.snapshot_download(repository, **wanted, dry_run=True)
-    if missing := [file.file_size or 0 for file in planned if file.will_download]:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.utils import filter_repo_objects
+
+    of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
+    wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
+    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings  # one request, not one a file
+    if missing := [
+        file.size or 0
+        for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
+        if not try_to_load_from_cache(repository, file.rfilename, **of_repository)
+    ]:
         size = tqdm.format_sizeof(sum(missing), "B")
         say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
-    return Path(hub.snapshot_download(repository, **wanted))
+    return Path(hub.snapshot_download(repository, **of_repository, **wanted))
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
