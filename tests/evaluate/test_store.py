@@ -224,8 +224,8 @@ def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     kept = store.Store(tmp_path, {"root": "a"}, 1)
     one, two = (kept.answers("mgsm", {}, None) for _ in range(2))
     ask, other = ("generate_until", "What?", {"until": []}), ("loglikelihood", "What?", " 5")
-    one.wanted, two.wanted = {store.digest(ask)}, {store.digest(other)}
-    assert one.add(ask, (" 5", False)) and two.add(other, (-1.5, True)) and not two.add(other, (-9.0, True))
+    one.wanted, two.wanted = {asked := store.digest(ask)}, {weighed := store.digest(other)}
+    assert one.add(asked, (" 5", False)) and two.add(weighed, (-1.5, True)) and not two.add(weighed, (-9.0, True))
     assert one.file != two.file
     two.file.write_text("5\n[1, 2, 3]\n" + two.file.read_text() + '["b", ')
     found = kept.answers("mgsm", {}, None)
@@ -239,7 +239,7 @@ def test_of_an_answer_that_was_computed_again_the_later_one_counts(tmp_path: Pat
     request = ("generate_until", "What?", {"until": []})
     for number in range(6):
         fresh = store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None)
-        fresh.wanted = {store.digest(request)}
-        assert fresh.add(request, (str(number), False))
+        fresh.wanted = {key := store.digest(request)}
+        assert fresh.add(key, (str(number), False))
         os.utime(fresh.file, ns=(number * 10**9, number * 10**9))
     assert store.Store(tmp_path, {"root": "a"}, 1).answers("mgsm", {}, None).look_up(request) == ["5", False]

@@ -83,7 +83,8 @@ class History:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        """Of an evaluation its part of the time if languages were in its queue; none if its answers were stored."""
+        """Record how long a finished run took. An evaluation counts for its share if other languages were in its queue,
+        and not at all if its answers were stored."""
         facts = manifest.facts.get("harness", {})
         if not facts.get("found_again"):
             kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)

@@ -164,8 +164,9 @@ def compute(lm: Answering, together: Sequence[Asked], settings: Eval, bar: Bar) 
     set_sharing(lm, together[0].definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        key = digest((kind, *arguments))
         for asked in together:
-            if asked.answers.add((kind, *arguments), answer):
+            if asked.answers.add(key, answer):
                 bar.update(settings.answers * len(asked.rows) / len(asked.left))  # questions that it counts as
 
     lm.ended = ended

@@ -94,17 +94,14 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 @contextmanager
 def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iterator[list[Asked]]:
-    """The tasks of the runs beside this one that differ from it in their language alone, with the leases of those runs.
-    What is wrong with one is said when it is made itself."""
+    """The tasks of the runs that differ from this one in their language alone, with the leases of those runs. What is
+    wrong with one is said when it is made itself."""
     own, asked = run.config, list[Asked]()
     with contextlib.ExitStack() as stack:
-        for make_other in run.beside:
+        for make_other in () if own.redo else run.beside:
             with contextlib.suppress(PipelineError):
-                other = in_its_dtype(make_other())
+                other = make_other()
                 settings = replace(own.eval, max_gen_toks=other.config.eval.max_gen_toks)
-                like_own = replace(own, languages=other.config.languages, eval=settings, launcher=other.config.launcher)
-                if own.redo or other.config != like_own:
-                    continue
                 lease = stack.enter_context(hold_lease(other.workplace, other.name, wait=False))
                 stack.enter_context(track_state(other.workplace, lease.of, other.name, own.stage))
                 definitions = define_tasks(other, Path(stack.enter_context(TemporaryDirectory())), [])

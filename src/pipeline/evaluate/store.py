@@ -92,9 +92,8 @@ class Answers:
     def look_up(self, request: tuple[Any, ...]) -> Any:
         return self.found.get(digest(request))
 
-    def add(self, request: tuple[Any, ...], answer: Any) -> bool:
-        """Whether the answer is wanted, of several to one request the first."""
-        key = digest(request)
+    def add(self, key: str, answer: Any) -> bool:
+        """Whether the answer to the request of this digest is wanted, of several the first."""
         if key not in self.wanted:
             return False
         self.wanted.remove(key)

@@ -196,14 +196,17 @@ class VllmBackend:
     ) -> None:  # fmt: skip
         """vLLM decides by itself what is computed once, and draws by a seed for each."""
         how: list[dict[str, Any]] = [
-            {"max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends)}
+            {
+                "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
+                "skip_special_tokens": False,
+            }
             for ending in endings
-        ]
+        ]  # fmt: skip
         if sampling:
             drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
             how = [one | drawn | {"seed": sampling.seed(place)} for place, one in enumerate(how)]
         self._refuse_too_long(max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True)))
-        for place, output in self.engine.outputs(prompts, [{"skip_special_tokens": False, **one} for one in how]):
+        for place, output in self.engine.outputs(prompts, how):
             ended(place, list(output.outputs[0].token_ids))
 
     def loglikelihood(

@@ -133,8 +133,8 @@ class Local:
             begin()
             self.tell()
 
-        run = replace(self.runs[task.hash], beside=[other.run for other in task.beside])
-        make_run(run, task.seconds, begin_aloud)
+        others = [other.run for other in task.beside]
+        make_run(replace(self.runs[task.hash], beside=others), task.seconds, begin_aloud)
 
     # ------------------------------------------------------------------------------------------------ workers
 

@@ -163,7 +163,7 @@ def work(
                 continue
             tried = True
             with cards.taken(task.gpus, partial(session.is_free, task)) if cards else nullcontext(True) as taken:
-                beside = [other for other in ready if other.models == task.models and other != task]
+                beside = [other for other in ready if task.alike and other.alike == task.alike and other != task]
                 if taken and session.is_free(task) and make(session, replace(task, beside=beside), compute, refused):
                     models = task.models
                     break

@@ -122,7 +122,7 @@ class Run(Generic[Config]):
     parents: dict[str, Parent] = field(default_factory=dict)
     version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
     lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
-    # what makes the other runs of the plan that read the same models and are ready too
+    # of an evaluation what makes the runs that differ from it in their language alone, and are ready too
     beside: Sequence[Callable[[], Run]] = field(default=(), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
