@@ -107,7 +107,7 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
         return
     for run in runs:
         count = gpus_requested(run)
-        by_gpu = bool(isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus())
+        by_gpu = isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus()
         if count == 1 and not by_gpu:
             continue
         import torch

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
-from pipeline.config.stages import DataStage, EvalStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.data.mixture import refuse_unusable
@@ -63,9 +64,12 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
 
     remaining: the hashes of the runs that are not finished.
     """
-    sets = [run for run in runs if isinstance(run.config, DataStage) and run.hash not in remaining]
-    problems = {problem: None for run in sets if (problem := contaminated_since(run))}
     unfinished = [run for run in runs if run.hash in remaining]
+    problems = {
+        problem: None
+        for run in runs
+        if isinstance(run.config, DataStage) and run.hash not in remaining and (problem := contaminated_since(run))
+    }
     for run in unfinished:
         if isinstance(run.config, TrainStage):
             try:
@@ -109,11 +113,9 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this machine's GPUs or, without
     one, its memory; before anything is fetched. Models of unknown shape, and scores on GPUs, are not checked."""
     on_gpu = bool(visible_gpus())
-    room, largest, bytes_needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
-    for run in runs:
-        if isinstance(run.config, TrainStage) or not on_gpu:
-            size = memory_here(run, on_gpu, row=0) or 0.0
-            largest, bytes_needed = (run, size) if size > bytes_needed else (largest, bytes_needed)
+    room = gpu_memory() if on_gpu else cpu.memory()
+    sizes = [(memory_here(run, on_gpu, row=0) or 0.0, run) for run in runs if trains(run.config) or not on_gpu]
+    bytes_needed, largest = max(sizes, key=itemgetter(0), default=(0.0, None))
     if largest is None or room is None or bytes_needed <= room:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"

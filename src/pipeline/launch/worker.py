@@ -19,8 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -35,31 +35,38 @@ from pipeline.runs.folders import folder_of
 from pipeline.runs.lease import slurm_job
 
 
-def compute(task: Task, begin: Callable[[], None]) -> None:
-    """Make the run of a task, with all output of this process and its subprocesses, and why it failed, in its log.
-    Warnings are printed here too."""
-    from pipeline.launch.in_process import make_run, reason_of
-
+@contextmanager
+def logged(task: Task) -> Iterator[None]:
+    """Inside, all output of this process and its subprocesses is appended to the log of a task. Warnings are printed
+    here too."""
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with open(task.log, "ab", buffering=0) as output:
         size_before = output.tell()
         try:
             with redirected(output.fileno(), 1, 2):
-                try:
-                    make_run(task.run(), task.seconds, begin)
-                except Held:
-                    raise
-                except Exception as error:
-                    reason = reason_of(error)
-                    with suppress(OSError):
-                        print(f"failed: {reason}", file=sys.stderr)
-                    raise PipelineError(reason) from error
+                yield
         finally:
             with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
                 log.seek(size_before)
                 for line in log:
                     if line.startswith("warning: "):
                         say(f"{task.name}: {line.rstrip()}")
+
+
+def compute(task: Task, begin: Callable[[], None]) -> None:
+    """Make the run of a task, with its output and why it failed in its log."""
+    from pipeline.launch.in_process import make_run, reason_of
+
+    with logged(task):
+        try:
+            make_run(task.run(), task.seconds, begin)
+        except Held:
+            raise
+        except Exception as error:
+            reason = reason_of(error)
+            with suppress(OSError):
+                print(f"failed: {reason}", file=sys.stderr)
+            raise PipelineError(reason) from error
 
 
 def end_with_the_parent() -> None:
