@@ -401,6 +401,10 @@ EVALUATION: dict[str, Change | list[Change]] = {
         "eval.fewshot_as_multiturn=false",
         given="eval.chat_template=true eval.tasks=[{task:mgsm,num_fewshot:1}]",
     ),
+    "eval.chat_template_args": Change(
+        "eval.chat_template_args={date_string:monday}",
+        given="eval.chat_template=true",
+    ),
     "eval.template_date": Change("eval.template_date=2025-01-01", given="eval.chat_template=true"),
     "eval.options": Change("eval.options=text", given=CHOICES),
     "eval.run_code": Change("eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"),

@@ -93,7 +93,7 @@ def load_model(*opened: Any) -> Answering:
 
 def none_stored(folder: Path) -> Store:
     """A store of answers in which none is found."""
-    return Store(folder / "answers", {"root": "made up"}, 1, fresh=True)
+    return Store(folder / "answers", {"root": "made up"}, fresh=True)
 
 
 def ended(lm: Any) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from typing import Any
 import forked
 import lm_eval.tasks
 import pytest
+import torch
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import postprocess_generated_text
 from lm_eval.tasks import TaskManager
 from made_up import Notes, Scripted, asked, choice, none_stored, run_of, write_rows
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pipeline.api import evaluate
 from pipeline.benchmarks import benchmark_of
@@ -567,6 +569,10 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     lines = read_jsonl(tmp_path / "work/samples/own_mutual.en.jsonl")
     for ours, theirs in zip(lines, stock["samples"][name], strict=True):
         assert ours["prompt"] == theirs["arguments"][0][0] and ours["scores"][MUTUAL] == theirs[MUTUAL]
+        likelihoods = [likelihood for likelihood, _ in theirs["filtered_resps"][:3]]  # after the question
+        assert [*ours["loglikelihoods"].values()] == pytest.approx(likelihoods)
+        best = likelihoods.index(max(likelihoods))
+        assert [*ours["loglikelihoods"]][best] == ours["response"] and len(ours["loglikelihoods"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -576,6 +582,7 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
         ({"metric_list": [{"metric": "./script"}]}, "its metric ./script is not the harness' own but a program"),
         ({"process_results": "!function own.scores"}, "its metric exact_match is 'zero', which is not a number"),
         ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself: remove"),
+        ({**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "f1"}]}, "cannot be scored"),
     ],
 )
 def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -639,3 +646,113 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     task = Task.of(runs[0])
     (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
     assert "was changed after eval-own_counting" in run_tasks([task], False, tmp_path)
+
+
+def recite(folder: Path, tokenizer_of: Path, start: int, text: str, penalty: float) -> Path:
+    """A GPT-2 that writes `text` after `start` tokens: what it predicts depends on the position alone."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=128, n_embd=128, n_layer=1, n_head=2, tie_word_embeddings=False,
+        bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.transformer.h.parameters():
+            parameter.zero_()
+        model.transformer.wte.weight.zero_()
+        model.transformer.wpe.weight.copy_(torch.eye(128))
+        model.lm_head.weight.zero_()
+        for place, token in enumerate(ids):
+            model.lm_head.weight[token, start - 1 + place] = 1
+    model.generation_config.repetition_penalty = penalty
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("penalty", [None, 1.0001])  # by our decoding, and by transformers' generate
+@pytest.mark.parametrize(
+    "written", ["1.\n\n2</t>\n\n42\n\nmore", "1.\n\nno end of the thought", "</t>42", "1</t>2\n\n3</t>4"]
+)
+def test_a_stop_string_in_a_thought_ends_no_answer(
+    written: str, penalty: float | None, tmp_path: Path, tiny: Path
+) -> None:
+    """The answer is the one that the harness cuts from the whole text, as its vLLM class generates it."""
+    stop = ["\n\n"]
+    generation = {"until": stop, "max_gen_toks": 40}
+    include(str(write_own(tmp_path, "own_think", generation_kwargs=generation)))
+    prompt = AutoTokenizer.from_pretrained(tiny)("0 and").input_ids
+    model = recite(tmp_path / "reciting", tiny, len(prompt), written, penalty or 1.0)
+    scored(tmp_path, model, "own_think", think_end="</t>")
+    samples = read_jsonl(tmp_path / "work/samples/own_think.en.jsonl")
+    text = written
+    if penalty is None and written.count("</t>") == 2:
+        text = "1</t>2\n\n"  # our decoding ends at the first stop string after a thought
+    expected = postprocess_generated_text(text, stop, "</t>")
+    assert [sample["response"] for sample in samples] == [expected] * 3
+    thought = text.rpartition("</t>")[0] if "</t>" in text else None
+    assert [sample.get("thinking") for sample in samples] == [thought] * 3
+    assert not any(sample["cut_off"] for sample in samples)
+
+
+def test_variables_of_a_chat_template_are_the_harness_own(tmp_path: Path, tiny: Path) -> None:
+    """As --model_args enable_thinking=False. They are part of the run's hash."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<a>"
+        "{% if not enable_thinking|default(true) %}<think></think>{% endif %}{% endif %}"
+    )
+    config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    own = write_own(tmp_path, "own_sum")
+    include(str(own))
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
+    stock = HFLM(model, tokenizer=AutoTokenizer.from_pretrained(tiny), batch_size=2, enable_thinking=False)
+    off = {"chat_template": True, "chat_template_args": {"enable_thinking": False}}
+    scored(tmp_path, tiny, "own_sum", max_gen_toks=3, **off)
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    manager = TaskManager(include_defaults=False)
+    found = simple_evaluate(stock, tasks=[str(file)], task_manager=manager, bootstrap_iters=0, apply_chat_template=True)
+    (lines,) = found["samples"].values()  # type: ignore[index]
+    prompts = [line["prompt"] for line in read_jsonl(tmp_path / "work/samples/own_sum.en.jsonl")]
+    assert prompts == [line["arguments"][0][0] for line in lines]
+    assert all(prompt.endswith("<think></think>") for prompt in prompts)
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    plain = [*words, f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}", "eval.chat_template=true"]
+    hashes = {
+        build(compose([*plain, *more])).hash
+        for more in ([], ["eval.chat_template_args={enable_thinking: false}"], ["eval.chat_template_args={a: 1}"])
+    }
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("key", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_length_has_any_of_its_names(key: str, tmp_path: Path, tiny: Path) -> None:
+    """A task file may name it as transformers or vLLM do; 8192 positions hold no 8190 more."""
+    include(str(write_own(tmp_path, "own_long", generation_kwargs={"until": [], key: 5})))
+    scored(tmp_path, tiny, "own_long")
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    (lines,) = by_stock(tiny, file)["samples"].values()
+    samples = read_jsonl(tmp_path / "work/samples/own_long.en.jsonl")
+    assert [sample["response"] for sample in samples] == [line["resps"][0][0] for line in lines]
+    assert all(sample["cut_off"] for sample in samples)
+    forget_files()
+    (tmp_path / "more").mkdir()
+    include(str(write_own(tmp_path / "more", "own_long", generation_kwargs={"until": [], key: 8190})))
+    with pytest.raises(PipelineError, match="3 of 3 prompts do not fit"):
+        scored(tmp_path / "more", tiny, "own_long")
+
+
+def test_each_metric_of_a_choice_is_the_harness_own(tmp_path: Path, tiny: Path) -> None:
+    """Also metrics whose value for a question is an array (brier_score) or a pair (f1, mcc)."""
+    names = ["acc", "acc_norm", "acc_bytes", "brier_score", "f1", "mcc", "exact_match"]
+    options = {**CHOICES, "doc_to_choice": ["one", "another"], "doc_to_target": "{{label|int % 2}}"}
+    keys = {**options, "metric_list": [{"metric": name} for name in names]}
+    include(str(write_own(tmp_path, "own_choice", **keys)))
+    _, found = scored(tmp_path, tiny, "own_choice")
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    ((_, expected),) = by_stock(tiny, file)["results"].items()
+    rows = {row["metric"]: row["value"] for row in found}
+    stock = {name: expected[f"{name},none"] for name in names if f"{name},none" in expected}
+    assert "brier_score" in stock and {name: rows[name] for name in stock} == pytest.approx(stock)

@@ -20,8 +20,18 @@ from pipeline.languages import language
         # Groups of three digits are thousands, whatever parts them ...
         ("So it costs $1,234.", "1234"),
         ("12,34,567 rupees", "1234567"),
-        ("1 000 roubles", "1000"),
         ("1\u202f234", "1234"),
+        ("1\u00a0000 roubles", "1000"),
+        ("There are 7 200 ml bottles", "200"),
+        ("He has 12 100-dollar bills", "100"),
+        # Fractions.
+        ("It is 1/2.", "1/2"),
+        ("-3/4", "-3/4"),
+        ("36/2 = 18", "18"),
+        ("2 1/2 cups", "5/2"),
+        ("on 5/12/2023", "2023"),
+        ("1/0", None),
+        ("a/2", "2"),
         ("CHF 1'234", "1234"),
         (r"\boxed{1{,}000}", "1000"),
         # ... unless the first begins with 0 or has more than three.
@@ -94,6 +104,12 @@ from pipeline.languages import language
 )
 def test_the_last_number(text: str, meant: str | None) -> None:
     assert metrics.last_number(text) == (None if meant is None else Fraction(meant))
+
+
+@pytest.mark.parametrize(("code", "meant"), [("fr", 7200), ("ru", 7200), ("es", 7200), ("en", 200), ("sw", 200)])
+def test_a_plain_space_parts_thousands_where_the_language_writes_so(code: str, meant: int) -> None:
+    assert metrics.last_number("7 200 ml", code) == meant
+    assert metrics.last_number("7\u202f200 ml", code) == 7200
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPa
     plain = {"backend": "hf", "dtype": "float32"}
 
     def file(version: int = 1, together: str | None = None, **settings: Any) -> str:
-        answers = store.Store(tmp_path, {"root": "a"}, version).answers("b", plain | settings, together)
+        monkeypatch.setattr(store, "VERSION", version)
+        answers = store.Store(tmp_path, {"root": "a"}).answers("b", plain | settings, together)
         return answers.file.name.partition(".")[0]
 
     names = [file(), file(2), file(backend="vllm"), file(dtype="float16"), file(together="c")]
@@ -221,7 +222,7 @@ def test_a_killed_evaluation_of_choices_resumes(
 
 def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     """Each to a file of its own. A kill leaves a line in part, which is not read."""
-    kept = store.Store(tmp_path, {"root": "a"}, 1)
+    kept = store.Store(tmp_path, {"root": "a"})
     one, two = (kept.answers("mgsm", {}, None) for _ in range(2))
     ask, other = ("generate_until", "What?", {"until": []}), ("loglikelihood", "What?", " 5")
     one.wanted, two.wanted = {asked := store.digest(ask)}, {weighed := store.digest(other)}
@@ -230,7 +231,7 @@ def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     two.file.write_text("5\n[1, 2, 3]\n" + two.file.read_text() + '["b", ')
     found = kept.answers("mgsm", {}, None)
     assert found.look_up(ask) == [" 5", False] and found.look_up(other) == [-1.5, True] and len(found.found) == 2
-    assert not store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None).found
+    assert not store.Store(tmp_path, {"root": "a"}, fresh=True).answers("mgsm", {}, None).found
     assert not kept.answers("mgs", {}, None).found
 
 
@@ -238,8 +239,8 @@ def test_of_an_answer_that_was_computed_again_the_later_one_counts(tmp_path: Pat
     """redo=true reads nothing and writes again; files are named by chance."""
     request = ("generate_until", "What?", {"until": []})
     for number in range(6):
-        fresh = store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None)
+        fresh = store.Store(tmp_path, {"root": "a"}, fresh=True).answers("mgsm", {}, None)
         fresh.wanted = {key := store.digest(request)}
         assert fresh.add(key, (str(number), False))
         os.utime(fresh.file, ns=(number * 10**9, number * 10**9))
-    assert store.Store(tmp_path, {"root": "a"}, 1).answers("mgsm", {}, None).look_up(request) == ["5", False]
+    assert store.Store(tmp_path, {"root": "a"}).answers("mgsm", {}, None).look_up(request) == ["5", False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from omegaconf import MISSING
 from pydantic import PositiveInt
@@ -88,6 +89,8 @@ class Eval(Knobs):
     system_instruction: str | None = None  # text before the exemplars; with eval.chat_template=true a system message
     # false: exemplars and question are one turn
     fewshot_as_multiturn: bool = knob(True, read=(lambda config: config.chat_template, "eval.chat_template=true"))
+    # further variables of the chat template: {enable_thinking: false} of Qwen 3 and SmolLM3
+    chat_template_args: dict[str, Any] = knob({}, read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # Belebele, Global MMLU: list the options and answer by a letter, or leave them out and answer by their text

@@ -45,12 +45,27 @@ def settings_beyond_greedy(model: Any) -> list[str]:
     return sorted(changed - NOT_FOR_GREEDY)
 
 
+def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
+    """Split an answer into a model's thoughts and what follows them, as the harness does.
+
+    Args:
+        think_end: The text at the end of the thoughts; None for a model that does not think.
+
+    Returns:
+        The thoughts, or None if they do not end, and the answer.
+    """
+    if think_end is None:
+        return None, text
+    thoughts, end, answer = text.rpartition(think_end)
+    return (thoughts if end else None), answer.lstrip()
+
+
 @dataclass
 class Ending:
     """When an answer is over: at one of the tokens `ends`, at a string of `stop`, after `room` tokens.
 
     to_text: decodes tokens, special ones too. completes: token -> whether it could complete a stop string, as far as
-    this was asked.
+    this was asked. think_end: ends a model's thoughts, in which a stop string ends nothing.
     """
 
     ends: set[int]
@@ -58,6 +73,7 @@ class Ending:
     room: int
     to_text: Callable[[list[int]], str]
     completes: dict[int, bool] = field(default_factory=dict)
+    think_end: str | None = None
 
     def could_complete(self, token: int) -> bool:
         """Whether a stop string could be complete with this token: it has the last letter of one, maybe a space that a
@@ -91,8 +107,10 @@ class _Row:
             return True
         if not ending.could_complete(self.tokens[-1]):
             return False
-        text = ending.to_text(self.answer)
-        return any(string in text for string in ending.stop)
+        thoughts, answer = split_thoughts(ending.to_text(self.answer), ending.think_end)
+        if ending.think_end and thoughts is None:
+            return False
+        return any(string in answer for string in ending.stop)
 
 
 def decode(

@@ -74,17 +74,36 @@ def spbleu(references: Sequence[str], responses: Sequence[str], model_file: str)
 
 # ------------------------------------------------------------------------------------------------------- numbers
 
-_PLAIN = str.maketrans("\uff0e\u066b\uff0c\u066c\u2019\u00a0\u2009\u202f\u2012\u2013\u2212\uff0d", "..,,'   ----")
-_CURRENCY = r"(?:[A-Z]{0,2}\\?[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf\uff04\uffe0\uffe1\uffe5\uffe6]\ ?)"
-_NUMBER = re.compile(
-    rf"""( (?<![-\d)\]}}A-Za-z]) (?<![\d)]\s) - (?={_CURRENCY}?\.?\d) )?  # a minus that does not subtract or join
-         {_CURRENCY}?
-         ( [1-9]\d{{0,2}}(?:\ \d{{3}})+(?!\d)(?:[.,]\d+)?               # 1 000
-         | (?:(?<![\w.])\.)?\d+(?:(?:[.,]|'(?=\d{{3}}(?!\d)))\d+)* )   # all others""",
-    re.VERBOSE,
+NARROW = "\u202f"  # the space within a number, in which no line may break
+# Languages that part thousands by a space, by Unicode's CLDR, and Spanish, by its academy: 1 000 is a thousand there
+# where a plain space stands for NARROW, too. In others "7 200 ml bottles" are seven bottles.
+SPACED = ("bg", "cs", "es", "et", "fi", "fr", "hu", "lt", "lv", "nb", "pl", "pt", "ru", "sk", "sv", "uk")
+_PLAIN = str.maketrans(
+    "\uff0e\u066b\uff0c\u066c\u2019\u00a0\u2009\u202f\u2012\u2013\u2212\uff0d", f"..,,'{3 * NARROW}----"
 )
+_CURRENCY = (
+    rf"(?:[A-Z]{{0,2}}\\?[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf\uff04\uffe0\uffe1\uffe5\uffe6][ {NARROW}]?)"
+)
+_MINUS = r"(?<![-\d)\]}A-Za-z])(?<![\d)]\s)-"  # does not subtract or join
+
+
+def _number(spaces: str) -> re.Pattern[str]:
+    """Return the pattern of a number whose thousands may be parted by one of these spaces."""
+    return re.compile(
+        rf"""( {_MINUS} (?={_CURRENCY}?\.?\d) )?
+             {_CURRENCY}?
+             ( [1-9]\d{{0,2}}(?:[{spaces}]\d{{3}})+(?!\d)(?:[.,]\d+)?          # 1 000
+             | (?:(?<![\w.])\.)?\d+(?:(?:[.,]|'(?=\d{{3}}(?!\d)))\d+)* )   # all others""",
+        re.VERBOSE,
+    )
+
+
+_NUMBER, _NUMBER_WITH_SPACES = _number(NARROW), _number(f"\\ {NARROW}")
+_FRACTION = re.compile(rf"({_MINUS})?(?<![\d/.,])(?:(\d+)\ )?(?<![\d/.,])(\d+)/(\d+)(?![\d/]|[.,]\d)")  # 1/2, 1 1/2
 _WRITTEN_NUMBER = re.compile(rf"\s*-?{_CURRENCY}?\d[\d.,]*\s*")
-_THOUSANDS = re.compile(r"[1-9]\d{0,2}([.,' ])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}")  # or 12,34,567, as in India
+_THOUSANDS = re.compile(
+    r"[1-9]\d{0,2}([.,' \u202f])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}"
+)  # or 12,34,567, as in India
 
 _BIG = {"万": 4, "萬": 4, "만": 4, "億": 8, "亿": 8, "억": 8, "兆": 12}  # powers of ten that close a group
 _SMALL = {"百": 2, "千": 3, "천": 3}
@@ -113,25 +132,27 @@ def _plainly(value: Decimal) -> str:
     return written + "0" if "." in written else written
 
 
-def numeric_match(response: str, gold: int | str) -> float:
-    """1.0 where the last number of a response is the right one, else 0.0."""
-    number = last_number(response)
+def numeric_match(response: str, gold: int | str, language: str = "en") -> float:
+    """Return 1.0 if the last number of a response in this language is the right one, otherwise 0.0."""
+    number = last_number(response, language)
     return float(number is not None and number == last_number(str(gold)))
 
 
-def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None without one, and where it is not readable as one: 1.2.3, 3,4,5.
+def last_number(text: str, language: str = "en") -> Fraction | None:
+    """Return the last number of a text, or None if there is none or it cannot be read: 1.2.3, 3,4,5.
 
     Languages differ in what a point and a comma mean, models mix them, and the right answers are nearly all whole. So
     the form decides, in every language and in the digits of any script:
 
     - A first group of one to three digits, not beginning with 0, and groups of three after it are thousands, by
-      whichever mark they are parted: 1,000, 1.000, 1 000 and 1'000 are 1000, and 1.234 is 1234. 12,34,567 is 1234567.
+      whichever mark they are parted: 1,000, 1.000 and 1'000 are 1000, and 1.234 is 1234. 12,34,567 is 1234567.
+      A plain space parts them in the languages SPACED alone, a narrow or non-breaking space in all.
     - Otherwise one point or comma begins the decimals: 0.125, 0,125, 1,5, 13.0, 1234.567; and .5 is 0.5.
     - Of two marks the first parts thousands, the second begins the decimals: 1,234.50 and 1.234,50.
     - A minus (hyphen, minus sign, en dash) counts where it touches the number or its currency: -5, –5, -$5; not after a
       digit, a closing bracket or a Latin letter (10-4, 3–5, COVID-19), nor before a space.
 
+    - 1/2 is a half, 2 1/2 two and a half; 5/12/2023 is no fraction.
     - 1万5000, 3千, 12億 and 1e3 are 15000, 3000, 1200000000 and 1000; 5千克 (kilograms) is 5.
 
     Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三) are not read, and
@@ -141,11 +162,15 @@ def last_number(text: str) -> Fraction | None:
     plain = _POWER.sub(lambda power: _plainly(Decimal(power[1].replace(",", "")).scaleb(int(power[2]))), plain)
     plain = _GROUPS.sub(_written_out, plain)
     plain = re.sub(r"\{,\}|\\,", ",", plain)  # TeX's 1{,}000 and 1\,000
-    match = next(reversed(list(_NUMBER.finditer(plain))), None)
+    pattern = _NUMBER_WITH_SPACES if language in SPACED else _NUMBER
+    match = next(reversed(list(pattern.finditer(plain))), None)
     minus, written = (match[1], match[2]) if match else ("", "")
     power = match is not None and re.search(r"\^\{?\s*$", plain[: match.start()])
-    if not written or power or len(written) > 1000:  # Python converts no more than 4,300 digits
+    if match is None or power or len(written) > 1000:  # Python converts no more than 4,300 digits
         return None
+    for fraction in _FRACTION.finditer(plain):
+        if fraction.end() == match.end():
+            return _fraction_value(fraction)
     integer, part = written, "0"
     if not _THOUSANDS.fullmatch(written) and not written.isdigit():
         mark = max(".,", key=written.rfind)
@@ -154,6 +179,15 @@ def last_number(text: str) -> Fraction | None:
         if not readable or not part.isdigit():
             return None
     value = Fraction(f"{re.sub(r'[^0-9]', '', integer) or 0}.{part}")
+    return -value if minus else value
+
+
+def _fraction_value(fraction: re.Match[str]) -> Fraction | None:
+    """Return the value of a fraction or mixed number, or None if it divides by zero."""
+    minus, whole, numerator, denominator = fraction.groups()
+    if int(denominator) == 0:
+        return None
+    value = int(whole or 0) + Fraction(int(numerator), int(denominator))
     return -value if minus else value
 
 

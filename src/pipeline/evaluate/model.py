@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.instance import Instance
+from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import GenKwargs, handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.backend import without_weights
-from pipeline.evaluate.decode import Ending
+from pipeline.evaluate.decode import Ending, split_thoughts
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.hub import reach
 from pipeline.progress import announced, say
 
 if TYPE_CHECKING:
@@ -56,8 +58,9 @@ def is_reproducible(settings: GenKwargs) -> bool:
 class Answering(HFLM):
     """HFLM that reports each answer when it ends.
 
-    `engine`: the backend. `share_prefix`: compute what prompts have in common once; `unshared`: the
-    model did not allow it. `ended`: is given the kind of a request, its arguments and its answer, as store.py has them.
+    `engine`: the backend. `share_prefix`: compute what prompts have in common once; `unshared`: the model did not
+    allow it. `think_end`: the end of a model's thoughts, in which stop strings are ignored. `ended`: is given the kind
+    of a request, its arguments and its answer, as store.py has them.
     """
 
     def __init__(self, backend: Any, **kwargs: Any) -> None:
@@ -66,6 +69,7 @@ class Answering(HFLM):
         super().__init__(batch_size=backend.batch_size, **kwargs)
         self.share_prefix = self.unshared = False
         self.ended: Callable[[str, tuple[Any, ...], Any], Any] = lambda kind, args, answer: None
+        self.think_end: str | None = None
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
@@ -94,23 +98,28 @@ class Answering(HFLM):
                 "token by itself, so that answers would differ each time: give eval.temperature=0"
             )
         self._shares(possible=False)
-        return self.engine.halving(functools.partial(super().generate_until, requests, disable_tqdm=True))
+        generate = functools.partial(super().generate_until, requests, disable_tqdm=True)
+        with reach.replaced(huggingface, "postprocess_generated_text", self._cut):
+            return self.engine.halving(generate)
 
     def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
         """As HFLM's, for requests that differ in their draws and, in a backend's queue, in their endings alone."""
         ends, eos = self._ends, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
         endings = [
-            Ending(ends, handle_stop_sequences(one.get("until"), eos=eos), one["max_gen_toks"], to_text)
+            Ending(
+                ends, handle_stop_sequences(one.get("until"), eos=eos), one["max_gen_toks"], to_text,
+                think_end=self.think_end,
+            )
             for one in settings
-        ]
+        ]  # fmt: skip
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
             text, ending = self.tok_decode(tokens), endings[place]
-            answers[place] = postprocess_generated_text(text, [*ending.stop], think_end_token=None)
-            cut_off = metrics.ran_out(tokens, text, ending.room, ending.stop, ends)
+            answers[place] = self._cut(text, [*ending.stop])
+            cut_off = self._ran_out(tokens, text, ending.room, ending.stop)
             self.ended("generate_until", requests[place].args, (answers[place], cut_off))
 
         sampling = None
@@ -147,14 +156,29 @@ class Answering(HFLM):
     def _ends(self) -> set[int]:
         """The tokens that end an answer: the harness' and the model's own."""
         ends = self.model.generation_config.eos_token_id
-        return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
+        return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+
+    def _cut(self, generation: str, stop: list[str], think_end_token: None = None) -> str:
+        """Cut a text at its first stop string after the thoughts, which are kept. Called as the harness'
+        `postprocess_generated_text`, which would drop them."""
+        thoughts, answer = split_thoughts(generation, self.think_end)
+        answer = postprocess_generated_text(answer, stop, think_end_token=None)
+        return answer if thoughts is None else f"{thoughts}{self.think_end}{answer}"
+
+    def _ran_out(self, tokens: list[int], text: str, room: int, stop: Sequence[str]) -> bool:
+        """Return True if an answer used all its tokens without an end token, or a stop string after the thoughts."""
+        thoughts, answer = split_thoughts(text, self.think_end)
+        thinks_still = self.think_end is not None and thoughts is None
+        return metrics.ran_out(tokens, answer, room, [] if thinks_still else stop, self._ends)
 
     # ------------------------------------------------------------------------- answers of the harness' own loops
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        rows, start = super()._model_generate(context, max_length, stop, **kwargs), context.shape[1]
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        ends_at = stop if self.think_end is None else [eos]
+        rows, start = super()._model_generate(context, max_length, ends_at, **kwargs), context.shape[1]
         self._batch = [
-            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self._ends)
+            self._ran_out(tokens, self.tok_decode(tokens), max_length - start, stop)
             for tokens in (row[start:].tolist() for row in rows)
         ]
         return rows

@@ -207,9 +207,11 @@ def prompt_settings(settings: Eval) -> dict[str, Any]:
     return how | {"system_instruction": settings.system_instruction}
 
 
-def set_template_date(lm: Any, settings: Eval) -> None:
-    """Make the date of eval.template_date today's for a chat template."""
-    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
+def model_settings(lm: Any, settings: Eval) -> None:
+    """Give a model the settings that its prompts and answers depend on: the variables of its chat template, with the
+    date of eval.template_date as today's, and the end of its thoughts."""
+    lm.chat_template_args = date_of_templates(settings.template_date) | settings.chat_template_args
+    lm.think_end = settings.think_end
 
 
 def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
@@ -222,7 +224,7 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
             continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
-            room, after = after.get("max_gen_toks", lm.max_gen_toks), ""
+            room, after = normalize_gen_kwargs(after, lm.max_gen_toks)["max_gen_toks"], ""
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
     needed: dict[int, int] = {}
     for (doc_id, prompt), after in put.items():
@@ -240,7 +242,7 @@ def measured(definition: Definition, folder: Path, settings: Eval, lock: Lock) -
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([definition], lock)
         lm = open_model(folder)
-        set_template_date(lm, settings)
+        model_settings(lm, settings)
         rows = rows_asked(definition, task, settings)
         requests = build_requests(lm, definition, task, rows, settings)
         if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):

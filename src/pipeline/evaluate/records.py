@@ -133,10 +133,13 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     sample: Sample = {"doc_id": record["doc_id"], "prompt": record["arguments"][0][0]}
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
-        letters = [continuation.strip() for _, continuation in record["arguments"]]
+        arguments = record["arguments"]
+        if "acc_mutual_info" in record["metrics"]:  # each option stands a second time, without the question
+            arguments = arguments[: len(arguments) // 2]
+        letters = [continuation.strip() for _, continuation in arguments]
         if len({*letters}) < len(letters):  # options that are parts of the prompt, as Winogrande's, end alike
             letters = [f"{label}: {text}" for label, text in enumerate(letters, 1)]
-        likelihoods = [float(likelihood) for likelihood, _ in answer]
+        likelihoods = [float(likelihood) for likelihood, _ in answer[: len(letters)]]
         best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
             "target": letters[target] if isinstance(target, int) else target,
@@ -161,8 +164,9 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             "correct": right_or_wrong(right),
         }  # fmt: skip
         if benchmark.kind == "number":
-            number = metrics.last_number(response)
-            scores["numeric_match"] = metrics.numeric_match(response, record["doc"]["answer_number"])
+            written_in = answer_language(definition.task, definition.language)
+            number = metrics.last_number(response, written_in)
+            scores["numeric_match"] = metrics.numeric_match(response, record["doc"]["answer_number"], written_in)
             sample["number"] = None if number is None else str(number)
         elif benchmark.kind == "translation":
             sample |= {"extracted": answer[0].strip(), "correct": None}

@@ -19,16 +19,19 @@ from lm_eval.utils import hash_string
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
+from pipeline.errors import PipelineError
 from pipeline.evaluate.before import engine_of, refuse_too_long
+from pipeline.evaluate.decode import split_thoughts
 from pipeline.evaluate.memory import ROWS
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
+    model_settings,
+    plain_line,
     prepare,
     prompt_settings,
     rows_asked,
-    set_template_date,
     tokens_needed,
 )
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
@@ -70,7 +73,7 @@ def score_tasks(
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
     facts = facts_of(settings)
-    set_template_date(lm, settings)
+    model_settings(lm, settings)
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
     unanswered, queued = [task for task in asked_tasks if task.left], list[str]()
@@ -108,14 +111,15 @@ def facts_of(settings: Eval) -> dict[str, Any]:
     facts = decided_by(settings) | {"chat_template": settings.chat_template}
     if settings.chat_template:
         facts["template_date"] = settings.template_date
+        if settings.chat_template_args:
+            facts["chat_template_args"] = settings.chat_template_args
         if not settings.fewshot_as_multiturn:
             facts["fewshot_as_multiturn"] = False
     if is_sampled(settings):
         sampling = ("temperature", "top_p", "answers", "sample_seed")
         facts["sampling"] = {name: getattr(settings, name) for name in sampling}
-    for name in ("think_end", "system_instruction"):
-        if getattr(settings, name) is not None:
-            facts[name] = getattr(settings, name)
+    if settings.system_instruction is not None:
+        facts["system_instruction"] = settings.system_instruction
     return facts
 
 
@@ -124,6 +128,8 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
     if settings.products != "ieee":
         decides["products"] = settings.products
+    if settings.think_end is not None:
+        decides["think_end"] = settings.think_end
     return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
 
 
@@ -203,12 +209,6 @@ class Answered(LM):
         return [split_thoughts(text, self.think_end)[1] for text, _ in self.stored(requests)]
 
 
-def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
-    """A model's thoughts, None where they do not end, and the answer after them, as the harness cuts it."""
-    thoughts, ended, answer = text.rpartition(think_end) if think_end else ("", "", text)
-    return (thoughts, answer.lstrip()) if ended else (None, text if think_end is None else text.lstrip())
-
-
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     """The answers of a task scored by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
@@ -232,10 +232,18 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, definition, settings, number)
-    output: Any = evaluate(
-        lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
-        log_samples=True, **prompt_settings(settings),
-    )  # fmt: skip
+    try:
+        output: Any = evaluate(
+            lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
+            log_samples=True, **prompt_settings(settings),
+        )  # fmt: skip
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # of a metric that does not fit the task
+        if not benchmark_of(definition.task).of_harness:
+            raise
+        raise PipelineError(
+            f"{definition.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list in the task "
+            "file; the answers are stored."
+        ) from error
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
         for record in output["samples"][asked.name]
@@ -260,10 +268,10 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
 
 
 def plain(value: Any) -> Any:
-    """What a task's own functions gave, NumPy's numbers as Python's."""
+    """Return what a task's function gave with NumPy's numbers and arrays as Python's numbers and lists."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
-    return value.item() if isinstance(value, np.generic) else value
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:

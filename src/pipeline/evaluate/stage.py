@@ -73,7 +73,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         weights: Any = merge_or_folder(run)
         written = run.parents.get("checkpoint")
         key = model_key(written) if written else merge_key(weights, run.runs_dir)
-        store = Store(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)
+        store = Store(run.runs_dir / ".scores", key, fresh=run.config.redo)
         lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
         result = score_tasks(lm, definitions, tasks, settings, store, in_other_languages(run, lm, store))
         definitions, result = join_group(definitions, result)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
 Key = dict[str, Any]
+VERSION = 8  # raised when the code changes the answer to the same request
 
 
 def model_key(checkpoint: Parent) -> Key:
@@ -123,13 +124,12 @@ class Store:
 
     folder: Path
     model: Key
-    version: int  # of the eval stage
     fresh: bool = False
 
     def answers(self, task: str, settings: Key, together: str | None) -> Answers:
         """What the model answered to requests of a task, whatever its rows. settings: the backend, the dtype and what
         else decides an answer; together: where it depends on those computed with it, the digest of all requests."""
-        made_by = {"harness": version("lm_eval"), "ours": self.version}
+        made_by = {"harness": version("lm_eval"), "ours": VERSION}
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
         stored: dict[str, Any] = {}

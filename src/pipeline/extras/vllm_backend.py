@@ -197,7 +197,8 @@ class VllmBackend:
         """vLLM decides by itself what is computed once, and draws by a seed for each."""
         how: list[dict[str, Any]] = [
             {
-                "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
+                "max_tokens": ending.room, "stop": [] if ending.think_end else list(ending.stop),
+                "stop_token_ids": sorted(ending.ends),
                 "skip_special_tokens": False,
             }
             for ending in endings

@@ -103,7 +103,7 @@ RUN_STAGES = {
     "cpt": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
     "sft": RunRow(TrainStage, 5, "pipeline.train.stage", training.build),
     "merge": RunRow(MergeStage, 2, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
-    "eval": RunRow(EvalStage, 8, "pipeline.evaluate.stage", evaluation.build),
+    "eval": RunRow(EvalStage, 9, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
     "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
 }
