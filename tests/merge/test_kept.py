@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fixture_types import Make
 from safetensors.torch import load_file
+from small_decoders import network
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
+from pipeline.merge.formulas import mean_change, row_changes
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.reset import Reset
 from pipeline.models.checkpoint import Checkpoint
@@ -42,6 +45,34 @@ def test_the_share_of_rows_above_a_threshold(models: dict[str, list[Path]], axis
     assert merge.method.measured(2) == pytest.approx(expected)
     if 0 < threshold < 1:
         assert 0 < expected["rows_kept"] < 100 and 0 < expected["parameters_kept"] < 100
+
+
+@pytest.mark.parametrize("axis", ["input", "output"])
+def test_rows_of_gpt2_are_features_although_it_stores_matrices_the_other_way(axis: str, tmp_path: Path) -> None:
+    """One input feature, or one output feature, of a Conv1D changes: a row, or a column, of (inputs, outputs)."""
+    name = "transformer.h.0.attn.c_attn.weight"
+    model = network("gpt2", 0)
+    model.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        weight = dict(model.named_parameters())[name]
+        (weight[5] if axis == "input" else weight[:, 5]).add_(0.01)
+    model.save_pretrained(tmp_path / "expert")
+    base, expert = Checkpoint.open(tmp_path / "base"), Checkpoint.open(tmp_path / "expert")
+    changes = row_changes(expert, base, name, axis)
+    inputs, outputs = weight.shape
+    assert len(changes) == (inputs if axis == "input" else outputs)
+    assert list(np.flatnonzero(changes > 1e-4)) == [5] and changes[5] == pytest.approx(0.01, rel=1e-3)
+    merge = open_merge(Reset(expert="a", threshold=0.005, axis=axis), {"expert": expert}, base, None, 1)
+    (tmp_path / "merged").mkdir()
+    merge.write(tmp_path / "merged")
+    merged, changed = (load_file(tmp_path / folder / "model.safetensors") for folder in ("merged", "expert"))
+    assert all(torch.equal(merged[key], changed[key]) for key in merged)  # the feature stays the expert's
+    of_rows = {key: info.shape for key, info in base.infos.items()}
+    sizes = {key: (shape[0] if len(shape) < 2 or ".c_" in key else shape[1]) for key, shape in of_rows.items()}
+    rows = {key: size if len(of_rows[key]) > 1 else 1 for key, size in sizes.items()}
+    if axis == "input":
+        expected = len(changes) * changes.mean() / sum(rows.values())
+        assert mean_change([(1.0, expert)], base, 1) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_share_of_layers_that_are_kept(models: dict[str, list[Path]]) -> None:

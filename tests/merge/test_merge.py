@@ -9,15 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from as_torch import as_torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_models import TWO_LAYERS, by_hand, swap
 
 from pipeline.config.stages import MergeStage
 from pipeline.errors import PipelineError
+from pipeline.merge.formulas import mean_change
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.stage import make
+from pipeline.merge.summary import plan_text
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 from pipeline.runs.manifest import Manifest
 
@@ -111,6 +113,86 @@ def test_sharded_sources_keep_their_layout(models, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(sharded).state_dict()
     reference = load_file(single / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in reference.items())
+
+
+def stored_as(source, folder, dtype_of):
+    """A copy of a checkpoint whose tensors have the dtypes that a function of their names gives. Its tensors."""
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors").items()
+    tensors = {name: tensor.float().to(dtype_of(name)) for name, tensor in tensors}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return tensors
+
+
+def norms_in_float32(name):
+    return torch.float32 if "norm" in name else torch.bfloat16
+
+
+@pytest.mark.parametrize("mixed_first", [True, False])
+def test_a_tensor_in_several_dtypes_is_rounded_in_no_order(models, tmp_path, mixed_first):
+    """The norms of one expert are float32 and its matrices bfloat16, those of the other all float32."""
+    _, math, language = models["llama"]
+    mixed = stored_as(math, tmp_path / "mixed", norms_in_float32)
+    whole = stored_as(language, tmp_path / "whole", lambda name: torch.float32)
+    names = ["mixed", "whole"] if mixed_first else ["whole", "mixed"]
+    sources = {str(role): Checkpoint.open(tmp_path / name) for role, name in enumerate(names)}
+    merge = open_merge(Soup(experts=names), sources)
+    (tmp_path / "merged").mkdir()
+    merge.write(tmp_path / "merged")
+    for name, tensor in load_file(tmp_path / "merged/model.safetensors").items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, (mixed[name].float() + whole[name]) / 2)
+    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "float32"
+
+
+def test_dtypes_that_differ_between_tensors_alone_are_kept(models, tmp_path):
+    for folder in models["llama"][1:]:
+        stored_as(folder, tmp_path / folder.name, norms_in_float32)
+    sources = {str(role): Checkpoint.open(tmp_path / one.name) for role, one in enumerate(models["llama"][1:])}
+    merge = open_merge(Soup(experts=["a", "b"]), sources)
+    (tmp_path / "merged").mkdir()
+    merge.write(tmp_path / "merged")
+    for name, tensor in load_file(tmp_path / "merged/model.safetensors").items():
+        assert tensor.dtype == norms_in_float32(name)
+
+
+@pytest.mark.parametrize("with_head", ["math", "language"])
+def test_a_head_of_later_tokens_is_named_and_not_declared(models, tmp_path, with_head):
+    """mtp.* of one expert, as Qwen 3.5 has it: transformers passes over it, and so do merges."""
+    folders = {"math": models["llama"][1], "language": models["llama"][2]}
+    for role, folder in folders.items():
+        copied = shutil.copytree(folder, tmp_path / role)
+        config = json.loads((copied / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
+        (copied / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folders[with_head] / "model.safetensors") | {"mtp.fc.weight": torch.ones(2, 2)}
+    save_file(tensors, tmp_path / with_head / "model.safetensors", {"format": "pt"})
+    sources = {role: Checkpoint.open(tmp_path / role) for role in folders}
+    merge = open_merge(swap(bottom_layers=3), sources)
+    (note,) = [row["formula"] for row in merge.method.rows if row["where"] == "later tokens"]
+    assert note == f"left out: mtp.*, a head of later tokens that {with_head} stores"
+    assert note in plan_text(merge.config, {}, merge.method.rows, {}, "float32")
+    (tmp_path / "merged").mkdir()
+    merge.write(tmp_path / "merged")
+    assert not any("mtp" in name for name in load_file(tmp_path / "merged/model.safetensors"))
+    assert json.loads((tmp_path / "merged/config.json").read_text())["mtp_num_hidden_layers"] == 0
+
+
+def test_a_folder_that_was_trained_further_is_measured_again(models, tmp_path):
+    """In one process, such as a notebook's: its change, and what decides the tensors of a merge in memory."""
+    base, math, _ = models["llama"]
+    expert = shutil.copytree(math, tmp_path / "expert")
+
+    def measured():
+        source = Checkpoint.open(expert)
+        merge = open_merge(Soup(experts=["a"]), {"0": source})
+        return mean_change([(1.0, source)], Checkpoint.open(base), 1), merge.signature("model.norm.weight")
+
+    before = measured()
+    assert measured() == before
+    origin, tensors = load_file(base / "model.safetensors"), load_file(expert / "model.safetensors")
+    further = {name: origin[name] + 3 * (tensor - origin[name]) for name, tensor in tensors.items()}
+    save_file(further, expert / "model.safetensors", {"format": "pt"})
+    change, signature = measured()
+    assert change == pytest.approx(3 * before[0], rel=1e-3) and signature != before[1]
 
 
 def test_merges_that_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, squared_norm, vector_pieces
+from pipeline.merge.formulas import add_to_rows, are_columns, refuse_not_finite, rows_in, squared_norm, vector_pieces
 from pipeline.models.anatomy import Site
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
@@ -48,15 +48,14 @@ def tensor_changes(
 
     A conflict is an entry that both moved, in opposite directions.
     """
-    shape = base.info(name).shape
-    count, length = rows_in(shape, axis)
-    number = len(experts)
+    count, length = rows_in(base, name, axis)
+    number, by_column = len(experts), are_columns(base, name, axis)
     sums, same, size = np.zeros((number, count)), np.zeros(number), 0.0
     dots, conflicts = np.zeros((2, number, number))
     for start, stop, origin, vectors in vector_pieces(experts, base, name):
         size += squared_norm(origin)
         for sums_of_expert, vector in zip(sums, vectors, strict=True):
-            add_to_rows(sums_of_expert, np.abs(vector), start, stop, axis, shape)
+            add_to_rows(sums_of_expert, np.abs(vector), start, stop, by_column)
         flat = np.reshape(vectors, (number, -1)).astype(np.float64)
         signs = np.sign(flat)
         same += (signs == 0).sum(axis=1)

@@ -106,6 +106,15 @@ class Adapted(Checkpoint):
     def model(self) -> Checkpoint:
         return self.base
 
+    @cached_property
+    def state(self) -> str:
+        stat = (self.folder / ADAPTER_WEIGHTS).stat()
+        return f"{self.folder} {stat.st_size} {stat.st_mtime_ns} on {self.base.state}"
+
+    @property
+    def later_heads(self) -> bool:
+        return self.base.later_heads
+
     def stored(self, name: str) -> TensorInfo | None:
         """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
         info = self.base.info(name)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.adapters import Adapted, Source, is_transposed
 from pipeline.models.arrays import in_threads, keep_freed_memory, matrix, pieces
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -96,19 +96,27 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
                 raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
 
 
-def rows_in(shape: tuple[int, ...], axis: str) -> tuple[int, int]:
-    """(how many rows a tensor has, how many entries each) where changes are measured by row; a vector is one row.
+def are_columns(base: Source, name: str, axis: str) -> bool:
+    """Return True if the rows that changes are measured by are columns of the stored matrix.
 
-    axis: `input` takes a row to be an input feature, a column of the stored matrix, as the published maps do
-    (papers/decisions.md); `output` takes torch's rows.
+    axis: `input` takes a row to be an input feature, as the published maps do (papers/decisions.md); `output` takes it
+    to be an output feature. A matrix is stored as (outputs, inputs), GPT-2's as (inputs, outputs).
     """
-    rows, columns = matrix(shape)
-    return (columns, rows) if axis == "input" and len(shape) > 1 else (rows, columns)
+    if len(base.info(name).shape) < 2:
+        return False
+    return (axis == "input") != is_transposed(base.model, name)
 
 
-def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, axis: str, shape: tuple[int, ...]) -> None:
-    """Add the magnitudes of a piece of a tensor to the sums, float64, of the rows of `rows_in`."""
-    if axis == "input" and len(shape) > 1:
+def rows_in(base: Source, name: str, axis: str) -> tuple[int, int]:
+    """Return how many rows a tensor has by which changes are measured, and how many entries each; a vector is one
+    row."""
+    rows, columns = matrix(base.info(name).shape)
+    return (columns, rows) if are_columns(base, name, axis) else (rows, columns)
+
+
+def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, by_column: bool) -> None:
+    """Add the magnitudes of a piece of a tensor to the sums, float64, of its rows or columns."""
+    if by_column:
         sums += sizes.sum(axis=0, dtype=np.float64)
     else:
         sums[start:stop] = sizes.sum(axis=1, dtype=np.float64)
@@ -116,11 +124,10 @@ def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, axis
 
 def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarray:
     """The mean absolute change of each row of a tensor (`rows_in`), float64."""
-    shape = base.info(name).shape
-    count, length = rows_in(shape, axis)
-    sums = np.zeros(count)
+    count, length = rows_in(base, name, axis)
+    sums, by_column = np.zeros(count), are_columns(base, name, axis)
     for start, stop, _, (vector,) in vector_pieces([expert], base, name):
-        add_to_rows(sums, np.abs(vector), start, stop, axis, shape)
+        add_to_rows(sums, np.abs(vector), start, stop, by_column)
     if not np.isfinite(sums).all():
         refuse_not_finite([base, expert], [name])
     return sums / max(1, length)
@@ -130,17 +137,17 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the
-    same folders: each point of a sweep asks for it.
+    same files: each point of a sweep asks for it.
     """
-    key = tuple((weight, source.folder, source.model.folder) for weight, source in [*parts, (1.0, base)])
+    key = tuple((weight, source.state) for weight, source in [*parts, (1.0, base)])
     if key in _mean_changes:
         return _mean_changes[key]
 
     def row_means(name: str) -> tuple[float, int]:
         """The sum of the means of a tensor's rows, and how many there are."""
-        shape = base.info(name).shape
-        count, length = rows_in(shape, "input")
-        changes = (np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in pieces(shape))
+        count, length = rows_in(base, name, "input")
+        ranges = pieces(base.info(name).shape)
+        changes = (np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in ranges)
         total = sum(float(change.sum(dtype=np.float64)) for change in changes)
         if not math.isfinite(total):
             refuse_not_finite([base, *(source for _, source in parts)], [name])

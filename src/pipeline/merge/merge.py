@@ -92,12 +92,14 @@ class Merging:
 
     @cached_property
     def dtype(self) -> str | None:
-        """torch's name: merge.dtype; where the sources have several dtypes the base's, else float32, which holds them
-        all. None stores every tensor in the dtype of the sources."""
-        found = {self.layout.info(name).dtype for name in self.names}
+        """Return torch's name of the dtype in which all tensors are stored, or None to store each as the experts do.
+
+        merge.dtype has priority. If the experts store some tensor in several dtypes, it is the base's dtype, or float32
+        without a base or if the base has several.
+        """
         experts = [source for role, source in self.sources.items() if role != "base" and source is not self.base]
-        of_others = {info.dtype for expert in experts for info in expert.infos.values()}
-        if self.config.result_dtype() or of_others <= found:
+        of_tensors = [{source.info(name).dtype for source in [self.layout, *experts]} for name in self.names]
+        if self.config.result_dtype() or all(len(dtypes) == 1 for dtypes in of_tensors):
             return self.config.result_dtype()
         of_base = {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()} if self.base else set()
         return self.config.dtype_of_several(of_base)
@@ -184,9 +186,9 @@ class Merging:
         return [knobs, self.config.beyond_knobs(), sources, self.method.rows, name], *form
 
     def signature(self, name: str) -> str:
-        """What decides a tensor, by the folders of the sources."""
-        folders = {role: str(source.folder) for role, source in self.sources.items()}
-        return json.dumps(self.decided_by(name, lambda role, _: folders[role]), sort_keys=True, default=str)
+        """What decides a tensor, by the files of the sources."""
+        states = {role: source.state for role, source in self.sources.items()}
+        return json.dumps(self.decided_by(name, lambda role, _: states[role]), sort_keys=True, default=str)
 
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
@@ -334,6 +336,9 @@ def open_merge(
             method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
     if vocabulary is not None:
         method.rows = [*method.rows, *vocabulary.describe()]
+    if with_heads := [role for role in experts if opened[role].later_heads]:
+        left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
+        method.rows = [*method.rows, {"where": "later tokens", "what": "all", "weights": {}, "formula": left_out}]
     return _as_adapter(merge)
 
 

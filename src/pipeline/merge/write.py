@@ -20,7 +20,7 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes
+from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, without_later_heads
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
@@ -119,7 +119,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
 
     `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
-    round the merge again.
+    round the merge again. A head of later tokens, which a merge does not have, is not declared.
     """
     for name in BESIDE_WEIGHTS:
         files = (one.folder / name for one in (source, source.model))
@@ -127,9 +127,11 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         if file and not (adapter and name == "config.json"):
             shutil.copyfile(file, folder / name)
     stated = source.config.get("dtype") or source.config.get("torch_dtype")
-    if not adapter and (source.model is not source or (dtype and stated != dtype)):
-        config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
+    config = without_later_heads(source.config)
+    if source.model is not source or (dtype and stated != dtype):
+        config.pop("torch_dtype", None)
         config |= {"dtype": dtype} if dtype else {}
+    if not adapter and (source.model is not source or config != source.config):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

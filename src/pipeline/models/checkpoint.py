@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,7 +20,7 @@ from blake3 import blake3
 
 from pipeline.errors import PipelineError
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.names import HEAD, embedding_beside, is_embedding, tensor_names, unwrapped
+from pipeline.models.names import HEAD, embedding_beside, is_embedding, is_later_head, tensor_names, unwrapped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
 KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
+LATER_HEADS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")  # keys of config.json that declare such heads
 TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")  # where config.json does not say it
 
 
@@ -105,6 +107,19 @@ class Checkpoint:
     def model(self) -> Checkpoint:
         """The whole model that is read: itself, of an adapter its base."""
         return self
+
+    @cached_property
+    def state(self) -> str:
+        """The folder with size and time of its weight files when they were opened: what the files hold, as far as it
+        can be told without reading them."""
+        stats = {info.file: os.fstat(info.stream.fileno()) for info in self.infos.values()}
+        files = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in sorted(stats.items())]
+        return f"{self.folder} {files}"
+
+    @property
+    def later_heads(self) -> bool:
+        """True if the files hold a head of later tokens (mtp.*), which no model in memory and no merge has."""
+        return any(is_later_head(key) for file in weight_files(self.folder) for key in read_header(file))
 
     @property
     def names(self) -> list[str]:
@@ -189,6 +204,14 @@ def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
     if isinstance(inner, dict):
         config = config | {"text_config": with_rows(inner, rows)}
     return config | {"vocab_size": rows} if "vocab_size" in config else config
+
+
+def without_later_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json that declares no head of later tokens."""
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        config = config | {"text_config": without_later_heads(inner)}
+    return {key: 0 if key in LATER_HEADS and value else value for key, value in config.items()}
 
 
 def is_adapter(folder: Path) -> bool:

@@ -17,6 +17,7 @@ _COMPUTED = re.compile(  # buffers that older versions stored, and heads of late
     r"rotary_emb\w*\.(original_)?(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$"
     r"|\bembed_positions\.weights$|^(model\.)?mtp\."
 )
+_LATER_HEAD = re.compile(r"^(model\.)?mtp\.")
 _DECODER = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?")  # of a model that also sees or hears
 _BARE_LAYER = re.compile(r"^(?:decoder\.)?(layers|h|blocks)\.\d+\.")
 _EMBEDDING = re.compile(r"\b(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
@@ -35,6 +36,11 @@ def plain_name(name: str) -> str:
 def is_computed(name: str) -> bool:
     """Whether transformers computes a stored tensor of this name from config.json, or passes it over."""
     return bool(_COMPUTED.search(unwrapped(name)))
+
+
+def is_later_head(name: str) -> bool:
+    """Return True for a tensor of a head that predicts later tokens, as Qwen 3.5 has one."""
+    return bool(_LATER_HEAD.match(unwrapped(name)))
 
 
 def is_embedding(name: str) -> bool:

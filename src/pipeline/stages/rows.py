@@ -102,10 +102,10 @@ RUN_STAGES = {
     "data": RunRow(DataStage, 6, "pipeline.data.stage", data.build, torch=False),
     "cpt": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
     "sft": RunRow(TrainStage, 5, "pipeline.train.stage", training.build),
-    "merge": RunRow(MergeStage, 2, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
+    "merge": RunRow(MergeStage, 3, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
     "eval": RunRow(EvalStage, 9, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
-    "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
+    "analyze": RunRow(AnalyzeStage, 2, "pipeline.analyze.stage", analysis.build, torch=False),
 }
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),

@@ -76,7 +76,7 @@ class Reset(Merge):
     ) -> Linear | Computed:
         import numpy as np
 
-        from pipeline.merge.formulas import by_size, row_changes, rows_in
+        from pipeline.merge.formulas import are_columns, by_size, row_changes, rows_in
         from pipeline.merge.merge import Computed, Linear
         from pipeline.merge.summary import group_weights
         from pipeline.models.arrays import in_threads
@@ -93,16 +93,16 @@ class Reset(Merge):
 
         def formula(name: str) -> Rows:
             kept = kept_rows(name)
-            columns = self.axis == "input" or len(origin.info(name).shape) < 2
+            by_column = are_columns(origin, name, self.axis)
 
             def rows(start: int, stop: int) -> np.ndarray:
-                mask = kept if columns else kept[start:stop, None]
+                mask = kept if by_column else kept[start:stop, None]
                 return np.where(mask, expert.rows(name, start, stop), origin.rows(name, start, stop))
 
             return rows
 
         def rows_and_parameters(name: str) -> list[int]:  # kept, of
-            count, length = rows_in(origin.info(name).shape, self.axis)
+            count, length = rows_in(origin, name, self.axis)
             kept = count * ("expert" in weights[name]) if name in weights else int(kept_rows(name).sum())
             return [kept, count, kept * length, count * length]
 
