@@ -756,3 +756,81 @@ def test_each_metric_of_a_choice_is_the_harness_own(tmp_path: Path, tiny: Path) 
     rows = {row["metric"]: row["value"] for row in found}
     stock = {name: expected[f"{name},none"] for name in names if f"{name},none" in expected}
     assert "brier_score" in stock and {name: rows[name] for name in stock} == pytest.approx(stock)
+
+
+def task_hash(tmp_path: Path, tiny: Path, own: Path, task: str = "own_sum") -> str:
+    words = ["stage=eval", f"checkpoint={tiny}", f"eval={task}", f"eval.include_path={own}", "languages=[en]"]
+    forget_files()
+    return build(compose([*words, f"runs_dir={tmp_path / 'runs'}"])).hash
+
+
+def test_only_files_that_a_task_reads_change_its_hash(tmp_path: Path, tiny: Path) -> None:
+    """Not a file of another task beside it; but its own file, what that includes, and its rows."""
+    own = write_own(tmp_path, "own_sum", include="common.yaml", doc_to_text=None)
+    rows = write_own(tmp_path, "own_other") / "rows.jsonl"
+    (own / "common.yaml").write_text("doc_to_text: text\n")
+    rows.write_text(json.dumps({"text": "1 and", "label": "1"}) + "\n")
+    with_rows = {"dataset_kwargs": {"data_files": {"test": str(rows)}}}
+    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text() + yaml.safe_dump(with_rows))
+    first = task_hash(tmp_path, tiny, own)
+    (own / "own_other.yaml").write_text((own / "own_other.yaml").read_text() + "# changed\n")
+    (own / "notes.txt").write_text("a file of nobody\n")
+    (own / "unused.py").write_text("a = 1\n")
+    assert task_hash(tmp_path, tiny, own) == first
+    (own / "common.yaml").write_text("doc_to_text: '{{text}}'\n")
+    second = task_hash(tmp_path, tiny, own)
+    rows.write_text(json.dumps({"text": "1 and", "label": "2"}) + "\n")
+    assert len({first, second, task_hash(tmp_path, tiny, own)}) == 3
+
+
+@pytest.mark.parametrize("named", ["data_dir", "dataset_path", "pattern"])
+def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(named: str, tmp_path: Path, tiny: Path) -> None:
+    own = write_own(tmp_path, "own_sum")
+    folder = own / "rows"
+    keys: dict[str, Any] = {
+        "data_dir": {"dataset_kwargs": {"data_dir": str(folder)}},
+        "dataset_path": {"dataset_path": str(folder)},
+        "pattern": {"dataset_kwargs": {"data_files": {"test": str(folder / "*.jsonl")}}},
+    }
+    write_own(tmp_path, "own_sum", **keys[named])
+    hashes, scores = [], []
+    for number, label in enumerate(("0", "38")):
+        write_rows(folder / "test.jsonl", [{"text": f"{place} and", "label": label} for place in range(3)])
+        hashes.append(task_hash(tmp_path, tiny, own))
+        (tmp_path / str(number)).mkdir()
+        include(str(own))
+        scored(tmp_path / str(number), tiny, "own_sum", max_gen_toks=2)
+        scores.append(read_jsonl(tmp_path / f"{number}/work/samples/own_sum.en.jsonl")[0]["target"])
+    assert hashes[0] != hashes[1] and scores == ["0", "38"]
+    outside = tmp_path / "elsewhere"
+    folder.rename(outside)
+    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text().replace(str(folder), str(outside)))
+    with pytest.raises(PipelineError, match="outside of eval.include_path="):
+        task_hash(tmp_path, tiny, own)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "why"),
+    [
+        (
+            {"doc_to_text": "{{txt}} and"},
+            1,
+            r"doc_to_text names a column that its rows do not have \('txt' is undefined\)",
+        ),
+        ({"doc_to_target": "{{label[0]}}{{gold}}"}, 1, "doc_to_target names a column"),
+        ({"doc_to_text": "{% if hint is defined %}{{hint}}{% endif %}{{text}}"}, 1, None),
+        ({"doc_to_text": "{{text | regex_replace('a', 'b')}}"}, 1, None),
+        ({}, 0, "own_bad has no questions: .*test.jsonl has no rows"),
+    ],
+)
+def test_a_plan_finds_missing_columns_and_rows(
+    keys: dict[str, Any], rows: int, why: str | None, tmp_path: Path
+) -> None:
+    """From the first row, without the harness: the task is checked where it is defined."""
+    own = write_own(tmp_path, "own_bad")
+    (own / "rows").mkdir()
+    write_rows(own / "rows/test.jsonl", [{"text": "1 and", "label": "1"}] * rows)
+    write_own(tmp_path, "own_bad", **{"dataset_kwargs": {"data_dir": str(own / "rows")}, **keys})
+    include(str(own))
+    with pytest.raises(PipelineError, match=why) if why else nullcontext():
+        assert len(task_definitions(choice(asked("own_bad", 0)), ["en"], None, tmp_path / "tasks")) == 1

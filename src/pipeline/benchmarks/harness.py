@@ -6,6 +6,7 @@ scores are reported. FAMILIES have a task for each language. Training rows are n
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,14 @@ from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_task
 from pipeline.config.harness_tasks import (
+    data_files,
+    data_folders,
+    files_of_task,
     harness_index,
     included_folder,
     included_outside,
     included_state,
+    local_rows,
     members,
     merge_includes,
     name_tasks,
@@ -26,6 +31,7 @@ from pipeline.config.harness_tasks import (
     python_in,
 )
 from pipeline.errors import PipelineError
+from pipeline.files import content_hash
 from pipeline.languages import Language
 
 # Output type -> kind, and the metric of tasks that name none
@@ -172,20 +178,22 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
     included = included_folder(task)
-    own_rows = (
-        included and data_files(stock) and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
-    )
+    names_rows = included and (data_files(stock) or data_folders(stock))
+    own_rows = names_rows and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
     local = ask.data_root is not None and not own_rows
     if included:
         if not ask.run_code and (unsafe := python_in(file)):
             raise PipelineError(
-                f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
+                f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
-        refuse_includes_outside(task, folder, included[0])
+        refuse_includes_outside(task, folder, included)
         if not local:
-            refuse_files_outside(task, stock, included[0])
-        body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": included[1]}
+            refuse_files_outside(task, stock, included)
+        if rows := scored_rows(task, ask.data_root if local else None):
+            refuse_missing_columns(task, stock, rows)
+        content = content_hash([*files_of_task(task)], included)
+        body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         body["generation_kwargs"] = {**(stock.get("generation_kwargs") or {}), "max_gen_toks": ask.max_gen_toks}
     if local:
@@ -211,20 +219,40 @@ def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
-    named_files = data_files(stock)
-    for value in named_files.values() if isinstance(named_files, dict) else [named_files]:
-        for file in [value] if isinstance(value, str) else value:
-            if "://" not in file and folder not in Path(file).resolve().parents:
-                raise PipelineError(
-                    f"{task} reads {Path(file).resolve()}, outside of eval.include_path={folder}, whose content "
-                    "identifies a run: move it there and name it from the working directory, or give data_root with "
-                    f"harness/{task}/{scored_split(stock)}.jsonl"
-                )
+    for file in local_rows(stock):
+        if folder not in file.resolve().parents:
+            raise PipelineError(
+                f"{task} reads {file.resolve()}, outside of eval.include_path={folder}, whose content "
+                "identifies a run: move it there and name it from the working directory, or give data_root with "
+                f"harness/{task}/{scored_split(stock)}.jsonl"
+            )
 
 
-def data_files(stock: Row) -> Any:
-    """The files that a task names itself, as `datasets` takes them: one, a list, or a dictionary by split."""
-    return (stock.get("dataset_kwargs") or {}).get("data_files") or []
+def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
+    """Raise PipelineError if there are no rows, or a template of the task names a column that the first row lacks."""
+    from jinja2 import StrictUndefined, TemplateError, UndefinedError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    with rows.open(encoding="utf-8") as lines:
+        line = next(filter(str.strip, lines), None)
+    if line is None:
+        raise PipelineError(f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out.")
+    row = json.loads(line)
+    if "process_docs" in stock:  # a function may add columns
+        return
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        template = stock.get(key)
+        if not isinstance(template, str):
+            continue
+        try:
+            ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template).render(row)
+        except UndefinedError as error:
+            raise PipelineError(
+                f"{task}: {key} names a column that its rows do not have ({error}). Correct the task file in "
+                f"eval.include_path; the columns are {', '.join(row)}."
+            ) from error
+        except TemplateError:  # such as a filter that the harness adds: the harness renders it, or says what is wrong
+            continue
 
 
 def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
@@ -240,6 +268,7 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
     named_files = data_files(stock)
     own_files = named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
     files = [Path(own_files)] if isinstance(own_files, str) and own_files else []
+    files += [row_folder / f"{scored_split(stock)}.jsonl" for row_folder in data_folders(stock)]
     files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"] if data_root else []
     return next((file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ TASKS, INCLUDED = "eval.tasks", "eval.include_path"
 OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry of a group that change no score
 OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
 MOST_NAMED = 10  # tasks in a message
+READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,47 @@ def parts_of(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts))
 
 
-def included_folder(task: str) -> tuple[Path, str] | None:
-    """The folder of eval.include_path that defines a task or group, and the digest of its files; None of any other."""
-    return next(((path, digest) for path, (digest, part) in _included.items() if task in part), None)
+def included_folder(task: str) -> Path | None:
+    """Return the folder of eval.include_path that defines a task or group, or None for any other."""
+    return next((path for path, (_, part) in _included.items() if task in part), None)
+
+
+def files_of_task(name: str) -> tuple[Path, ...]:
+    """Return the files in eval.include_path that decide the scores of a task or group: the task files with those that
+    they include, their rows, and the Python of the folder if a task runs some."""
+    folder, harness = included_folder(name), harness_index()
+    assert folder
+    files: set[Path] = set()
+    for file in filter(None, [harness.groups.get(name), *(harness.tasks[member] for member in members(name))]):
+        for path, body in own_files(file):
+            files.add(path)
+            files.update(local_rows(body))
+        if python_in(file):
+            files.update(folder.rglob("*.py"))
+    resolved = {file.resolve() for file in files}
+    return tuple(sorted(file for file in resolved if folder in file.parents))
+
+
+def data_files(body: Mapping[str, Any]) -> Any:
+    """Return the files that a task names itself, as `datasets` takes them: one, a list, or a dictionary by split."""
+    return (body.get("dataset_kwargs") or {}).get("data_files") or []
+
+
+def data_folders(body: Mapping[str, Any]) -> list[Path]:
+    """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
+    names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
+    folders = [Path(name) for name in names if isinstance(name, str) and name not in READERS]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of this machine that hold the rows of a task file, whose names may be patterns."""
+    named = data_files(body)
+    for value in named.values() if isinstance(named, dict) else [named]:
+        for name in [value] if isinstance(value, str) else value:
+            yield from (Path(match) for match in glob(name, recursive=True))
+    for folder in data_folders(body):
+        yield from parts_of(folder)
 
 
 def included_state() -> tuple[str, ...]:

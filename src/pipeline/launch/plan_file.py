@@ -88,7 +88,8 @@ class Task:
                 computes another hash from the same configuration.
         """
         from pipeline.config.compose import read_stage
-        from pipeline.config.harness_tasks import include, included_folder
+        from pipeline.config.harness_tasks import files_of_task, include
+        from pipeline.files import content_hash
         from pipeline.runs.run import Run
         from pipeline.stages.rows import RUN_STAGES
 
@@ -98,9 +99,12 @@ class Task:
             include(config.eval.include_path)  # this process does not know its tasks yet
         parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
         run = Run(config, self.label, parents, version=row.version, beside=[other.run for other in self.beside])
-        included = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
-        if included and included[1] != parents["include_path"].hash:
-            raise PipelineError(f"{included[0]} was changed after {run.label} was planned: rerun the same command")
+        if folder := parents.get("include_path"):
+            files = files_of_task(config.eval.tasks[0].task)
+            if content_hash([*files], folder.folder) != folder.hash:
+                raise PipelineError(
+                    f"{folder.folder} was changed after {run.label} was planned: rerun the same command"
+                )
         if run.hash != self.hash:
             raise PipelineError(
                 f"{self.label} was planned by another version of this program: rerun the command with this one"

@@ -246,6 +246,7 @@ def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str
         "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
         **({"counts": column} if (column := benchmark_of(definition.task).question_column) else {}),
         "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
+        "turns": [options.chat_template_args, options.system_instruction, options.fewshot_as_multiturn],
         "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},
         "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},
     }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
 from pipeline.config.evaluation import Eval, settle_products
-from pipeline.config.harness_tasks import include, included_folder, parts_of
+from pipeline.config.harness_tasks import files_of_task, include, included_folder
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
@@ -69,8 +69,9 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
-    if folder := included_folder(config.eval.tasks[0].task):
-        parents["include_path"] = External(folder[0].name, folder[1], folder[0], files=parts_of(folder[0]))
+    (task,) = config.eval.tasks
+    if folder := included_folder(task.task):
+        parents["include_path"] = External.of_files(folder, files_of_task(task.task))
     (code,) = config.languages
     return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.benchmarks.benchmark import on_hub
 from pipeline.config.data import Source
+from pipeline.config.harness_tasks import included_state
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
@@ -103,12 +104,20 @@ def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list
     return evaluated_sets(tasks, tuple(config.languages), run_code=config.eval.run_code)
 
 
-@lru_cache(maxsize=128)
 def evaluated_sets(
     tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None = None, **settings: Any
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out. Raises
     PipelineError for a task that cannot be scored, with its files below `root`, or on the Hub."""
+    return _evaluated_sets(included_state(), tasks, languages, root, **settings)
+
+
+@lru_cache(maxsize=128)
+def _evaluated_sets(
+    included: tuple[str, ...], tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None,
+    **settings: Any,
+) -> tuple[list[tuple[str, str | None, str]], list[str]]:  # fmt: skip
+    """As evaluated_sets. included: the state of eval.include_path, whose files may change between calls."""
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
     from pipeline.evaluate.tasks import data_sets, task_definitions
