@@ -81,7 +81,11 @@ def study_form() -> dict[str, Any]:
     own_items = {
         "type": "object", "properties": benchmark, "required": [*benchmark], "additionalProperties": False,
     }  # fmt: skip
-    benchmarks = [{"enum": conf.options("eval")}, {"type": "string"}, own_items]
+    by_language = {
+        "type": "object", "maxProperties": 1,
+        "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}},
+    }  # fmt: skip
+    benchmarks = [{"enum": conf.options("eval")}, {"type": "string"}, own_items, by_language]
     methods = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
     return {
         "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"},
@@ -100,7 +104,7 @@ def document() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A table or a study", "type": "object",
         "if": {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]},
-        "then": {"required": ["experts", *study.LISTS], "properties": studies, "additionalProperties": False},
+        "then": {"required": ["experts", *study.EXAMPLES], "properties": studies, "additionalProperties": False},
         "else": {"properties": tables, "additionalProperties": False},
         "$defs": {"words": {"properties": words()}},
     }  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 
 
@@ -25,6 +26,26 @@ class Held(PipelineError):
     """
 
     failed: dict[str, str] = {}
+
+
+class Mistakes:
+    """The mistakes of one file, which are reported together."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep the PipelineError that is raised in this context."""
+        try:
+            yield
+        except PipelineError as error:
+            self.found.append(str(error))
+
+    def report(self) -> None:
+        """Raise PipelineError with all mistakes that were found."""
+        if self.found:
+            raise PipelineError(*dict.fromkeys(self.found))
 
 
 def shorten_words(text: str) -> str:

@@ -59,6 +59,15 @@ def language(code: str) -> Language:
     raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
+def named_language(code: str) -> Language:
+    """Return the language of a code, or one of which only the code is known: a task with one test set needs no more.
+
+    Raises PipelineError for what is no code, such as the name of a language.
+    """
+    known = code in shipped_languages() or code in own_files()
+    return language(code) if known or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code) else Language(code, code, code)
+
+
 @cache
 def shipped_languages() -> dict[str, Language]:
     import yaml

@@ -106,7 +106,7 @@ REFUSED = {
     "table=sandbax": "table=sandbax is not a table: did you mean sandbox",
     SFT + "every.sft.steps=2": "stage=sft has no table of runs for every.sft.steps",
     "every.sft.stops=2": "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps",
-    "every.moddel=x": "sandbox.yaml, every: no run of this table reads moddel",
+    "every.moddel=x": "sandbox.yaml, every: no stage has a key moddel: did you mean model",
     "plan.gpu=h100": "unknown key plan.gpu: stage=table reads",
     # a group that the stage does not read
     SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, partition,",

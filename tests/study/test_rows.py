@@ -226,9 +226,9 @@ def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
     for words, told in (
         ({"expert": "nope"}, "expert reaches no run of math, language, which override it"),
         ({"eval": "nope"}, "eval reaches no run of scores, which override it"),
-        ({"languages": ["sw"]}, "no run of this table reads languages"),
-        ({"analyze.axis": "input"}, "no run of this table reads analyze.axis"),
-        ({"redo": True}, "no run of this table reads redo"),
+        ({"languages": ["sw"]}, "languages reaches no run that is planned: leave it out"),
+        ({"analyze.axis": "input"}, "analyze.axis reaches no run that is planned: leave it out"),
+        ({"redo": True}, "redo reaches no run that is planned: leave it out"),
     ):
         assert refused(TABLE, **words).startswith(f"mine.yaml, every: {told}")
     assert plan(TABLE, **{"eval.batch_size": 4}).overriders == {}
@@ -321,9 +321,9 @@ def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None
     """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is selected."""
     (score,) = plan(DERIVED).scores
     assert score.words["eval.dtype"] == "float32" and not any(key.startswith("select") for key in score.words)
-    told = "reads select.eval.dtype: leave it out"
-    assert told in refused(f"{DERIVED}every: {{select.eval.dtype: float32}}\n")
-    assert told in refused(DERIVED, **{"select.eval.dtype": "bfloat16"})
+    (note,) = plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n").notes
+    assert note == "every: no run of this table reads select.eval.dtype, which stage=select would read"
+    assert "select.eval.dtype reaches no run" in refused(DERIVED, **{"select.eval.dtype": "bfloat16"})
     assert "axis 'b': no run, row or column names it" in refused(f"{DERIVED}axes: {{b: [1]}}\n")
 
 
@@ -391,12 +391,13 @@ COLUMN = "  math: math\n"
          "you mean expert?"),
         (UNUSED, "unused: {stage: sft, expert: math, 1: 2}", "run 'unused': stage=sft does not read 1: there are "),
         (UNUSED, "unused: {checkpoint: [hub:a/b]}", "run 'unused' is neither a stage, a merge, a checkpoint nor empty"),
-        ("mixture: small", "true: small", "mine.yaml, every: no run of this table reads True"),
+        ("mixture: small", "true: small", "mine.yaml, every: no stage has a key True: leave it out"),
+        ("mixture: small", "select.guard_slak: 1", "no stage has a key select.guard_slak: did you mean select.gua"),
+        ("mixture: small", "tracking.mode: offline", "tracking.mode is not of the runs but of the command"),
         (ROWS, "controls: [{math: 1}]\nrows:", "controls: \"{'math': 1}\" is not a run: give true, or there are base"),
         (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
          "stage, a merge, a checkpoint nor empty"),
         ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
-        ("mixture: small", "analyze.axis: input", "mine.yaml, every: no run of this table reads analyze.axis"),
         (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
         (COLUMN, "  math: {eval: mgsm_8shot}\n", "column 'math': it names no run: there are base, math"),
         (COLUMN, "  math: {run: [math]}\n", "column 'math': \"['math']\" is no run: did you mean math?"),

@@ -2,15 +2,20 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from fixture_types import Call, Patch
+from peft import LoraConfig, get_peft_model
 from planned import shipped
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.compose import compose
+from pipeline.config.harness_tasks import forget_files
 from pipeline.errors import PipelineError
 from pipeline.runs.graph import order_runs
 from pipeline.stages.steps import training_rows
@@ -43,7 +48,7 @@ def test_a_study_is_written_out_as_this_table() -> None:
     }  # fmt: skip
 
 
-def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path) -> None:
     """Whatever base they name: unsloth writes that of a copy in four bits."""
     named = {"math": "unsloth/llama-3-8b-bnb-4bit", "sw": str(tmp_path / "base")}
     for name, base in named.items():
@@ -53,8 +58,6 @@ def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path, capsys: py
     study = STUDY | {"base": str(tmp_path / "base"), "experts": experts}
     runs = [expand_study(study, "s")["runs"] for _ in range(2)][0]
     assert [runs[name]["eval.base"] for name in experts] == ["base", "base"] and "eval.base" not in runs["base"]
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "experts:" in line]
-    assert line.startswith("experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored")
     plain = expand_study(study | {"base": None}, "s")["runs"]
     assert all("eval.base" not in words for words in plain.values())
 
@@ -204,7 +207,7 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"benchmarks": [{"data_root": None}]}, r"benchmarks: \{'data_root': None\} is no name: write benchmarks: \["),
         ({"benchmarks": [{"eval": "arc_easy", "in": "en"}]}, r"\{'eval': 'arc_easy', 'in': 'en'\} is no name: write "),
         ({"languages": [{"eval": "a", "data_root": None}]}, r"languages: .* is no name: write languages: \[sw, te\]$"),
-        ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, bele"),
+        ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, \{eval"),
         ({"experts": ["./math"]}, r"s.yaml, experts: a study needs names and experts, \{math"),
         ({"experts": {"math": {"run": "a", "side": "maths"}}}, "math: side=maths is neither math nor language"),
         ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
@@ -307,8 +310,130 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared, status=0)
     cells = (tmp_path / "runs/reports/study/cells.csv").read_text()
     assert "layer_swap" in cells and "control" in cells
-    again = call("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
-    assert again.status == 0 and (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
+    again = ("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
+    told = call(*again, status=1)
+    assert (
+        f"holds the report of table={tmp_path}/study.yaml, which table={tmp_path}/table.yaml would replace" in told.err
+    )
+    assert (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
+    (tmp_path / "study.yaml").rename(tmp_path / "moved.yaml")
+    call(*again, status=0)
+    assert (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
+
+
+def test_all_mistakes_of_a_study_are_told_at_once() -> None:
+    wrong = {"seeds": [0, 1], "lang": "sw", "methods": ["layer_swop", "soup"], "benchmarks": [3]}
+    experts = {"math": {"expert": "math", "seed": [0, 1]}, "sw": {"run": "./sw", "side": "left"}, "te": "./te"}
+    with pytest.raises(PipelineError) as refused:
+        expand_study(STUDY | wrong | {"experts": experts}, "s.yaml")
+    assert str(refused.value).split("\nerror: ") == [
+        "s.yaml, seeds: write every: {seed: [0, 1, 2]}: each cell is then the mean over them",
+        "s.yaml, lang: not a key of a study, which has experts: did you mean languages?",
+        "s.yaml, benchmarks: 3 is no name: write benchmarks: [mgsm_8shot, {eval: gsm8k_5shot, data_root: null}, "
+        "{mine: {sw: mine_sw, te: mine_te}}]",
+        "s.yaml, experts: math: seed=[0, 1]: write every: {seed: [0, 1, 2]}, for all trainings that set no seed",
+        "s.yaml, experts: sw: side=left is neither math nor language: write one of them",
+        "s.yaml, experts: no expert of side math: give one its side, as in {math: ./FOLDER, sw: {run: ./FOLDER, side: "
+        "language}}",
+    ]
+
+
+@pytest.fixture
+def quechua(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a task in English and one in Quechua, which is no language of the shipped benchmarks."""
+    forget_files()
+    (tmp_path / "tasks").mkdir()
+    for code in ("en", "quz"):
+        rows = tmp_path / f"tasks/{code}.jsonl"
+        rows.write_text(
+            "".join(json.dumps({"q": f"{code} {number}?", "gold": number % 2}) + "\n" for number in range(4))
+        )
+        body = {
+            "task": f"uywa_{code}", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}},
+            "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}",
+            "doc_to_choice": [" yes", " no"], "doc_to_target": "gold", "metric_list": [{"metric": "acc"}],
+        }  # fmt: skip
+        (tmp_path / f"tasks/uywa_{code}.yaml").write_text(yaml.safe_dump(body))
+    yield tmp_path / "tasks"
+    forget_files()
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "columns"),
+    [
+        ([{"uywa": {"en": "uywa_en", "quz": "uywa_quz"}}], {"uywa en": "uywa_en", "uywa quz": "uywa_quz"}),
+        (["uywa_en", "uywa_quz"], {"uywa_en en": "uywa_en", "uywa_quz quz": "uywa_quz"}),  # by the end of their names
+        (["uywa_quz", "arc_easy_5shot"], {"uywa_quz quz": "uywa_quz", "arc_easy": "arc_easy_5shot"}),
+    ],
+)
+def test_each_language_has_a_task_of_its_own(benchmarks: Any, columns: dict[str, str], quechua: Path) -> None:
+    """A task of the harness is one test set: no column shows it under another language."""
+    study = STUDY | {"languages": ["en", "quz"], "every": {"eval": {"include_path": str(quechua)}}}
+    table = expand_study(study | {"benchmarks": benchmarks}, "s.yaml")
+    assert {name: words["eval"] for name, words in table["columns"].items()} == columns
+    assert all(words["in"] == "quz" for name, words in table["columns"].items() if name.endswith("quz"))
+    assert table["primary"][2].endswith("quz")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "problem"),
+    [
+        ({"uywa": {"en": "uywa_en", "qu": "uywa_quz"}}, "uywa has a task for qu, which is not in languages: add it"),
+        ({"uywa": {"en": "uywa_en"}}, "no benchmark has a task for quz: leave it out, or name a task for it"),
+    ],
+)
+def test_a_language_without_a_task_is_told(benchmark: Any, problem: str, quechua: Path) -> None:
+    study = STUDY | {"languages": ["en", "quz"], "every": {"eval": {"include_path": str(quechua)}}}
+    with pytest.raises(PipelineError, match=problem):
+        expand_study(study | {"benchmarks": [benchmark]}, "s.yaml")
+
+
+def test_a_language_that_no_benchmark_knows_is_scored_by_its_own_task(
+    base: Path, math_expert: Path, language_expert: Path, quechua: Path, tmp_path: Path, call: Call
+) -> None:
+    """It needs no file of codes: the table is computed, each column on the rows of its task."""
+    study = STUDY | {
+        "base": str(base), "experts": {"math": str(math_expert), "qac": str(language_expert)}, "methods": ["soup"],
+        "languages": ["en", "quz"], "benchmarks": [{"uywa": {"en": "uywa_en", "quz": "uywa_quz"}}],
+        "every": {"eval": {"include_path": str(quechua)}},
+    }  # fmt: skip
+    (tmp_path / "s.yaml").write_text(json.dumps(study))
+    shared = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", "launcher.workers=1"]
+    call("stage=table", f"table={tmp_path}/s.yaml", *shared, status=0)
+    prompts = {
+        file.stem.rpartition(".")[2]: json.loads(file.read_text().splitlines()[0])["prompt"]
+        for file in (tmp_path / "runs").glob("eval-*/samples/*.jsonl")
+    }
+    assert prompts == {"en": "en 0?", "quz": "quz 0?"}
+
+
+def test_a_plan_tells_dtypes_and_bases_that_differ(
+    base: Path, math_expert: Path, world: Path, tmp_path: Path, call: Call
+) -> None:
+    """A base in bfloat16 beside a float32 expert; an adapter that names another base, and one that does not fit."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    for name, kwargs in {"fits": {}, "wide": {"hidden_size": 2 * model.config.hidden_size}}.items():
+        config = type(model.config).from_dict(model.config.to_dict() | kwargs)
+        lora = LoraConfig(r=2, target_modules=["q_proj"], base_model_name_or_path="org/other")
+        adapter = get_peft_model(AutoModelForCausalLM.from_config(config), lora)
+        adapter.peft_config["default"].base_model_name_or_path = "org/other"
+        adapter.save_pretrained(tmp_path / name)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "small")
+    experts = {"math": str(math_expert), "fits": {"run": str(tmp_path / "fits"), "side": "language"}}
+    study = STUDY | {
+        "base": str(tmp_path / "small"), "experts": experts, "methods": ["soup"], "languages": ["en"],
+        "benchmarks": ["mgsm_0shot"], "every": {"data_root": str(world)},
+    }  # fmt: skip
+    (tmp_path / "s.yaml").write_text(json.dumps(study))
+    told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
+    assert told.status == 0
+    assert "models are stored in several dtypes (bfloat16: base" in told.out and "scored in float32" in told.out
+    assert "fits is an adapter of org/other: it is merged with and scored on the study's base" in told.out
+    experts["fits"] = {"run": str(tmp_path / "wide"), "side": "language"}
+    (tmp_path / "s.yaml").write_text(json.dumps(study | {"experts": experts}))
+    told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "it is of another base" in told.err
 
 
 TAKEN = "s.yaml, base: the base or an expert has this name already: rename"

@@ -40,6 +40,7 @@ from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lineage import another_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
@@ -48,7 +49,7 @@ from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
-from pipeline.text import align_columns, pluralize
+from pipeline.text import align_columns, first_few, pluralize
 from pipeline.train.memory import SPARE, emulated
 
 
@@ -87,6 +88,7 @@ def show_plan(config: PlanStage) -> str:
             ] if small else []  # fmt: skip
     know += [detectable[0].advice()] if detectable else []
     know += last_asked(config)
+    know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
@@ -102,6 +104,29 @@ def show_plan(config: PlanStage) -> str:
     appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
     appendix += describe_every_keys(planning, runs) if config.plan.keys else []
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
+
+
+def other_bases(planning: Planning) -> list[str]:
+    """Return a line for each adapter of a study that names another base than the study's."""
+    base, lines = str(planning.plan.table.every.get("model")), []
+    for name, row in planning.plan.table.runs.items():
+        on_base = row.kind == "checkpoint" and "eval.base" in row.words
+        named = another_base(Path(str(row.words["checkpoint"])), base) if on_base else ""
+        if named:
+            lines.append(f"{name} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
+    return lines
+
+
+def mixed_dtypes(planning: Planning) -> list[str]:
+    """Return a line about models that are stored in several dtypes, and the dtype in which all are scored."""
+    if planning.dtype == "auto":
+        return []
+    names: dict[str, list[str]] = {}
+    for key, model in planning.models.items():
+        with suppress(PipelineError):  # of several dtypes in one model, which its evaluation reports
+            names.setdefault(stored_dtype(model, planning.config.runs_path) or "an unknown dtype", []).append(key)
+    stored = "; ".join(f"{dtype}: {', '.join(first_few(keys, 3))}" for dtype, keys in names.items())
+    return [f"models are stored in several dtypes ({stored}): all are scored in {planning.dtype}"]
 
 
 def last_asked(config: PlanStage) -> list[str]:

@@ -34,6 +34,8 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
+    reported = Reported.of(config)
+    reported.refuse_another(config.table, report_folder(planning))
     check_writable(config.runs_path, create=False)  # before files are read whose digests it keeps
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
@@ -44,8 +46,6 @@ def make_table(config: TableStage) -> Path:
         show_plan(compose([*again, "stage=plan"]))  # type: ignore[arg-type]  # which refuses more
     elif causes := problems_of(planning, runs, reasons, prompts, waiting):
         raise PipelineError(*causes)
-    reported = Reported.of(config)
-    reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
     check_writable(config.runs_path)
     if not config.launcher.dry_run:

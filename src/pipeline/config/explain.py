@@ -77,6 +77,16 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 
 
+def keys_of(stage: str) -> set[str]:
+    """Return the keys that a stage has: its groups and fields, and the knobs in them."""
+    kind = conf.stage_class(stage)
+    keys = {*conf.groups_read(stage), *names_of(kind)}
+    for name in list(keys):
+        kinds = [*conf.METHODS.values()] if name == "merge" else [type_inside(kind, name)]
+        keys.update(f"{name}.{knob_name}" for holder in kinds for knob_name in names_of(holder))
+    return keys
+
+
 def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with `prefix`."""
     holder = kind

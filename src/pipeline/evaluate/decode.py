@@ -108,7 +108,7 @@ class _Row:
         if not ending.could_complete(self.tokens[-1]):
             return False
         thoughts, answer = split_thoughts(ending.to_text(self.answer), ending.think_end)
-        if ending.think_end and thoughts is None:
+        if ending.think_end is not None and thoughts is None:
             return False
         return any(string in answer for string in ending.stop)
 

@@ -19,7 +19,7 @@ from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, missing_row
-from pipeline.languages import language
+from pipeline.languages import language, named_language
 
 
 def task_definitions(
@@ -52,11 +52,12 @@ def task_definitions(
         raise PipelineError(
             f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the order of its file"
         )
-    requested = [language(code) for code in dict.fromkeys(languages)]
     folder.mkdir(parents=True, exist_ok=True)
     definitions: list[Definition] = []
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
+        find = named_language if benchmark.one_set else language
+        requested = [find(code) for code in dict.fromkeys(languages)]
         spoken = [target for target in requested if benchmark.kind != "translation" or target.code != "en"]
         if not spoken:
             raise PipelineError(

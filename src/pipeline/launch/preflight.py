@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -42,11 +42,11 @@ from pipeline.evaluate.before import (
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
-from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.checkpoint import Checkpoint, is_adapter
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.run import Parent, Run
+from pipeline.runs.run import Folder, Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
 from pipeline.stages.merge import has_full_weights, is_external
@@ -161,6 +161,8 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
     refuse_unreachable_base(run)
+    for adapter, base in adapters_here(run):
+        check_once(f"{adapter} on {base}", problems, partial(check_adapter, adapter, base))
     for expert in experts_on_hub(run):  # before others are trained for their merges
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
@@ -169,6 +171,23 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     check_once(data_key(run), problems, partial(check_data, run))
     if prompts and model is not None and run.config.eval.backend == "hf":
         check_once(f"{model} {data_key(run)}", problems, partial(check_lengths, run, model))
+
+
+def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
+    """Yield the adapters from elsewhere that an evaluation merges, with the base that they are read on."""
+    base = run.parents.get("base")
+    if base is None or not (base.folder / "config.json").is_file():
+        return
+    for role, parent in run.parents.items():
+        if role != "base" and isinstance(parent, Folder) and is_adapter(parent.folder):
+            yield parent.folder, base.folder
+
+
+def check_adapter(adapter: Path, base: Path) -> None:
+    """Raise PipelineError if an adapter does not fit the base, by the names and shapes of its tensors."""
+    from pipeline.merge.adapters import open_source
+
+    open_source(adapter, base)
 
 
 def check_lengths(run: Run[EvalStage], model: Path) -> None:

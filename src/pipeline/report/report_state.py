@@ -14,7 +14,6 @@ from pipeline.config.overrides import override_of
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.progress import warn
 
 FILE = "report.json"
 Asking = TypeVar("Asking", bound=TableStage)
@@ -49,10 +48,21 @@ class Reported:
         print(f"as stage=table was asked: {' '.join(overrides_of(asked))}", file=sys.stderr)
         return asked
 
-    def warn_of_another(self, table: str, folder: Path) -> None:
-        """Warn where the folder holds the report of another file, as two tables may have one name."""
-        if self.table and Path(self.table).resolve() != Path(table).resolve():
-            warn(f"{folder} held the report of table={self.table}, which table={table} replaces: give one another name")
+    def refuse_another(self, table: str, folder: Path) -> None:
+        """Raise PipelineError if the folder holds the report of another file: two tables may have one name."""
+        from pipeline.tables.planned_runs import find_table
+
+        if not self.table or Path(self.table).resolve() == Path(table).resolve():
+            return
+        try:
+            earlier, _ = find_table(self.table)
+        except PipelineError:  # the file was moved
+            return
+        if earlier != find_table(table)[0]:
+            raise PipelineError(
+                f"{folder} holds the report of table={self.table}, which table={table} would replace. Give one of them "
+                "another name (name: NAME), or delete the folder."
+            )
 
     def refuse_fewer(self, folder: Path, finished: int, fewer: bool) -> None:
         """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`."""

@@ -29,7 +29,8 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.include_path is not None:
         include(config.eval.include_path)
-    for code in config.languages:
+    has_languages = any(not benchmark_of(task.task).one_set for task in config.eval.tasks)
+    for code in config.languages if has_languages else ():
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
     refuse_sampling(config.eval)

@@ -91,7 +91,7 @@ class Expansion:
                 self.add_cell(slot)
         self.refuse_idle()
         plan.scores = list(self.scores)
-        plan.overriders = self.find_overriders()
+        plan.overriders, plan.notes = self.find_overriders(), self.specs.notes
         for cell in [cell for cell in plan.cells.values() if cell.of]:
             if any((row, cell.column) not in plan.cells for row in cell.of):
                 del plan.cells[cell.row, cell.column]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from pipeline.errors import PipelineError, suggest
+from pipeline.config import conf
+from pipeline.config.explain import keys_of
+from pipeline.config.stages import RunStage, Stage
+from pipeline.errors import Mistakes, PipelineError, close_matches, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
 from pipeline.tables.study import OF_ROWS, OWN_FILE
 from pipeline.tables.words import Axes, Words, as_list
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
+OF_COMMAND = tuple(item.name for item in fields(Stage))  # tracking, launcher, runs_dir
 OF_COLUMNS = re.compile(r"expert\.sources\..*\.(prompt|completion)")  # whose {names} are columns of rows, not axes
 
 
@@ -60,19 +64,22 @@ class Specs:
         # key of `every` -> the runs that it applies to, and those that override it
         self.defaulted_runs: dict[str, set[str]] = {key: set() for key in table.every}
         self.overriding_runs: dict[str, list[str]] = {key: [] for key in table.every}
+        self.notes: list[str] = []  # what is to be known of `every`
+        mistakes = Mistakes()
         for row in table.runs.values():
-            self.refuse_unread(row)
-        self.runs = self._with_every(table.runs)
+            self.refuse_unread(row, mistakes)
+        self.runs = self._with_every(table.runs, mistakes)
+        mistakes.report()
         for name in self.runs:
             self.axes_of(name)
 
     # ------------------------------------------------------------------------------------------ every
 
-    def _with_every(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
-        """The words of `every` given to the runs whose stage reads them, where these do not say otherwise.
+    def _with_every(self, runs: Mapping[str, TableRun], mistakes: Mistakes) -> dict[str, TableRun]:
+        """Give the words of `every` to the runs whose stage reads them, unless these say otherwise.
 
-        A RUN in `every` is not given to the run that it names, nor to what that one is made of. A key that no run reads
-        is an error, unless it is inherited: a derived table may have replaced the runs that read it.
+        A RUN in `every` is not given to the run that it names, nor to what that one is made of. A key that no stage
+        knows is a mistake, and one that no run of this table reads is noted, unless it is inherited.
         """
         defaults, specs = self.table.every, dict(runs)
         ancestors = {
@@ -93,9 +100,26 @@ class Specs:
                     self.defaulted_runs[key].add(name)
             if row.kind == "base" and "model" not in settings:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
-        if unread:
-            raise self.table.refuse("every", f"no run of this table reads {', '.join(sorted(unread))}: leave it out")
+        for key in sorted(unread):
+            with mistakes.collected():
+                self.note_unread(key)
         return specs
+
+    def note_unread(self, key: str) -> None:
+        """Note a key of `every` that no run of this table reads. Raise PipelineError if it is of the command, or of no
+        stage."""
+        known = {name: keys_of(name) for name, kind in conf.OWN_STAGES.items() if issubclass(kind, RunStage)}
+        knob_name = ".".join(key.split(".")[:2])  # without what is inside a mapping: expert.sources.own.url
+        stages = [stage for stage, keys in known.items() if knob_name in keys]
+        if key.partition(".")[0] in OF_COMMAND:
+            problem = f"{key} is not of the runs but of the command: leave it out here, and write {key}=VALUE there"
+            raise self.table.refuse("every", problem)
+        if not stages:
+            near = close_matches(key, sorted(set().union(*known.values())))
+            remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out"
+            raise self.table.refuse("every", f"no stage has a key {key}: {remedy}")
+        readers = " and ".join(f"stage={stage}" for stage in stages)
+        self.notes.append(f"every: no run of this table reads {key}, which {readers} would read")
 
     def reads_key(self, row: TableRun, key: str) -> bool:
         group = key.partition(".")[0]
@@ -110,13 +134,14 @@ class Specs:
         except PipelineError as error:
             raise self.table.refuse(f"run {row.name!r}", str(error)) from error
 
-    def refuse_unread(self, row: TableRun) -> None:
-        """Raise PipelineError for a run's word that its stage does not read, whether a cell needs the run or not."""
+    def refuse_unread(self, row: TableRun, mistakes: Mistakes) -> None:
+        """Collect the run's words that its stage does not read, whether a cell needs the run or not."""
         for key in row.words if row.kind in ("stage", "merge") else ():
             if key != "stage" and not self.reads_key(row, key.lstrip("+")):
                 of_rows = sorted(OF_ROWS) if OWN_FILE in row.words else []
                 near = suggest(key.lstrip("+").partition(".")[0], [*sorted(self.read_by(row)), *of_rows])
-                raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
+                problem = f"stage={row.stage} does not read {key}: {near}"
+                mistakes.found.append(str(self.table.refuse(f"run {row.name!r}", problem)))
 
     def read_by_eval(self, key: str) -> bool:
         """Whether evaluations read a key of `every`."""

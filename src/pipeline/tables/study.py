@@ -8,7 +8,8 @@
       bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
     methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
-    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null} where its items are elsewhere
+    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null} where its items are elsewhere, and
+                                        # {mine: {en: mine_en, sw: mine_sw}} with a task of its own for each language
     controls: true
     every: {data_root: ./data}
 
@@ -24,23 +25,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from functools import cache, partial
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks import find_benchmark
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
+from pipeline.config.harness_tasks import include, tasks_of_option
 from pipeline.data.sources import are_columns
-from pipeline.errors import PipelineError, close_matches, suggest
-from pipeline.progress import say
-from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
+from pipeline.errors import Mistakes, PipelineError, close_matches, suggest
+from pipeline.runs.lineage import is_adapter_of_elsewhere
 from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
-EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot, {eval: gsm8k_5shot, data_root: null}"}
-LISTS = tuple(EXAMPLES)
+EXAMPLES = {
+    "languages": "sw, te",
+    "benchmarks": "mgsm_8shot, {eval: gsm8k_5shot, data_root: null}, {mine: {sw: mine_sw, te: mine_te}}",
+}
+SEEDS = "every: {seed: [0, 1, 2]}"
 OWN_ITEMS = {"eval", "data_root"}  # a benchmark whose items are not in the data_root of every
 SIDES = ("math", "language")
 OWN_FILE = "expert.sources.own.url"  # of a training on own rows
@@ -51,55 +56,64 @@ Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 
 
 def expand_study(study: Words, file: str) -> Words:
-    """The table that a study is. Raises PipelineError, naming the file and the key, for what is no study."""
+    """Write a study out as a table.
 
-    refuse = partial(table_error, file)
+    Raises:
+        PipelineError: the mistakes of the study, each with the file and the key.
+    """
+    mistakes, refuse = Mistakes(), partial(table_error, file)
     for key in study:
-        if key not in KEYS:
-            raise refuse(key, f"not a key of a study, which has experts: {suggest(key, KEYS)}")
-    lists = {key: as_list(study.get(key) or []) for key in LISTS}
-    for key, names in lists.items():
-        if not names:
-            raise refuse(key, "a study names at least one")
-        own_items = [name for name in names if key == "benchmarks" and isinstance(name, dict) and {*name} == OWN_ITEMS]
-        if wrong := [name for name in names if not isinstance(name, str) and name not in own_items]:
-            quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
-            raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
-    base = study.get("base")
+        if key == "seeds":
+            mistakes.found.append(str(refuse(key, f"write {SEEDS}: each cell is then the mean over them")))
+        elif key not in KEYS:
+            problem = f"not a key of a study, which has experts: {suggest(key, KEYS)}"
+            mistakes.found.append(str(refuse(key, problem)))
+    base, every = study.get("base"), dict[str, Any]()
     base_row = ["base"] if base else []
-    every = as_mapping(file, "every", study.get("every"))
+    languages, benchmarks = list[str](), list[Benchmark]()
+    with mistakes.collected():
+        every = as_mapping(file, "every", study.get("every"))
+    with mistakes.collected():
+        languages = names_in(study, "languages", refuse)
+    with mistakes.collected():
+        include_tasks(every)
+        benchmarks = benchmarks_of(study, languages, refuse)
     if study.get("controls") and not base:
-        raise refuse("controls", "a control has the base in the language expert's place: give base")
-    experts, sides = experts_of(study.get("experts"), bool(base or "model" in every), refuse)
+        mistakes.found.append(
+            str(refuse("controls", "a control has the base in the language expert's place: give base"))
+        )
+    experts, sides = experts_of(study.get("experts"), bool(base or "model" in every), refuse, mistakes)
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or {}
     knobs_of_methods = methods if isinstance(methods, dict) else dict.fromkeys(map(str, as_list(methods)))
     for title, given in as_mapping(file, "methods", knobs_of_methods).items():
-        knobs = as_mapping(file, f"methods: {title}", given)
-        method = str(knobs.pop("merge", title))
-        for name, pair in pairs(title, sides, refuse):
-            elsewhere = base and method != "mergekit" and any("checkpoint" in experts[expert] for expert in pair)
-            merges[name] = {
-                **merge_words(method, pair, "file" in knobs, refuse),
-                **({"merge.base": "base"} if elsewhere else {}),
-                **{f"merge.{knob}": value for knob, value in knobs.items()},
-            }
-            compare[name] = [*pair, *base_row]
-    for name, settings in experts.items():
+        with mistakes.collected():
+            knobs = as_mapping(file, f"methods: {title}", given)
+            method = str(knobs.pop("merge", title))
+            for name, pair in pairs(title, sides, refuse):
+                elsewhere = base and method != "mergekit" and any("checkpoint" in experts[expert] for expert in pair)
+                merges[name] = {
+                    **merge_words(method, pair, "file" in knobs, refuse),
+                    **({"merge.base": "base"} if elsewhere else {}),
+                    **{f"merge.{knob}": value for knob, value in knobs.items()},
+                }
+                compare[name] = [*pair, *base_row]
+    for settings in experts.values():
         if base and "checkpoint" in settings and is_adapter_of_elsewhere(Path(str(settings["checkpoint"]))):
             settings["eval.base"] = "base"
-            tell_base(name, str(settings["checkpoint"]), str(base))
     if taken := {"base", *experts}.intersection(merges) or {"base"}.intersection(experts):
-        raise refuse(min(taken), "the base or an expert has this name already: rename the expert or the method")
+        problem = "the base or an expert has this name already: rename the expert or the method"
+        mistakes.found.append(str(refuse(min(taken), problem)))
+    mistakes.report()
     runs = {**dict.fromkeys(base_row, {}), **experts, **merges}
-    columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
+    columns = dict(columns_of(benchmarks))
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
     spoken = {  # the language of own rows, or of an option by that name, else the expert's name
         name: str(experts[name].get("expert.sources.own.language") or experts[name].get("expert", name))
         for name in sides["language"]
     }
-    several = len({*spoken.values()} & {*lists["languages"]}) > 1
+    several = len({*spoken.values()} & {*languages}) > 1
     own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
     if compare and first_column:
@@ -108,7 +122,7 @@ def expand_study(study: Words, file: str) -> Words:
         optional["primary"] = [first, compare[first][0], next(in_own, first_column)]
     rows: dict[str, Words] = {name: {"run": name} for name in runs}
     for name, language in own_language.items():
-        if language in lists["languages"]:
+        if language in languages:
             rows[name]["columns"] = [column for column, words in columns.items() if words["in"] in (language, "en")]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
@@ -117,34 +131,111 @@ def expand_study(study: Words, file: str) -> Words:
     }  # fmt: skip
 
 
-@cache
-def tell_base(expert: str, folder: str, base: str) -> None:
-    """Say once where an adapter names another base than the study's."""
-    if named := another_base(Path(folder), base):
-        say(f"experts: {expert} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
+def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:
+    """Return the list of a study's languages or benchmarks, whose items are not checked if they are mappings."""
+    items = as_list(study.get(key) or [])
+    if not items:
+        raise refuse(key, "a study names at least one")
+    for item in items:
+        if not isinstance(item, str) and not (key == "benchmarks" and isinstance(item, dict)):
+            quoted = ", and quote no, yes and on" * isinstance(item, bool)  # which YAML reads as truth values
+            raise refuse(key, f"{item!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
+    return items
 
 
-def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
-    """(the experts as runs of a table, side -> their names). trainable: the study names a model to train."""
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark of a study. tasks: language -> what eval= is; words: those of its columns besides."""
+
+    name: str
+    tasks: dict[str, str]
+    words: Words
+    by_language: bool = True  # the names of its columns have the language
+
+
+def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Benchmark]:
+    """Return the benchmarks of a study: a name, {eval: NAME, data_root: ROOT}, or {NAME: {LANGUAGE: TASK}}."""
+    benchmarks = []
+    for item in names_in(study, "benchmarks", refuse):
+        if isinstance(item, str) or {*item} == OWN_ITEMS:
+            words = {"eval": item} if isinstance(item, str) else dict(item)
+            benchmarks.append(benchmark_of_name(str(words.pop("eval")), languages, words))
+            continue
+        name, tasks = next(iter(item.items()), ("", None))
+        if len(item) != 1 or not isinstance(tasks, dict):
+            raise refuse("benchmarks", f"{item!r} is no name: write benchmarks: [{EXAMPLES['benchmarks']}]")
+        if unlisted := [code for code in tasks if code not in languages]:
+            raise refuse("benchmarks", f"{name} has a task for {unlisted[0]}, which is not in languages: add it there")
+        benchmarks.append(Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {}))
+    scored = {code for benchmark in benchmarks for code in benchmark.tasks}
+    unscored = [code for code in languages if code not in scored]
+    if unscored and all(benchmark.by_language for benchmark in benchmarks):
+        raise refuse("languages", f"no benchmark has a task for {unscored[0]}: leave it out, or name a task for it")
+    return benchmarks
+
+
+def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmark:
+    """Return a benchmark in all languages, or, for a task of the harness with one test set, in the language that the
+    task's name ends with; otherwise its columns have no language in their names."""
+    if not has_one_set(name):
+        return Benchmark(name, dict.fromkeys(languages, name), words)
+    task = re.sub(r"_\d+shot$", "", name)
+    own = [code for code in languages if task.endswith(f"_{code}")] or (languages if len(languages) == 1 else [])
+    code = own[0] if own else "en" if "en" in languages else languages[0]
+    return Benchmark(name, {code: name}, words, by_language=bool(own))
+
+
+def include_tasks(every: Words) -> None:
+    """Make the tasks of eval.include_path known."""
+    nested = every.get("eval")
+    folder = every.get("eval.include_path") or (nested.get("include_path") if isinstance(nested, dict) else None)
+    if isinstance(folder, str):
+        include(folder)
+
+
+def has_one_set(name: str) -> bool:
+    """Return True if what eval= names is a task of the harness, which scores one test set in whatever language."""
+    if conf.option_file("eval", name):
+        tasks = [str(task["task"]) for task in tasks_of_option(name)]
+    else:
+        tasks = [re.sub(r"_\d+shot$", "", name)]
+    found = [find_benchmark(task) for task in tasks]
+    return all(benchmark is not None and benchmark.one_set for benchmark in found)
+
+
+def experts_of(
+    experts: Any, trainable: bool, refuse: Refuse, mistakes: Mistakes
+) -> tuple[dict[str, Words], dict[str, list[str]]]:
+    """Return the experts as runs of a table, and side -> their names. trainable: the study names a model to train."""
     if not isinstance(experts, dict):
         raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")
     runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for key, expert in experts.items():
         name = str(key)
-        settings = dict(expert) if isinstance(expert, dict) else {"run": expert}
-        if "train" in settings:
-            settings = of_own_rows(name, settings, refuse)
-        side = settings.pop("side", None) or side_of(name, settings)
-        if side not in SIDES:
-            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
-        sides[side].append(name)
-        runs[name] = {"checkpoint": settings["run"]} if set(settings) == {"run"} else {"stage": "sft", **settings}
-        if "run" in runs[name]:
-            raise refuse(f"experts: {name}", "give run alone, or the words of a training without run")
-        if "stage" in runs[name] and not trainable and "model" not in settings:
-            raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
+        with mistakes.collected():
+            side, runs[name] = expert_of(name, expert, trainable, refuse)
+            sides[side].append(name)
     return runs, sides
+
+
+def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[str, Words]:
+    """Return the side of an expert, and the expert as a run of a table."""
+    where = f"experts: {name}"
+    settings = dict(expert) if isinstance(expert, dict) else {"run": expert}
+    if isinstance(settings.get("seed"), list):
+        raise refuse(where, f"seed={settings['seed']}: write {SEEDS}, for all trainings that set no seed")
+    if "train" in settings:
+        settings = of_own_rows(name, settings, refuse)
+    side = settings.pop("side", None) or side_of(name, settings)
+    if side not in SIDES:
+        raise refuse(where, f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
+    run = {"checkpoint": settings["run"]} if set(settings) == {"run"} else {"stage": "sft", **settings}
+    if "run" in run:
+        raise refuse(where, "give run alone, or the words of a training without run")
+    if "stage" in run and not trainable and "model" not in settings:
+        raise refuse(where, "no base to train it from: give base, a folder or a name on the Hub")
+    return side, run
 
 
 def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
@@ -206,18 +297,16 @@ def knobs_of(method: str) -> set[str]:
     return {knob.name for knob in fields(kind)} if kind else set()
 
 
-def columns_of(benchmarks: list[Any], languages: list[str]) -> Iterator[tuple[str, Words]]:
-    """A column for each benchmark and language; of translations two, from and to English."""
-    each = [{"eval": benchmark} if isinstance(benchmark, str) else benchmark for benchmark in benchmarks]
-    settings = {str(words["eval"]): words for words in each}
-    tasks = {benchmark: re.sub(r"_\d+shot$", "", benchmark) for benchmark in settings}
-    often = Counter(tasks.values())
-    for benchmark, task in tasks.items():
-        name = task if often[task] == 1 else benchmark
-        for language in languages:
-            words = {**settings[benchmark], "in": language}
-            if task != "flores":
-                yield f"{name} {language}", words
+def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:
+    """Yield a column for each benchmark and language; for translations two, from and to English."""
+    stems = [re.sub(r"_\d+shot$", "", benchmark.name) for benchmark in benchmarks]
+    often = Counter(stems)
+    for benchmark, stem in zip(benchmarks, stems, strict=True):
+        title = stem if often[stem] == 1 else benchmark.name
+        for language, task in benchmark.tasks.items():
+            words = {"eval": task, **benchmark.words, "in": language}
+            if stem != "flores":
+                yield f"{title} {language}" if benchmark.by_language else title, words
             elif language != "en":
                 for pair in (f"en-{language}", f"{language}-en"):
-                    yield f"{name} {pair}", {**words, "pair": pair}
+                    yield f"{title} {pair}", {**words, "pair": pair}
