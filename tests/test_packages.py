@@ -5,8 +5,6 @@ Reads every import, those inside functions and under TYPE_CHECKING included: an 
 
 import ast
 import json
-import os
-from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,21 +15,6 @@ PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
     "errors files text languages progress stats papers config benchmarks models hub runs data merge train "
     "evaluate analyze stages tables estimate launch report commands api __main__ extras"
 ).split()
-
-
-NODES = {  # syntax nodes of each package when its size was last decided on; one more file or feature is a decision
-    "errors": 206, "files": 1_088, "text": 220, "languages": 574, "progress": 524, "stats": 4_475, "papers": 377,
-    "config": 11_700, "benchmarks": 5_488, "models": 5_400, "hub": 1_746, "runs": 10_623, "data": 8_483,
-    "merge": 12_900, "train": 7_556, "evaluate": 16_384, "analyze": 1_980, "stages": 6_721, "tables": 11_032,
-    "estimate": 5_780, "launch": 9_453, "report": 21_310, "commands": 14_530, "api": 445, "__main__": 930,
-    "extras": 8_947,
-}  # fmt: skip
-GROWTH = 1.05
-
-
-def nodes(source: str) -> int:
-    """Statements and expressions, which do not depend on how lines are broken."""
-    return sum(isinstance(node, ast.stmt | ast.expr) for node in ast.walk(ast.parse(source)))
 
 
 def imports(source: str, module: str) -> set[str]:
@@ -85,20 +68,8 @@ def test_every_file_is_in_a_package() -> None:
     assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(PACKAGES)
 
 
-def test_packages_stay_as_large_as_decided() -> None:
-    """After a decision for growth, or a redesign: PIPELINE_WRITE_SIZES=1 prints the numbers for NODES."""
-    sizes = Counter({name: 0 for name in PACKAGES})
-    for name, source in modules().items():
-        sizes[name.partition(".")[0]] += nodes(source)
-    found = {name: size for name, size in sizes.items() if size > 200}
-    if os.environ.get("PIPELINE_WRITE_SIZES"):
-        print(found)
-    grown = {name: (NODES.get(name, 0), size) for name, size in found.items() if size > GROWTH * NODES.get(name, 0)}
-    assert not grown, f"package: (decided, today): {grown}"
-
-
-def test_no_file_has_more_than_400_lines() -> None:
-    assert [name for name, source in modules().items() if source.count("\n") > 400] == []
+def test_no_file_has_more_than_500_lines() -> None:
+    assert [name for name, source in modules().items() if source.count("\n") > 500] == []
 
 
 def test_imports_point_one_way() -> None:
