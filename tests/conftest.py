@@ -74,7 +74,7 @@ SLOWEST = """
     evaluate/test_vllm.py train/test_processes.py study/test_check.py data/test_prefetch.py
     report/test_null_studies.py real_models/test_real_merging.py test_knobs.py study/test_local.py
     evaluate/test_harness_tasks.py train/test_trainer.py train/test_stage.py test_extras.py config/test_hardware.py
-    test_progress.py test_real.py train/test_simultaneous.py test_wheel.py study/test_search.py study/test_sweep.py
+    test_progress.py test_real.py train/test_simultaneous.py test_wheel.py
     study/test_select.py evaluate/test_mgsm_steps.py config/test_compose.py evaluate/test_small_world_gates.py
     train/test_torchrun.py config/test_words.py
 """.split()

@@ -62,7 +62,6 @@ def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(core: 
 
 MISSING = {
     "mergekit": "stage=merge merge=mergekit merge.file=x.yaml", "compare": "stage=compare results=[a,b]",
-    "search": "stage=search merge=soup eval=mgsm_0shot",
 }  # fmt: skip
 
 

@@ -164,7 +164,7 @@ BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all"
 OURS = (
     BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*",
     r".*: (loading .*|tokenizing [\d,]+ rows)", r"sft.seq_length=\d+ truncates .*",
-    r"data of math: .*", r"sweep of .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
+    r"data of math: .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
 )  # fmt: skip
 BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"  # rows of a file are counted as they are read
@@ -216,21 +216,18 @@ def read_terminal(command: list[str], env: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) -> dict[str, list[str]]:
-    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
     start = ["model=trained", f"model.path={base}", f"data_root={world}"]
     asked = ["eval.max_gen_toks=4", "eval.limit=3", f"data_root={world}", "languages=[qac]"]
-    counts = ["merge.top_layers=1", "sweep.bottom_layers=[1,2]"]
     return {
         "data": ["stage=data", "expert=math", f"data_root={world}"],
         "sft": ["stage=sft", *start, "expert=math", "recipe=sandbox_math", *FEW],
         "merge": ["stage=merge", "merge=ties", f"merge.experts=[{math_expert},{language_expert}]"],
         "eval": ["stage=eval", f"checkpoint={math_expert}", "eval=sandbox", *asked],
-        "sweep": ["stage=sweep", "merge=layer_swap", *experts, *counts, "eval=mgsm_2shot", *asked],
     }
 
 
-UNITS = {"data": {"row"}, "sft": {"row", "step"}, "merge": {"B"}, "eval": {"question"}, "sweep": {"question"}}
-MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5, "sweep": 2}
+UNITS = {"data": {"row"}, "sft": {"row", "step"}, "merge": {"B"}, "eval": {"question"}}
+MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5}
 WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
 
 

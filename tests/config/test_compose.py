@@ -34,7 +34,7 @@ READ_IN = {
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
     "partition": [SFT + "sft=partial", "stage=cpt expert=bn", "stage=merge merge=reset merge.expert=a merge.side=math"],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
-    "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
+    "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
     "select": ["stage=select checkpoints=[x] "],
     "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
@@ -46,8 +46,7 @@ READ_IN = {
 }
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
-    "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
-    "search": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
+    "merge": "merge=soup merge.experts=[a,b]",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "", "check": "",
     "select": "select=unreasonable checkpoints=[x]", "compare": "results=[a,b]", "clean": "", "show": "run=x",
     "export": "table=sandbox export.to=x.zip",
@@ -198,11 +197,13 @@ REFUSED = {
     SFT + "~seed": "'~seed' removes a key that is needed: give seed=value",
     SFT + "seed=0,1": "seed=0,1 gives several values: -m starts a run for each; a list is seed=[...]",
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
+    "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
+    "stage=sweep merge=soup": "stage=sweep was removed in 0.2.0: give a table an axis for each knob",
     "-m stage=sft expert=mth,math": "expert=mth is not an option: did you mean math",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
         f"stage={stage} {STAGE_WORDS[stage]} seed={seed}": f"seed must be at least 0 and at most 4294967295, got {seed}"
-        for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze", "sweep") for seed in (2**32, -1)
+        for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze") for seed in (2**32, -1)
     },
     "stage=plan every.sft.batch_size=0": "sandbox.yaml, run 'math expert': sft.batch_size must be at least 1, got 0",
 }  # fmt: skip

@@ -76,7 +76,6 @@ def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -
     joint = [*start[1:], "expert=math_qac", "data.size=28", "data.validation=8", "sft.snapshot_every=9"]
     experts = [f"merge.math={math}", f"merge.language={language}"]
     scores = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "languages=[en,qac]", f"data_root={world}", "threads=1"]
-    search = ["merge=task_arithmetic", f"merge.experts=[{math},{language}]", "search.space={scale:{low:0.2,high:1.5}}"]
     return [
         Command("data", ["stage=data", "expert=math", f"data_root={world}"]),
         Command("full", ["stage=sft", *start, "sft.steps=60"]),
@@ -84,8 +83,7 @@ def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -
         Command("lora", ["stage=sft", *start, "sft=lora", "sft.lora_dropout=0.1", "sft.steps=60"]),
         Command("merge", ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3"]),
         Command("eval", ["stage=eval", f"checkpoint={math}", *scores]),
-        Command("sweep", ["stage=sweep", "merge=layer_swap", *experts, "sweep.bottom_layers=[2,3,4]", *scores]),
-        Command("search", ["stage=search", *search, "search.trials=3", *scores, "eval.limit=4"]),
+        Command("merges", ["-m", "stage=eval", "merge=layer_swap", *experts, "merge.bottom_layers=2,3,4", *scores]),
         Command("table", ["stage=table", f"table={table}", "launcher.workers=2"]),
     ]
 
@@ -100,8 +98,6 @@ def results(runs_dir: Path) -> dict[str, str]:
                 continue
             if Path(name).suffix in (".safetensors", ".jsonl", ".csv") and not name.startswith("tasks/"):
                 found[f"{manifest.name}/{name}"] = sha256(folder / name)
-    for file in (*runs_dir.glob("reports/search-*/trials.csv"), *runs_dir.glob("reports/search-*/search.json")):
-        found[f"{file.parent.name}/{file.name}"] = sha256(file)
     return found
 
 

@@ -72,15 +72,13 @@ def test_disk_and_live_agree(models, tmp_path):
         assert parameter.dtype == torch.bfloat16 and torch.equal(parameter, written[name])
 
 
-def test_what_is_refused_and_what_can_be_swept(sources, tmp_path):
+def test_what_is_refused(sources, tmp_path):
     with pytest.raises(PipelineError, match="merge=slerp is of two runs, name two"):
         Slerp(experts=["a", "b", "c"]).references()
     with pytest.raises(PipelineError, match="merge.t must be at least 0 and at most 1, got 1.5"):
         compose("stage=merge merge=slerp merge.experts=[a,b] merge.t=1.5".split())
     with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
         opened(sources, 0.5, form="adapter")
-    swept = compose("stage=sweep merge=slerp merge.experts=[a,b] sweep.t=[0.25,0.75] eval=mgsm_2shot".split())
-    assert swept.sweep.t == [0.25, 0.75]  # type: ignore[attr-defined]
     good = by_hand(tmp_path / "good", 1.0)
     bad = by_hand(tmp_path / "bad", {name: [1.0, math.nan if "up_proj" in name else 2.0] for name in TWO_LAYERS})
     with pytest.raises(PipelineError, match="bad/model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN"):

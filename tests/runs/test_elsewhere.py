@@ -82,7 +82,7 @@ def test_no_base_is_one_sentence(three: dict[str, Path], make_run: Make, tmp_pat
     )
 
 
-def test_a_sweep_of_checkpoints_made_elsewhere(
+def test_merges_of_checkpoints_made_elsewhere(
     base: Path, math_expert: Path, language_expert: Path, world: Path, tmp_path: Path, call: Any
 ) -> None:
     """The experts' folders as another program would have left them: no manifest."""
@@ -92,11 +92,10 @@ def test_a_sweep_of_checkpoints_made_elsewhere(
         for pattern in ("*.safetensors", "config.json", "generation_config.json", "tokenizer*"):
             for path in folder.glob(pattern):
                 (tmp_path / name / path.name).write_bytes(path.read_bytes())
-    words = ["merge=task_arithmetic", f"merge.experts=[{tmp_path}/math,{tmp_path}/language]", "sweep.scale=[0.2,0.4]"]
+    words = ["merge=task_arithmetic", f"merge.experts=[{tmp_path}/math,{tmp_path}/language]", "merge.scale=0.2,0.4"]
     words += [f"runs_dir={tmp_path}/runs", f"data_root={world}", "tracking.mode=disabled"]
     words += ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=2", "languages=[qac]"]
-    assert "its base is unknown" in call("stage=sweep", *words, status=1).err
-    told = call("stage=sweep", *words, f"merge.base={tmp_path}/base")
-    assert told.status == 0, told.err
-    points = {path.parent.name for path in (tmp_path / "runs").glob("eval-*/scores.json")}
-    assert len(points) == 2 and Path(told.out.strip()).is_file()
+    assert "its base is unknown" in call("-m", "stage=eval", *words, status=1).err
+    told = call("-m", "stage=eval", *words, f"merge.base={tmp_path}/base", status=0)
+    scored = {path.parent for path in (tmp_path / "runs").glob("eval-*/scores.json")}
+    assert len(scored) == 2 and {Path(line) for line in told.out.split()} == scored

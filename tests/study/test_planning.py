@@ -143,8 +143,8 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
     # crows_pairs' differences are in nats; of TruthfulQA's answers bleu_acc counts those nearer to a right one
     assert percent_factor("likelihood_diff") == percent_factor("bleu_max") == 1 and percent_factor("bleu_acc") == 100
-    with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a sweep frames"):
-        refuse_lower("wikitext", "a sweep frames")
+    with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a selection takes"):
+        refuse_lower("wikitext", "a selection takes")
 
 
 def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
@@ -224,18 +224,6 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
     if isinstance(knobs := tree.get("merge"), dict):
         tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}
     return validated(kind, tree, extra=extra)
-
-
-def with_values(config: T, values: Words, prefix: str = "") -> T:
-    """A copy of a dataclass with knobs set, their types and bounds checked as on the command line.
-
-    Raises:
-        PipelineError: an unknown key, or a value of another type or out of its bounds. prefix: of the keys, for errors.
-    """
-    current = {item.name: getattr(config, item.name) for item in fields(config)}  # type: ignore[arg-type]
-    changed = validated(type(config), {**current, **values}, prefix)
-    check(changed, prefix)
-    return changed
 
 
 def drop_missing(tree: Any, prefix: str = "") -> list[str]:

@@ -22,6 +22,12 @@ TYPES = {  # the beginning of pydantic's name of an error -> the expected type
 }  # fmt: skip
 
 
+REMOVED = {  # what replaces a stage or an option of an earlier version
+    "stage=search": "choose with best: in a table (docs/tables.md); docs/merging.md has an example for Optuna",
+    "stage=sweep": "give a table an axis for each knob, or several values with -m",
+}
+
+
 # pydantic's names of errors about a value of the right type
 OUTSIDE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than", "string_pattern_mismatch")
 
@@ -39,6 +45,8 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
 
 
 def unknown_option(group: str, option: str) -> str:
+    if removed := REMOVED.get(f"{group}={option}"):
+        return f"{group}={option} was removed in 0.2.0: {removed}"
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":

@@ -203,30 +203,6 @@ class AnalyzeStage(RunStage):
 
 
 @dataclass
-class PointsStage(Stage):
-    """One merge with several values of its knobs, scored on one loaded model: each a run of stage=eval merge=..."""
-
-    groups = {"merge": MISSING, "partition": None, "eval": MISSING}
-
-    merge: Merge = MISSING
-    partition: Partition | None = None
-    eval: Eval = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
-    seed: int = knob(0, ge=0, le=MOST_SEED)
-    deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
-    threads: int | None = knob(None, ge=1, hashed=False)
-    redo: bool = knob(False, hashed=False)  # score finished points again
-
-
-@dataclass
-class SweepStage(PointsStage):
-    """One merge over a grid of its knobs. The knobs that can be swept are added in stages/rows.py."""
-
-    sweep: Any = MISSING
-
-
-@dataclass
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 

@@ -1,6 +1,6 @@
 """An evaluation of several tasks or languages: the scoring runs that it is made of, and what they come to together.
 
-A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a sweep, a selection
+A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a selection
 and stage=eval share it. Imports nothing heavy.
 """
 

@@ -137,7 +137,7 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the
-    same files: each point of a sweep asks for it.
+    same files: each merge of a table asks for it.
     """
     key = tuple((weight, source.state) for weight, source in [*parts, (1.0, base)])
     if key in _mean_changes:

@@ -1,4 +1,4 @@
-"""The report's templates: index.html, cells.md and summary.txt, and the pages of sweeps and searches."""
+"""The report's templates: index.html, cells.md and summary.txt."""
 
 from __future__ import annotations
 

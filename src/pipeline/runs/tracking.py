@@ -293,7 +293,7 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
 def track_report(
     folder: Path, tracking: Tracking, job_type: str, name: str, parents: Iterable[Parent], **config: Any
 ) -> None:
-    """Log the report of a table or a sweep as one W&B run: its CSV files as tables, its plots as figures.
+    """Log the report of a table as one W&B run: its CSV files as tables, its plots as figures.
 
     Its id covers the runs that it reports, so that the same report, written again, is the same W&B run.
     """

@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.config.compose import compose
 from pipeline.config.conf import register
-from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,
     CheckStage,
@@ -27,11 +26,10 @@ from pipeline.config.stages import (
     ShowStage,
     Stage,
     StatusStage,
-    SweepStage,
     TableStage,
     TrainStage,
 )
-from pipeline.merge.methods import METHODS, sweep_of
+from pipeline.merge.methods import METHODS
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.run import Parent, Run
 from pipeline.stages import analysis, data, evaluation, merge, selection, training
@@ -88,16 +86,6 @@ class Row:
         return str(getattr(import_module(module), function)(config))
 
 
-Sweep: Any = sweep_of(METHODS)
-
-
-@dataclass
-class MergeSweepStage(SweepStage):
-    """stage=sweep, with the knobs of all methods."""
-
-    sweep: Sweep = part(Sweep)
-
-
 RUN_STAGES = {
     "data": RunRow(DataStage, 6, "pipeline.data.stage", data.build, torch=False),
     "cpt": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
@@ -108,7 +96,6 @@ RUN_STAGES = {
     "analyze": RunRow(AnalyzeStage, 2, "pipeline.analyze.stage", analysis.build, torch=False),
 }
 STUDY_STAGES = {
-    "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.report:report_table"),
