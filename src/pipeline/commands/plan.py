@@ -20,8 +20,10 @@ from pipeline.commands.overview import (
     score_details,
     training_details,
 )
+from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of, typed_in
-from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, MergeStage, PlanStage, TrainStage
+from pipeline.data.benchmarks import comparison_text
 from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
@@ -150,7 +152,13 @@ def plan_text(
             fix.append(str(error))
     know = [*shorter_lines(bill)] if bill else []
     know += [*missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
-    know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
+    know += [
+        *cut_lines(remaining),
+        *template_lines(runs),
+        *prompt_lines(runs),
+        *comparison_lines(remaining),
+        *about_trainings(remaining, about_default_rate),
+    ]
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
     else:
@@ -271,6 +279,16 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
                 dropped["a row before says the same"] = copies
             for reason, count in dropped.items():
                 yield f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as {reason}"
+
+
+def comparison_lines(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each data run of own rows: the benchmarks that its rows are compared with."""
+    lines = []
+    for run in runs:
+        if isinstance(run.config, DataStage) and run.config.expert.is_own:
+            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            lines.append(f"{run.name}: {comparison_text(run.config, root)}")
+    return lines
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:

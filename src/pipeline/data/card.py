@@ -8,7 +8,7 @@ from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
 from pipeline.data.sources import UNUSABLE
 from pipeline.hub.addresses import without_credentials
-from pipeline.text import markdown_table
+from pipeline.text import first_few, markdown_table
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
@@ -56,6 +56,10 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     texts = _count_lines(benchmarks.texts) or "none was found"
+    if config.data.benchmarks == "none":
+        texts = "none, by data.benchmarks=none"
+    if benchmarks.unread:
+        texts += f"; not compared, as they could not be read: {', '.join(first_few(benchmarks.unread, 5))}"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [

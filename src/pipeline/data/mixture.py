@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import dropping_marks
+from pipeline.data.benchmarks import SETS, dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Row, source_columns, words_of
@@ -111,7 +111,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
 
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
-    bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
+    bits = {name: 1 << bit for bit, name in enumerate(SETS)}
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         of_source = rows["source"] == index

@@ -29,8 +29,8 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
-        separator = sft.separator if row["prompt"] else ""
-        return {"prompt": row["prompt"], "completion": separator + row["completion"]}
+        separator = sft.separator if row["prompt"] else None
+        return {"prompt": row["prompt"], "completion": (separator or "") + row["completion"]}
     turns = {"user": "prompt", "assistant": "completion"}
     messages = row.get("messages") or [{"role": role, "content": row[key]} for role, key in turns.items()]
     if sft.loss_on == "assistant_turns":
