@@ -24,7 +24,8 @@ from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of, typed_in
 from pipeline.config.stages import DataStage, EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.data.benchmarks import comparison_text
-from pipeline.data.sources import is_blank, is_wanted, source_columns
+from pipeline.data.load import example_of
+from pipeline.data.sources import IN_PART, UNUSABLE, is_blank, is_kept_in_part, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.flops import cards
@@ -262,10 +263,10 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Lines about files of one's own of which rows are dropped: those with a blank in a column that a template names,
-    and copies, where they are many."""
+    """Yield lines about files of one's own of which rows are dropped: those with a blank in a column that a template
+    names, copies, where they are many, and conversations that cannot be used, or in part."""
     files = {file: (name, source) for run in runs if run.config.stage == "data"
-             for name, source, file in source_files(run) if source.prompt}  # fmt: skip
+             for name, source, file in source_files(run) if source.prompt or source.rows == "conversation"}  # fmt: skip
     for file, (name, source) in files.items():
         with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
@@ -274,6 +275,11 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
                 f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
                 for row in rows for column in columns if is_blank(row[column])
             )  # fmt: skip
+            if source.rows == "conversation":
+                readings = [example_of(row, source, source_columns(name, source)) for row in rows]
+                dropped.update(f"they are {UNUSABLE[reading]}" for reading in readings if isinstance(reading, str))
+                if parts := sum(is_kept_in_part(row, source) for row in rows):
+                    yield f"{file.name}: of {parts:,} of {len(rows):,} conversations {IN_PART}"
             copies = len(rows) - len(set(map(str, rows)))
             if copies > len(rows) / 10:
                 dropped["a row before says the same"] = copies

@@ -106,7 +106,7 @@ class Sft(Knobs):
     # pairs), a line feed for the shipped sets
     separator: str | None = knob(
         None,
-        hashed=lambda sft: sft.template == "plain" and sft.separator not in (None, "\n"),
+        hashed=lambda sft: sft.template == "plain" and sft.separator != "\n",
         read=(lambda sft: sft.template == "plain", "sft.template=plain"),
     )
     # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on

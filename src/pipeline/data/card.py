@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
-from pipeline.data.sources import UNUSABLE
+from pipeline.data.sources import IN_PART, UNUSABLE
 from pipeline.hub.addresses import without_credentials
 from pipeline.text import first_few, markdown_table
 
@@ -39,12 +39,14 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
         lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
     if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
+    if "in_part" in left_out:
+        lines += ["", f"Conversations in part are kept, and {IN_PART}."]
     return "\n".join(lines) + "\n"
 
 
 def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     """Reasons for dropping rows, each as 'N reason': those that are always stated, and those that occurred."""
-    keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
+    keys = dict.fromkeys((*UNUSABLE, "in_part", *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 

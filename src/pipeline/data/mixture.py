@@ -13,7 +13,16 @@ from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import SETS, dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Row, source_columns, words_of
+from pipeline.data.sources import (
+    SCRIPTS,
+    UNUSABLE,
+    Example,
+    Row,
+    is_kept_in_part,
+    is_wanted,
+    source_columns,
+    words_of,
+)
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -73,6 +82,8 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
+    if source.rows == "conversation":
+        rows = count_parts(source, rows, counts)
     for example in read_examples(name, source, rows):
         counts["rows"] += 1
         if isinstance(example, str):
@@ -93,6 +104,14 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             f"source {name}: {written} of {usable} rows hold a letter of the script of "
             f"language={source.language}: its columns are of another language; check expert.sources.{name}.rows"
         )
+
+
+def count_parts(source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Row]:
+    """Yield the rows of a source of conversations, and count those that are kept in part."""
+    for row in rows:
+        if is_wanted(row, source) and is_kept_in_part(row, source):
+            counts["in_part"] = counts.get("in_part", 0) + 1
+        yield row
 
 
 def refuse_unusable(name: str, source: Source, data_root: Path | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from functools import cache
@@ -23,9 +23,12 @@ from pipeline.errors import PipelineError
 from pipeline.languages import Language, language, shipped_languages
 
 Row = dict[str, Any]
-Message = dict[str, str]  # role, content
+Message = dict[str, Any]  # role, content, and what else its turn holds, for the chat template
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal["empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
+Unusable = Literal[
+    "empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "not_trained",
+    "no_calculation", "too_long",
+]  # fmt: skip
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
     "not_text": "neither text nor a number: a list, an object, a date or NaN",
@@ -33,9 +36,13 @@ UNUSABLE: dict[Unusable, str] = {
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
     "tool_turns": "a conversation with a tool in it",
+    "not_trained": "a conversation of which each answer is marked by weight: 0 or train: false",
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
+IN_PART = (  # of a conversation that is kept
+    "turns are left out: before the first question, from an empty turn on, or after the last answer to train on"
+)
 MOST_CHARACTERS = 64  # of the calculations of a solution
 
 # Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
@@ -104,16 +111,36 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
     system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    cells = [row[column] for column in turn_columns(source)]
-    messages = messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
+    messages = messages_in(row, source)
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
     if not turns:
-        return "empty"
+        return "empty" if all(map(is_trained, messages)) else "not_trained"
     texts = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
-    more = {"messages": turns} if [turn["role"] for turn in turns] != ["user", "assistant"] else {}
-    return pair("\n\n".join(texts[:-1]), texts[-1]) | more
+    example = pair("\n\n".join(texts[:-1]), texts[-1])
+    roles = [turn["role"] for turn in turns]
+    if roles != ["user", "assistant"] or any(map(other_keys, turns)):
+        example["messages"] = turns
+    return example
+
+
+def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
+    """Return the messages of a row, of one column or of two."""
+    cells = [row[column] for column in turn_columns(source)]
+    return messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
+
+
+def is_kept_in_part(row: Row, source: Source) -> bool:
+    """Return True if a conversation is kept without some of its turns, as `IN_PART` says."""
+    messages = messages_in(row, source)
+    if isinstance(messages, str):
+        return False
+    turns = whole_turns(messages, source.turns)
+    written = [message for message in messages if message["content"].strip()]
+    answers = sum(turn["role"] == "assistant" for turn in turns)
+    all_wanted = answers == source.turns or len(written) == len(turns)
+    return bool(turns) and (written[: len(turns)] != turns or not all_wanted)
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
@@ -172,7 +199,8 @@ def templates_of(source: Source) -> tuple[str, str]:
 def words_of(example: Example) -> str:
     """All text of an example, as it is compared with benchmarks."""
     if "messages" in example:
-        return "\n".join(message["content"] for message in example["messages"])
+        values = (value for message in example["messages"] for key, value in message.items() if key != "role")
+        return "\n".join(value for value in values if isinstance(value, str))
     return "\n".join(example.values())
 
 
@@ -211,6 +239,20 @@ SPEAKERS = {
 }  # fmt: skip
 
 
+OF_TURNS = ("role", "from", "content", "value")
+MARKS = ("weight", "train")  # say whether a turn is to be trained on: OpenAI's, and axolotl's
+
+
+def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a turn holds besides its speaker and text; parquet fills keys that it lacks with nulls."""
+    return {key: value for key, value in turn.items() if key not in OF_TURNS and value is not None}
+
+
+def is_trained(turn: Mapping[str, Any]) -> bool:
+    """Return False if a turn is marked as one not to train on."""
+    return str(turn.get("weight")) not in ("0", "0.0") and str(turn.get("train")).lower() != "false"
+
+
 def turn_columns(source: Source) -> list[str]:
     """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
     source naming the second."""
@@ -235,9 +277,9 @@ def text_of_parts(content: Any) -> Any:
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content, or from and value; several in a row of one
-    speaker are joined. Lists, of questions and answers or of pairs of these, alternate. Raises PipelineError for
-    another speaker."""
+    """Messages of user, assistant and system, each with role and content, or from and value, and with all other keys of
+    its turn. Several in a row of one speaker are joined, unless they have other keys. Lists, of questions and answers
+    or of pairs of these, alternate. Raises PipelineError for another speaker."""
     given, cell = cell, turns_in(cell)
     if cell == [given]:
         return "not_turns"
@@ -247,25 +289,28 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
     messages: list[Message] = []
     for at, turn in enumerate(cell):
         role = ("user", "assistant")[at % 2]
+        others: dict[str, Any] = {}
         if by_speaker:
             name = str(turn.get("role") or turn.get("from"))
             if (role := SPEAKERS.get(name.lower(), "")) == "":
                 raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
             if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
                 return "tool_turns"
+            others = other_keys(turn)
             turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
-        if isinstance(turn, dict | list):
+        if not is_text(turn):
             return "not_turns"
-        text = turn if isinstance(turn, str) else ""
-        if messages and messages[-1]["role"] == role:
+        text = "" if turn is None else str(turn)
+        if messages and messages[-1]["role"] == role and not others and not other_keys(messages[-1]):
             text = f"{messages.pop()['content']}\n\n{text}"
-        messages.append({"role": role, "content": text})
+        messages.append({"role": role, "content": text, **others})
     return messages
 
 
 def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
-    up to the first empty message, or answer without a question before it; `most` answers."""
+    up to the first empty message, or answer without a question before it; `limit` answers, the last one of those to
+    train on."""
     start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
     answers, end, last_role = 0, 0, ""
@@ -275,7 +320,7 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
         turns.append(message)
         last_role = message["role"]
         if message["role"] == "assistant":
-            answers, end = answers + 1, len(turns)
+            answers, end = answers + 1, len(turns) if is_trained(message) else end
             if answers == limit:
                 break
     return turns[:end]

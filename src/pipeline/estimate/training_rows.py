@@ -21,11 +21,12 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import Training, tokenizer_of
 from pipeline.models.load import load_tokenizer
+from pipeline.progress import recorded_warnings
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
 from pipeline.stages.steps import rows_of_sets, training_steps
-from pipeline.train.examples import check_rows, cut_words, side_without_loss
+from pipeline.train.examples import check_roles, check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
@@ -100,7 +101,9 @@ def count_cut(run: Training) -> Cut:
         cut = sum(length > sft.seq_length for length in lengths)
         return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
     if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
-        return Cut()  # as a token has a byte or more; without importing transformers
+        with recorded_warnings() as told, suppress(PipelineError):  # for what is refused, the training says why
+            check_roles(rows)
+        return Cut("; ".join(told))  # as a token has a byte or more; without importing transformers
     try:
         loaded = load_tokenizer(tokenizer.parent)
     except PipelineError:  # what is wrong with the tokenizer the training says at once
@@ -108,13 +111,15 @@ def count_cut(run: Training) -> Cut:
     here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
-        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
+        with recorded_warnings() as told:
+            cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
     except PipelineError as error:
         takes_some = not here and (run.config.data.size or run.config.expert.size)
         return Cut("", str(error), all_rows and not takes_some)
     if problem := side_without_loss(rows, lost, sft):
         return Cut("", problem, all_rows)
-    return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
+    sentence = cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}")
+    return Cut("; ".join(filter(None, [*told, sentence])))
 
 
 def known_rows(run: Training) -> tuple[list[Example], bool]:

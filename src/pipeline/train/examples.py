@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.training import Sft
-from pipeline.data.sources import Example
+from pipeline.data.sources import MARKS, Example, is_trained, other_keys
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
@@ -78,12 +78,15 @@ def check_rows(
     template = None if is_plain else check_template(tokenizer, sft)
     ends, cut, lost = () if is_plain else ends_of_response(tokenizer, base), 0, []
     tokens = partial(tokenizer.encode, add_special_tokens=is_plain)
+    unwritten = Counter[str]()
     for number, example in enumerate(examples):
         row = trainer_columns(example, sft)
         try:
+            refuse_marked(example, sft)
             before, text = as_text(row, tokenizer, template)
             if not is_plain:
                 check_row(row, before, text, tokenizer, sft, ends)
+                unwritten.update(unwritten_keys(example, text))
         except PipelineError as error:
             raise PipelineError(f"row {number + 1:,} of {of}: {error}") from error
         # only rows with as many bytes are tokenized, as a token has at least one
@@ -91,11 +94,31 @@ def check_rows(
             cut += 1
             if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
                 lost.append(number)
+    for key, count in unwritten.items():
+        warn(f"the chat template of {template_file(tokenizer)} does not write {key} of {count:,} turns")
     return cut, lost
 
 
+def refuse_marked(example: Example, sft: Sft) -> None:
+    """Raise PipelineError if the loss would be on an answer that is marked as one not to train on."""
+    if sft.loss_on == "response":
+        return
+    for number, turn in enumerate(example.get("messages", ()), start=1):
+        if turn["role"] == "assistant" and not is_trained(turn):
+            marks = " and ".join(f"{key}={turn[key]}" for key in MARKS if key in turn)
+            raise PipelineError(
+                f"its turn {number} has {marks}, and sft.loss_on={sft.loss_on} trains on it. Give sft.loss_on=response"
+            )
+
+
+def unwritten_keys(example: Example, text: str) -> list[str]:
+    """Return the keys of a row's turns whose texts the chat template has not written."""
+    keys = [(key, value) for turn in example.get("messages", ()) for key, value in other_keys(turn).items()]
+    return [key for key, value in keys if isinstance(value, str) and key not in MARKS and value.strip() not in text]
+
+
 def check_roles(examples: Sequence[Example]) -> None:
-    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages, which it omits."""
+    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages and keys that it omits."""
     roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
     if roles["tool"]:
         raise PipelineError(
@@ -103,6 +126,9 @@ def check_roles(examples: Sequence[Example]) -> None:
         )
     if roles["system"]:
         warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
+    keys = Counter(key for row in examples for turn in row.get("messages", ()) for key in other_keys(turn))
+    for key in keys.keys() - MARKS:
+        warn(f"sft.template=plain omits {key} of {keys[key]:,} turns, which sft.template=chat passes to the template")
 
 
 def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
@@ -198,13 +224,19 @@ def check_template(tokenizer: Any, sft: Sft) -> str | None:
 
 def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plain") -> PipelineError:
     """What is wrong with a chat template, by the file that holds it."""
+    return PipelineError(f"the chat template of {template_file(tokenizer)} {fault}: correct it, or use {instead}")
+
+
+def template_file(tokenizer: Any) -> Path | str:
+    """Return the file that holds the chat template of a tokenizer."""
     files = [Path(tokenizer.name_or_path) / name for name in ("chat_template.jinja", "tokenizer_config.json")]
-    file = next((file for file in files if file.is_file()), "the tokenizer")
-    return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
+    return next((file for file in files if file.is_file()), "the tokenizer")
 
 
-def write_rows(sets: dict[str, Any], file: Path) -> None:
-    """Write the first rows of the trainer's sets: their tokens, and the labels, -100 where there is no loss."""
-    shown = chain.from_iterable(islice(rows, SHOWN) for rows in sets.values())
-    lines = (json.dumps({"input_ids": row["input_ids"], "labels": row["labels"]}) for row in shown)
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+def write_rows(sets: dict[str, Any], tokenizer: Any, file: Path) -> None:
+    """Write the first rows of the trainer's sets: tokens, labels, which are -100 where there is no loss, and text."""
+    with file.open("w", encoding="utf-8") as lines:
+        for row in chain.from_iterable(islice(rows, SHOWN) for rows in sets.values()):
+            ids = row["input_ids"]
+            shown = {"input_ids": ids, "labels": row["labels"], "text": tokenizer.decode(ids)}
+            lines.write(json.dumps(shown, ensure_ascii=False) + "\n")

@@ -67,7 +67,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     if progress is None:
         return {}
     save.write_card(run, work)
-    examples.write_rows(trainer.sets, work / examples.ROWS)
+    examples.write_rows(trainer.sets, tokenizer, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
