@@ -24,7 +24,7 @@ from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of, typed_in
 from pipeline.config.stages import DataStage, EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.data.benchmarks import comparison_text
-from pipeline.data.load import example_of
+from pipeline.data.load import example_of, with_nested
 from pipeline.data.sources import IN_PART, UNUSABLE, is_blank, is_kept_in_part, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
@@ -270,7 +270,8 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
     for file, (name, source) in files.items():
         with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
-            rows = [row for row in first_rows(file, file.stat().st_mtime_ns) if is_wanted(row, source)]
+            first = (with_nested(row, columns) for row in first_rows(file, file.stat().st_mtime_ns))
+            rows = [row for row in first if is_wanted(row, source)]
             dropped = Counter(
                 f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
                 for row in rows for column in columns if is_blank(row[column])

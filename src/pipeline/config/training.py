@@ -109,6 +109,8 @@ class Sft(Knobs):
         hashed=lambda sft: sft.template == "plain" and sft.separator != "\n",
         read=(lambda sft: sft.template == "plain", "sft.template=plain"),
     )
+    # the token that ends a response, saved with the model; null: the tokenizer's own
+    eos_token: str | None = None
     # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on
     precision: str = knob("fp32", options=("fp32", "bf16", "tf32"))
     weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients

@@ -20,7 +20,7 @@ from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import Training, tokenizer_of
-from pipeline.models.load import load_tokenizer
+from pipeline.models.load import load_tokenizer, with_end_token
 from pipeline.progress import recorded_warnings
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
@@ -62,7 +62,7 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
-                    sft.loss_on, sft.separator)  # fmt: skip
+                    sft.loss_on, sft.separator, sft.eos_token)  # fmt: skip
             first.setdefault(kind, run)
             if kind not in _counted:
                 _counted[kind] = count_cut(run)
@@ -105,9 +105,9 @@ def count_cut(run: Training) -> Cut:
             check_roles(rows)
         return Cut("; ".join(told))  # as a token has a byte or more; without importing transformers
     try:
-        loaded = load_tokenizer(tokenizer.parent)
-    except PipelineError:  # what is wrong with the tokenizer the training says at once
-        return Cut()
+        loaded = with_end_token(load_tokenizer(tokenizer.parent), sft.eos_token)
+    except PipelineError as error:
+        return Cut("", str(error), True)
     here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:

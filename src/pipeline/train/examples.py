@@ -157,7 +157,8 @@ def check_row(row: dict[str, Any], prompt: str, text: str, tokenizer: Any, sft: 
         raise template_error(tokenizer, fault)
     if not after.rstrip().endswith(ends) or words_in(after, tokenizer):
         fault = f"does not end a response with {' or '.join(ends)} alone, where the model is to stop"
-        raise template_error(tokenizer, fault)
+        last = next(filter(after.rstrip().endswith, tokenizer.get_added_vocab()), None)
+        raise template_error(tokenizer, fault, f"sft.eos_token='{last}'" if last else "sft.template=plain")
 
 
 @lru_cache(maxsize=64)

@@ -105,7 +105,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
         warn(emulated)
     load.check_kernels(config)
     if base is not None:
-        load.check_base(base, tokenizer)
+        load.check_base(base, tokenizer, rows)
     cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
     if problem := examples.side_without_loss(rows, lost, config.sft):
