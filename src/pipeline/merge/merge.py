@@ -21,7 +21,7 @@ from pipeline.config.extensions import guarded
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
-from pipeline.merge.compatibility import check_sources
+from pipeline.merge.compatibility import check_sources, settle_positions
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
@@ -88,6 +88,7 @@ class Merging:
     adapter: Adapted | None = None
     vocabulary: Vocabulary | None = None
     base: Source | None = None  # of the experts, read or not
+    note: str = ""  # on the number of positions, where the sources differ in it
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @cached_property
@@ -287,7 +288,7 @@ class Merging:
         else:
             digests = write_weights(self, folder, recorded or {}, threads)
             write_index(self, folder)
-        copy_files(self.giver, folder, self.dtype, bool(self.adapter))
+        copy_files(self.giver, folder, self.dtype, bool(self.adapter), rewrite=bool(self.note))
         make_readable(folder)
         return digests
 
@@ -328,6 +329,7 @@ def open_merge(
         sources = {**sources, "base": base}
     merge = Merging(config, dict(sources), method, vocabulary=vocabulary, base=base)
     giver = merge.giver_role
+    merge.note = settle_positions(merge.giver, opened)
     if beside := towers(merge.names):
         method.weights.update({name: {giver: 1.0} for name in beside})
         if method.formula:

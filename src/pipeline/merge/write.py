@@ -115,11 +115,11 @@ def write_index(merge: Merging, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
+def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool, rewrite: bool = False) -> None:
     """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
 
     `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
-    round the merge again.
+    round the merge again. `rewrite`: the source's config is not that of its file.
     """
     for name in BESIDE_WEIGHTS:
         files = (one.folder / name for one in (source, source.model))
@@ -127,7 +127,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         if file and not (adapter and name == "config.json"):
             shutil.copyfile(file, folder / name)
     stated = source.config.get("dtype") or source.config.get("torch_dtype")
-    if not adapter and (source.model is not source or (dtype and stated != dtype)):
+    if not adapter and (rewrite or source.model is not source or (dtype and stated != dtype)):
         config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
         config |= {"dtype": dtype} if dtype else {}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

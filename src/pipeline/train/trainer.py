@@ -36,9 +36,12 @@ def trainer_of(
     sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
     if sft.padding_free and torch.cuda.is_available() and config.model.attn_implementation == "sdpa":
         varlen.attend_within_rows(model)
+    args = trainer_arguments(config, "text" in rows[0], bool(validation), output)
+    if getattr(model.config, "num_local_experts", None) == 0:  # Granite 4 H: no router, whose loss TRL would add
+        args.router_aux_loss_coef = 0.0
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     trainer: Any = Trainer(
-        model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
+        model=model, args=args,
         train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
         eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
     )  # fmt: skip
