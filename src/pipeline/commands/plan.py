@@ -25,7 +25,8 @@ from pipeline.config.overrides import chosen_options, override_of, typed_in
 from pipeline.config.stages import DataStage, EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.data.benchmarks import comparison_text
 from pipeline.data.load import example_of, with_nested
-from pipeline.data.sources import IN_PART, UNUSABLE, is_blank, is_kept_in_part, is_wanted, source_columns
+from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
+from pipeline.data.sources import is_kept_in_part, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.flops import cards

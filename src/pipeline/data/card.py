@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
-from pipeline.data.sources import IN_PART, UNUSABLE
+from pipeline.data.rows import IN_PART, UNUSABLE
 from pipeline.hub.addresses import without_credentials
 from pipeline.text import first_few, markdown_table
 

@@ -17,13 +17,11 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
+from pipeline.data.rows import Unusable, is_blank, is_text
 from pipeline.data.sources import (
     READERS,
     Example,
     Row,
-    Unusable,
-    is_blank,
-    is_text,
     is_wanted,
     language_column,
     source_columns,

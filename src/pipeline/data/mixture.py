@@ -13,9 +13,9 @@ from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import SETS, dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
+from pipeline.data.rows import UNUSABLE
 from pipeline.data.sources import (
     SCRIPTS,
-    UNUSABLE,
     Example,
     Row,
     is_kept_in_part,

@@ -6,43 +6,22 @@ used a function gives the reason, a key of UNUSABLE: the data card counts it.
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from decimal import Decimal
+from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from string import Formatter
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 from pipeline.config.data import Source
+from pipeline.data.conversations import Message, is_trained, messages_of, other_keys, turns_in, whole_turns
+from pipeline.data.rows import Unusable, is_blank
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language, shipped_languages
 
 Row = dict[str, Any]
-Message = dict[str, Any]  # role, content, and what else its turn holds, for the chat template
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal[
-    "empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "not_trained",
-    "no_calculation", "too_long",
-]  # fmt: skip
-UNUSABLE: dict[Unusable, str] = {
-    "empty": "null or blank, or a conversation without an answer",
-    "not_text": "neither text nor a number: a list, an object, a date or NaN",
-    "not_turns": "text or an object where turns belong, or turns with more than text, such as images",
-    "broken": "a line of bitext without a score and two texts",
-    "low_score": "below min_score",
-    "tool_turns": "a conversation with a tool in it",
-    "not_trained": "a conversation of which each answer is marked by weight: 0 or train: false",
-    "no_calculation": "a solution without an annotated calculation",
-    "too_long": "calculations of more than 64 characters",
-}
-IN_PART = (  # of a conversation that is kept
-    "turns are left out: before the first question, from an empty turn on, or after the last answer to train on"
-)
 MOST_CHARACTERS = 64  # of the calculations of a solution
 
 # Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
@@ -204,16 +183,6 @@ def words_of(example: Example) -> str:
     return "\n".join(example.values())
 
 
-def is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def is_text(value: Any) -> bool:
-    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates and NaN are not."""
-    is_number = isinstance(value, float | Decimal) and math.isfinite(value)
-    return value is None or isinstance(value, str | int) or is_number
-
-
 def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
 
@@ -231,99 +200,11 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
     return {"prompt": prompt, "completion": texts[target]}
 
 
-SPEAKERS = {
-    **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"),
-    "ipython": "tool",
-}  # fmt: skip
-
-
-OF_TURNS = ("role", "from", "content", "value")
-MARKS = ("weight", "train")  # say whether a turn is to be trained on: OpenAI's, and axolotl's
-
-
-def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a turn holds besides its speaker and text; parquet fills keys that it lacks with nulls."""
-    return {key: value for key, value in turn.items() if key not in OF_TURNS and value is not None}
-
-
-def is_trained(turn: Mapping[str, Any]) -> bool:
-    """Return False if a turn is marked as one not to train on."""
-    return str(turn.get("weight")) not in ("0", "0.0") and str(turn.get("train")).lower() != "false"
-
-
 def turn_columns(source: Source) -> list[str]:
     """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
     source naming the second."""
     first = source.column or language(source.language or "").flores
     return [first, *template_columns(source.completion or "")]
-
-
-def turns_in(cell: Any) -> Any:
-    """A list of turns, from its JSON text where a cell of CSV or parquet holds that; what else it holds as a list."""
-    if isinstance(cell, str) and cell.lstrip().startswith("["):
-        with suppress(ValueError):
-            return json.loads(cell)
-    return cell if isinstance(cell, list) else [cell] if cell else []
-
-
-def text_of_parts(content: Any) -> Any:
-    """Content as parts of text (TRL's and OpenAI's form) as one text; anything else, images among it, as it is."""
-    parts = content if isinstance(content, list) else []
-    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        return "".join(part["text"] for part in parts)
-    return content
-
-
-def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content, or from and value, and with all other keys of
-    its turn. Several in a row of one speaker are joined, unless they have other keys. Lists, of questions and answers
-    or of pairs of these, alternate. Raises PipelineError for another speaker."""
-    given, cell = cell, turns_in(cell)
-    if cell == [given]:
-        return "not_turns"
-    if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
-    by_speaker = all(isinstance(turn, dict) for turn in cell)
-    messages: list[Message] = []
-    for at, turn in enumerate(cell):
-        role = ("user", "assistant")[at % 2]
-        others: dict[str, Any] = {}
-        if by_speaker:
-            name = str(turn.get("role") or turn.get("from"))
-            if (role := SPEAKERS.get(name.lower(), "")) == "":
-                raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
-            if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
-                return "tool_turns"
-            others = other_keys(turn)
-            turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
-        if not is_text(turn):
-            return "not_turns"
-        text = "" if turn is None else str(turn)
-        if messages and messages[-1]["role"] == role and not others and not other_keys(messages[-1]):
-            text = f"{messages.pop()['content']}\n\n{text}"
-        messages.append({"role": role, "content": text, **others})
-    return messages
-
-
-def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
-    """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
-    up to the first empty message, or answer without a question before it; `limit` answers, the last one of those to
-    train on."""
-    start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
-    answers, end, last_role = 0, 0, ""
-    for message in messages[start:]:
-        if not message["content"].strip() or (message["role"] == "assistant" and last_role not in ("user", "system")):
-            break
-        turns.append(message)
-        last_role = message["role"]
-        if message["role"] == "assistant":
-            answers, end = answers + 1, len(turns) if is_trained(message) else end
-            if answers == limit:
-                break
-    return turns[:end]
 
 
 def fill_template(words: str, row: Row) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.training import Sft
-from pipeline.data.sources import MARKS, Example, is_trained, other_keys
+from pipeline.data.conversations import MARKS, is_trained, other_keys
+from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
