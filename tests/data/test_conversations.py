@@ -109,13 +109,13 @@ def several(*turns: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def test_the_thought_is_trained_on_and_other_keys_are_counted(chat: list[str], call: Call) -> None:
     write(*several(TELL | {"thinking": "Adding.", "mood": "calm"}))
     done = call("stage=sft", "sft.template=chat", *chat, status=0)
-    assert "does not write mood of 8 turns" in done.err and "thinking" not in done.err
+    assert "sft.template=chat does not write mood of 8 turns" in done.err and "thinking" not in done.err
     row = json.loads((Path(done.out.strip()) / "rows.jsonl").read_text().splitlines()[0])
     assert "assistant: <Adding.> 4.</s>" in row["text"]
     trained = [token for token in row["labels"] if token != -100]
     assert len(trained) < len(row["input_ids"])
     plain = call("stage=plan", "plan.stage=sft", "plan.lines=1", *chat, status=0)
-    assert "sft.template=plain omits thinking of 8 turns" in " ".join(plain.out.split())
+    assert "sft.template=plain does not write thinking of 8 turns" in " ".join(plain.out.split())
 
 
 def test_the_plan_and_the_card_count_what_is_left_out(chat: list[str], call: Call) -> None:
@@ -135,4 +135,4 @@ def test_a_marked_answer_is_no_answer_to_train_all_turns_on(chat: list[str], cal
     write(*several(TELL | {"weight": 0}, MORE, LAST))
     call("stage=sft", "sft.template=chat", *chat, status=0)
     refused = call("stage=sft", "sft.template=chat", "sft.loss_on=all", *chat, status=1).err
-    assert "its turn 2 has weight=0, and sft.loss_on=all trains on it. Give sft.loss_on=response" in refused
+    assert "it has a turn with weight: 0 or train: false, and sft.loss_on=all trains on it" in refused

@@ -120,3 +120,11 @@ def test_qwen_3_5_with_its_tower_and_heads_of_later_tokens_is_trained(call: Call
     assert first["loss"] == pytest.approx(mean, rel=0.05)  # of four of the eight rows
     names = load_file(trained / "model.safetensors")
     assert not any("visual" in name or "mtp" in name for name in names)
+    words = ["merge=task_arithmetic", f"merge.experts=[{trained}]", "merge.base=./vl", "merge.scale=2"]
+    merged = Path(call("stage=merge", *words, *QUIET, status=0).out.strip())
+    found, base = load_file(merged / "model.safetensors"), weights
+    assert found.keys() == names.keys()
+    for name, value in found.items():
+        assert torch.allclose(value, base[name] + 2 * (names[name] - base[name]), atol=1e-6), name
+    loaded = AutoModelForCausalLM.from_pretrained(merged)
+    assert loaded.config.model_type == "qwen3_5_text"

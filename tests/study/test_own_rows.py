@@ -97,9 +97,9 @@ def test_a_set_of_own_and_shipped_prompts_needs_a_separator(folder: Path, call: 
     ("prompt", "completion", "told"),
     [
         ("Q: {q}\nA:", " {a}", ""),
-        ("Q: {q}\nA:", "{a}", r"end with '\nA:' and then '' before the answer, and mine_en asks prompts"),
-        ("Q: {q}\nA:", "\n{a}", r"end with '\nA:' and then '\n' before the answer, and mine_en asks prompts that end"),
-        ("{q}", " {a}", r"mine_en asks prompts that end with '\nA:' and then ' ' before the answer"),
+        ("Q: {q}\nA:", "{a}", r"end with '\nA:' before the answer, and mine_en asks prompts that end with '\nA: '"),
+        ("Q: {q}\nA:", "\n{a}", r"end with '\nA:\n' before the answer, and mine_en asks prompts that end with '\nA: '"),
+        ("{q}", " {a}", r"' before the answer, and mine_en asks prompts that end with '\nA: '"),
     ],
 )
 def test_the_plan_compares_the_ends_of_prompts(

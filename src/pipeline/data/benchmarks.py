@@ -41,12 +41,13 @@ SETS = (*BENCHMARKS, OWN_TASKS)
 LABEL = re.compile(r"^[^:：]*[:：]")  # as Question: or Swali:
 
 
-def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once."""
+def hub_sources(languages: Iterable[str] = (), scored: Mapping[str, str] | None = None) -> Iterator[tuple[str, Source]]:
+    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once. scored:
+    as `scored_sets` gives them."""
     sets: dict[tuple[str, str], tuple[str, Source]] = {}
     for spoken in map(language, dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages())))):
         for name, benchmark in BENCHMARKS.items():
-            for source in benchmark.sources(spoken):
+            for source in benchmark.sources(spoken) if scored is None or scored.get(name) == "" else ():
                 sets.setdefault((name, repr(source)), (name, source))
     yield from sets.values()
 
@@ -109,13 +110,10 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
 def comparison_text(config: DataStage, data_root: Path | None) -> str:
     """Return what a plan says of the benchmarks that a data run compares its rows with."""
     folder, scored = folder_of(config, data_root), scored_sets(config) or {}
-    here = [name for name, files in scored_files(folder).items() if files] if folder else []
-    here += [name for name, place in scored.items() if place]
+    names = dict.fromkeys(name for name, _ in files_compared(folder, scored).values())
     on_hub = [name for name, place in scored.items() if not place and folder is None]
-    text = f"rows are compared with {', '.join(here)}" if here or not on_hub else "rows are compared"
-    if not here and not on_hub:
-        return "rows are compared with no benchmark"
-    return text + (f", with {', '.join(on_hub)} as far as the Hub can be read" if on_hub else "")
+    text = f"rows are compared with {', '.join([*names, *on_hub]) or 'no benchmark'}"
+    return text + (", as far as the Hub can be read" if on_hub else "")
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
@@ -145,10 +143,9 @@ def compared_with(
     """The files below `root` and their sha256, or the sets on the Hub (`hub_sources`) and their locked revisions (empty
     where not locked). scored: as `scored_sets` gives them."""
     pins: dict[str, str] = {}
-    for name, source in hub_sources(languages) if root is None else ():
-        if scored is None or scored.get(name) == "":
-            entry = lock.entry(source) if lock else None
-            pins[label_of(source)] = entry["revision"] if entry else ""
+    for _, source in hub_sources(languages, scored) if root is None else ():
+        entry = lock.entry(source) if lock else None
+        pins[label_of(source)] = entry["revision"] if entry else ""
     files = files_compared(root, scored or {})
     digests = sha256_of(file for _, file in files.values())
     return pins | {label: digests[file] for label, (_, file) in sorted(files.items())}
@@ -267,8 +264,8 @@ def of_hub(
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yield (benchmark, text) of the sets on the Hub. Sets that `scored` names may be unreadable: see `unread`."""
     with ExitStack() as offline:
-        for name, source in hub_sources(languages):
-            if (only is not None and label_of(source) not in only) or (scored is not None and scored.get(name) != ""):
+        for name, source in hub_sources(languages, scored):
+            if only is not None and label_of(source) not in only:
                 continue
             label = f"{name} ({source.hub_config}), which training rows are compared with"
             try:

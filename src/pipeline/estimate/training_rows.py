@@ -26,7 +26,7 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
 from pipeline.stages.steps import rows_of_sets, training_steps
-from pipeline.train.examples import check_roles, check_rows, cut_words, side_without_loss
+from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
@@ -100,10 +100,9 @@ def count_cut(run: Training) -> Cut:
         lengths = row_lengths(run, COUNTED)
         cut = sum(length > sft.seq_length for length in lengths)
         return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
-    if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
-        with recorded_warnings() as told, suppress(PipelineError):  # for what is refused, the training says why
-            check_roles(rows)
-        return Cut("; ".join(told))  # as a token has a byte or more; without importing transformers
+    is_short = sft.template == "plain" and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length
+    if not rows or (is_short and not any("messages" in row for row in rows)):
+        return Cut()  # as a token has a byte or more; without importing transformers
     try:
         loaded = with_end_token(load_tokenizer(tokenizer.parent), sft.eos_token)
     except PipelineError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import refuse_not_finite, squared_norm, vector_pieces
 from pipeline.merge.same_tokenizer import same_tokenizer
 from pipeline.models.alike import POSITIONS, same_architecture
+from pipeline.models.anatomy import towers
 from pipeline.models.checkpoint import DTYPES, text_settings
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
@@ -55,6 +57,19 @@ def check_sources(
         check_descent(source, sources["base"], key_for(role))
 
 
+def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return models that also see as their decoders if another source is a decoder alone, as trained from one."""
+    opened = dict(sources)
+    if all("text_config" in source.config for source in opened.values()):
+        return opened
+    for role, source in sources.items():
+        if "text_config" in source.config and not isinstance(source, Adapted):
+            beside = set(towers(source.names))
+            infos = {name: info for name, info in source.infos.items() if name not in beside}
+            opened[role] = replace(source, infos=infos, config=source.config["text_config"])
+    return opened
+
+
 def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
     """Give a merge's configuration the base's number of positions, without a base the smallest of its experts.
 
@@ -67,8 +82,7 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
         return ""
     chosen = known.get("base", min(known.values()))
     giver.config = copy.deepcopy(giver.config)
-    part = giver.config["text_config"] if POSITIONS in giver.config.get("text_config", {}) else giver.config
-    part[POSITIONS] = chosen
+    giver.config.get("text_config", giver.config)[POSITIONS] = chosen
     listed = ", ".join(f"{role} {count}" for role, count in known.items())
     return f"  {POSITIONS}={chosen}: the sources have {listed}"
 

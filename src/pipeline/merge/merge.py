@@ -21,7 +21,7 @@ from pipeline.config.extensions import guarded
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
-from pipeline.merge.compatibility import check_sources, settle_positions
+from pipeline.merge.compatibility import as_decoders, check_sources, settle_positions
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
@@ -288,7 +288,7 @@ class Merging:
         else:
             digests = write_weights(self, folder, recorded or {}, threads)
             write_index(self, folder)
-        copy_files(self.giver, folder, self.dtype, bool(self.adapter), rewrite=bool(self.note))
+        copy_files(self.giver, folder, self.dtype, bool(self.adapter))
         make_readable(folder)
         return digests
 
@@ -311,7 +311,7 @@ def open_merge(
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
-    opened, vocabulary = experts | ({"base": base} if base else {}), None
+    opened, vocabulary = as_decoders(experts | ({"base": base} if base else {})), None
     if config.merges_vocabularies:
         opened, vocabulary = align_vocabularies(opened, config.vocabulary, config.files_from)
     check_sources(opened, vocabulary=config.vocabulary)

@@ -19,11 +19,13 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
+from pipeline.models.alike import POSITIONS
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes
+from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, read_json
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
+SETTLED = ("model_type", "text_config", POSITIONS)  # of a config: see compatibility.py
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail
@@ -115,11 +117,11 @@ def write_index(merge: Merging, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool, rewrite: bool = False) -> None:
+def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
     """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
 
     `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
-    round the merge again. `rewrite`: the source's config is not that of its file.
+    round the merge again. What the merge has settled of the config is written, too.
     """
     for name in BESIDE_WEIGHTS:
         files = (one.folder / name for one in (source, source.model))
@@ -127,7 +129,9 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool, r
         if file and not (adapter and name == "config.json"):
             shutil.copyfile(file, folder / name)
     stated = source.config.get("dtype") or source.config.get("torch_dtype")
-    if not adapter and (rewrite or source.model is not source or (dtype and stated != dtype)):
+    written = read_json(source.model.folder / "config.json")
+    is_other = any(written.get(key) != source.config.get(key) for key in SETTLED)
+    if not adapter and (is_other or source.model is not source or (dtype and stated != dtype)):
         config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
         config |= {"dtype": dtype} if dtype else {}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

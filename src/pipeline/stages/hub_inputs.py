@@ -94,9 +94,8 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
         return []
     if isinstance(config, DataStage):
         is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
-        scored = scored_sets(config)
-        sources = [] if is_local else hub_sources(config.expert.languages)
-        return [source for name, source in sources if scored is None or scored.get(name) == ""]
+        sources = [] if is_local else hub_sources(config.expert.languages, scored_sets(config))
+        return [source for _, source in sources]
     return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
 
 

@@ -87,7 +87,7 @@ def check_rows(
             before, text = as_text(row, tokenizer, template)
             if not is_plain:
                 check_row(row, before, text, tokenizer, sft, ends)
-                unwritten.update(unwritten_keys(example, text))
+            unwritten.update(unwritten_keys(example, text))
         except PipelineError as error:
             raise PipelineError(f"row {number + 1:,} of {of}: {error}") from error
         # only rows with as many bytes are tokenized, as a token has at least one
@@ -96,20 +96,17 @@ def check_rows(
             if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
                 lost.append(number)
     for key, count in unwritten.items():
-        warn(f"the chat template of {template_file(tokenizer)} does not write {key} of {count:,} turns")
+        warn(f"sft.template={sft.template} does not write {key} of {count:,} turns, so that it is not trained on")
     return cut, lost
 
 
 def refuse_marked(example: Example, sft: Sft) -> None:
     """Raise PipelineError if the loss would be on an answer that is marked as one not to train on."""
-    if sft.loss_on == "response":
-        return
-    for number, turn in enumerate(example.get("messages", ()), start=1):
-        if turn["role"] == "assistant" and not is_trained(turn):
-            marks = " and ".join(f"{key}={turn[key]}" for key in MARKS if key in turn)
-            raise PipelineError(
-                f"its turn {number} has {marks}, and sft.loss_on={sft.loss_on} trains on it. Give sft.loss_on=response"
-            )
+    if sft.loss_on != "response" and not all(map(is_trained, example.get("messages", ()))):
+        raise PipelineError(
+            f"it has a turn with weight: 0 or train: false, and sft.loss_on={sft.loss_on} trains on it. Give "
+            "sft.loss_on=response"
+        )
 
 
 def unwritten_keys(example: Example, text: str) -> list[str]:
@@ -119,7 +116,7 @@ def unwritten_keys(example: Example, text: str) -> list[str]:
 
 
 def check_roles(examples: Sequence[Example]) -> None:
-    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages and keys that it omits."""
+    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages, which it omits."""
     roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
     if roles["tool"]:
         raise PipelineError(
@@ -127,9 +124,6 @@ def check_roles(examples: Sequence[Example]) -> None:
         )
     if roles["system"]:
         warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
-    keys = Counter(key for row in examples for turn in row.get("messages", ()) for key in other_keys(turn))
-    for key in keys.keys() - MARKS:
-        warn(f"sft.template=plain omits {key} of {keys[key]:,} turns, which sft.template=chat passes to the template")
 
 
 def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
@@ -226,13 +220,9 @@ def check_template(tokenizer: Any, sft: Sft) -> str | None:
 
 def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plain") -> PipelineError:
     """What is wrong with a chat template, by the file that holds it."""
-    return PipelineError(f"the chat template of {template_file(tokenizer)} {fault}: correct it, or use {instead}")
-
-
-def template_file(tokenizer: Any) -> Path | str:
-    """Return the file that holds the chat template of a tokenizer."""
     files = [Path(tokenizer.name_or_path) / name for name in ("chat_template.jinja", "tokenizer_config.json")]
-    return next((file for file in files if file.is_file()), "the tokenizer")
+    file = next((file for file in files if file.is_file()), "the tokenizer")
+    return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
 
 
 def write_rows(sets: dict[str, Any], tokenizer: Any, file: Path) -> None:
