@@ -89,6 +89,7 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.template": Change("sft.template=chat"),
     "sft.template_date": Change("sft.template_date=2025-01-01", given=CHAT),
     "sft.separator": Change("sft.separator='a'"),
+    "sft.eos_token": Change("sft.eos_token='<s>'"),
     "sft.precision": Change("sft.precision=bf16"),
     "sft.weights": Change("sft.weights=bfloat16"),
     "sft.gradient_checkpointing": Change(

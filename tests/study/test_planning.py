@@ -85,7 +85,7 @@ def test_a_single_command_is_planned(own: Path) -> None:
     words = ["expert=mine", "model=sandbox", "recipe=sandbox_math", f"data_root={own}", f"runs_dir={own}/r"]
     lines = show_plan(compose(["stage=plan", *words, "sft.steps=1", "plan.lines=9"])).splitlines()  # type: ignore[arg-type]
     assert lines[0] == "stage=sft: mine-full-s0 (recipe=sandbox_math)"
-    assert re.fullmatch(r"About \d+ s on this machine\. 0 of 2 runs are done\.", lines[1])
+    assert re.fullmatch(r"About \d+ s on this machine\. 0 of 2 runs are done\. 1 thing to know\.", lines[1])
     assert any(line.startswith("trainings: full; 32 rows in 1 steps of 32, ") for line in lines), lines
     run = build(compose(["stage=sft", *words, "sft.steps=1"]))  # type: ignore[arg-type]
     assert any(line.startswith(run.name) for line in lines)

@@ -1,5 +1,6 @@
 """Stages sft and cpt: tokens, labels, counts, and what is refused. Whole runs are in test_pipeline.py."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,13 +333,37 @@ def test_accelerates_configuration_does_not_change_a_recipe(tmp_path: Path, monk
     assert losses[0] == losses[1]
 
 
-def test_rows_of_one_batch_are_kept_apart_or_refused(tmp_path: Path):
-    """xglm, opt, falcon, mpt and bloom read no positions of rows in one batch: their losses were others."""
+BIOGPT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+MIXES = "would attend from row to row, so that the losses differ: leave it out"
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [(kind, MIXES) for kind in ("xglm", "opt", "falcon", "mpt", "bloom", "biogpt")]
+    + [(kind, "does not take joined rows") for kind in ("qwen3_5_text", "falcon_h1", "lfm2")]
+    + [(kind, "") for kind in ("llama", "gpt_neox", "gemma3_text", "qwen3")],
+)
+def test_rows_of_one_batch_are_kept_apart_or_refused(kind: str, problem: str, tmp_path: Path):
+    """By what the model computes of them, before the first step. The losses of the last four are those with padding."""
     rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n))} for n in range(4)]
-    fields = config_of("bloom").to_dict() | {"vocab_size": len(sandbox_tokenizer())}
+    fields = BIOGPT | {"model_type": kind} if kind == "biogpt" else config_of(kind).to_dict()
+    fields |= {"vocab_size": len(sandbox_tokenizer()), "pad_token_id": 2}
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
-    with pytest.raises(PipelineError, match="bloom would attend from row to row: leave it out"):
-        tiny_trainer(tmp_path, sft(batch_size=4, padding_free=True), rows, of=model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    losses = []
+    for padding_free in (False, True):
+        recipe = sft(batch_size=4, steps=1, padding_free=padding_free)
+        made = tiny_trainer(tmp_path, recipe, rows, of=copy.deepcopy(model))
+        if padding_free and problem:
+            with pytest.raises(PipelineError, match=f"sft.padding_free=true: {kind} .*{problem}"):
+                made.train()
+            return
+        made.train()
+        losses.append(made.state.log_history[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_bpe_is_trained_on_what_is_trained_on() -> None:
@@ -359,7 +384,7 @@ def test_gemma_2_has_no_attention_of_torchs_own(tmp_path: Path) -> None:
 
     def loaded(**words: Any) -> Any:
         asked = SimpleNamespace(
-            model=Model(name="x", path=str(tmp_path), **words), sft=SimpleNamespace(weights="float32")
+            model=Model(name="x", path=str(tmp_path), **words), sft=SimpleNamespace(weights="float32", eos_token=None)
         )
         return load_model(SimpleNamespace(config=asked), None, tmp_path)  # type: ignore[arg-type]
 

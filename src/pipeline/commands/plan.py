@@ -20,9 +20,13 @@ from pipeline.commands.overview import (
     score_details,
     training_details,
 )
+from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of, typed_in
-from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
-from pipeline.data.sources import is_blank, is_wanted, source_columns
+from pipeline.config.stages import DataStage, EvalStage, MergeStage, PlanStage, TrainStage
+from pipeline.data.benchmarks import comparison_text
+from pipeline.data.load import example_of, with_nested
+from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
+from pipeline.data.sources import is_kept_in_part, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.flops import cards
@@ -175,7 +179,13 @@ def plan_text(
             fix.append(str(error))
     know = [*shorter_lines(bill)] if bill else []
     know += [*missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
-    know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
+    know += [
+        *cut_lines(remaining),
+        *template_lines(runs),
+        *prompt_lines(runs),
+        *comparison_lines(remaining),
+        *about_trainings(remaining, about_default_rate),
+    ]
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
     else:
@@ -279,23 +289,39 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Lines about files of one's own of which rows are dropped: those with a blank in a column that a template names,
-    and copies, where they are many."""
+    """Yield lines about files of one's own of which rows are dropped: those with a blank in a column that a template
+    names, copies, where they are many, and conversations that cannot be used, or in part."""
     files = {file: (name, source) for run in runs if run.config.stage == "data"
-             for name, source, file in source_files(run) if source.prompt}  # fmt: skip
+             for name, source, file in source_files(run) if source.prompt or source.rows == "conversation"}  # fmt: skip
     for file, (name, source) in files.items():
         with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
-            rows = [row for row in first_rows(file, file.stat().st_mtime_ns) if is_wanted(row, source)]
+            first = (with_nested(row, columns) for row in first_rows(file, file.stat().st_mtime_ns))
+            rows = [row for row in first if is_wanted(row, source)]
             dropped = Counter(
                 f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
                 for row in rows for column in columns if is_blank(row[column])
             )  # fmt: skip
+            if source.rows == "conversation":
+                readings = [example_of(row, source, source_columns(name, source)) for row in rows]
+                dropped.update(f"they are {UNUSABLE[reading]}" for reading in readings if isinstance(reading, str))
+                if parts := sum(is_kept_in_part(row, source) for row in rows):
+                    yield f"{file.name}: of {parts:,} of {len(rows):,} conversations {IN_PART}"
             copies = len(rows) - len(set(map(str, rows)))
             if copies > len(rows) / 10:
                 dropped["a row before says the same"] = copies
             for reason, count in dropped.items():
                 yield f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as {reason}"
+
+
+def comparison_lines(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each data run of own rows: the benchmarks that its rows are compared with."""
+    lines = []
+    for run in runs:
+        if isinstance(run.config, DataStage) and run.config.expert.is_own:
+            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            lines.append(f"{run.name}: {comparison_text(run.config, root)}")
+    return lines
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -8,6 +8,9 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from pipeline.config.knob import Knobs, knob
+from pipeline.errors import PipelineError
+
+OWN_PROMPTS = ("template", "pairs")  # readers of prompts and completions as the user wrote them
 
 
 @dataclass
@@ -85,6 +88,17 @@ class Expert(Knobs):
         """The languages of its sources, without repetitions."""
         return list(dict.fromkeys(source.language for source in self.sources.values() if source.language))
 
+    @property
+    def is_own(self) -> bool:
+        """Whether all rows are of the user's own files, which no shipped set is."""
+        sources = self.sources.values()
+        return bool(sources) and all(source.hub is None and "://" not in (source.url or "") for source in sources)
+
+    def all_sources(self) -> list[tuple[str, Source]]:
+        """Return the sources with their names, of a joint set those of its experts."""
+        members = [self, *self.union.values()]
+        return [item for member in members for item in member.sources.items()]
+
     def questions(self, split: str) -> int | None:
         """Number of items per benchmark and language in a small world's data; None for any other data."""
         if self.items:
@@ -92,6 +106,28 @@ class Expert(Knobs):
         if self.world:
             return self.world.items if split == "test" else self.world.dev_items
         return None
+
+
+def has_own_prompts(expert: Expert) -> bool:
+    """Return True if a source's prompts and completions are as the user wrote them."""
+    return any(source.rows in OWN_PROMPTS for _, source in expert.all_sources())
+
+
+def default_separator(expert: Expert) -> str:
+    """Return the text between prompt and completion: none for the user's own prompts, a line feed for shipped sets.
+
+    Raises:
+        PipelineError: the expert has sources of both kinds.
+    """
+    if not has_own_prompts(expert):
+        return "\n"
+    others = [name for name, source in expert.all_sources() if source.rows not in OWN_PROMPTS]
+    if others:
+        raise PipelineError(
+            f"expert={expert.name}: some prompts are your own, and those of {others[0]} are not. Give "
+            r"sft.separator='' for nothing between prompt and completion, or sft.separator='\n' for a line feed"
+        )
+    return ""
 
 
 @dataclass
@@ -108,5 +144,8 @@ class Data(Knobs):
     # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in language sets
     number_variants: str | None = knob(None, options=("drop", "count"))
     ngram: int = knob(13, ge=4)  # words; twice as many characters where a script has no spaces
-    benchmarks: str | None = knob(None, run=True)  # a folder with data_root's layout; null: data_root, else the Hub
+    # a folder with data_root's layout; null: data_root, else the Hub; none: rows are compared with no benchmark
+    benchmarks: str | None = knob(None, run=True, hashed=lambda data: data.benchmarks == "none")
+    # internal: the tasks that a table scores -> the file or folder of their rows; empty: on the Hub
+    scored: dict[str, str] | None = knob(None, hashed=False)
     word_problems: str = knob("drop", options=("drop", "count"))  # of language sets

@@ -54,7 +54,7 @@ def knob(
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
     meta: Tree = {
         "options": options,
-        "hashed": False if run else hashed,
+        "hashed": False if run and hashed is True else hashed,
         "read": read,
         "form": form,
         "run": run,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.config.data import Data, Expert
+from pipeline.config.data import Data, Expert, default_separator
 from pipeline.config.evaluation import Eval, Select
 from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
@@ -150,10 +150,12 @@ class TrainStage(RunStage):
     partition: Partition | None = None  # partial and simultaneous training need one
 
     def settled(self) -> TrainStage:
-        """Fill in knobs whose default depends on others: the learning rate, and the side that partial trains."""
+        """Fill in knobs whose default depends on others: the learning rate, the separator, partial's side."""
         sft = self.sft
         if sft.learning_rate is None:
             sft = replace(sft, learning_rate=default_rate(sft.adapter))
+        if sft.separator is None and sft.template == "plain" and isinstance(self.expert, Expert):
+            sft = replace(sft, separator=default_separator(self.expert))
         if sft.method == "partial" and sft.side is None and isinstance(self.expert, Expert):
             sft = replace(sft, side=self.expert.side)
         return replace(self, sft=sft)

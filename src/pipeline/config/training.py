@@ -102,8 +102,15 @@ class Sft(Knobs):
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     # the date for chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat"))
-    # between prompt and completion where sft.template=plain
-    separator: str = knob("\n", read=(lambda sft: sft.template == "plain", "sft.template=plain"))
+    # between prompt and completion where sft.template=plain; null: nothing for prompts of your own (rows=template,
+    # pairs), a line feed for the shipped sets
+    separator: str | None = knob(
+        None,
+        hashed=lambda sft: sft.template == "plain" and sft.separator != "\n",
+        read=(lambda sft: sft.template == "plain", "sft.template=plain"),
+    )
+    # the token that ends a response, saved with the model; null: the tokenizer's own
+    eos_token: str | None = None
     # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on
     precision: str = knob("fp32", options=("fp32", "bf16", "tf32"))
     weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients

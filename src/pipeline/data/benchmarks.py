@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from pipeline.data.sources import Row, words_of
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.hub.lock import Lock, part_of, read_lock
+from pipeline.hub.reach import force_offline
 from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import ROWS, read_manifest
 from pipeline.text import first_few
@@ -34,15 +36,18 @@ if TYPE_CHECKING:
 
 FEWEST = 3  # words of a text without an n-gram that lines of rows are compared with
 LONGEST = 400  # characters of such a line
+OWN_TASKS = "own tasks"  # the tasks of task files, which share a bit
+SETS = (*BENCHMARKS, OWN_TASKS)
 LABEL = re.compile(r"^[^:：]*[:：]")  # as Question: or Swali:
 
 
-def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once."""
+def hub_sources(languages: Iterable[str] = (), scored: Mapping[str, str] | None = None) -> Iterator[tuple[str, Source]]:
+    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once. scored:
+    as `scored_sets` gives them."""
     sets: dict[tuple[str, str], tuple[str, Source]] = {}
     for spoken in map(language, dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages())))):
         for name, benchmark in BENCHMARKS.items():
-            for source in benchmark.sources(spoken):
+            for source in benchmark.sources(spoken) if scored is None or scored.get(name) == "" else ():
                 sets.setdefault((name, repr(source)), (name, source))
     yield from sets.values()
 
@@ -51,16 +56,18 @@ def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
 class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
 
-    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for one or two words.
+    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for one or two words;
+    unread: the sets on the Hub that could not be read.
     """
 
     ngrams: Any  # NgramSet
     without_numbers: Any  # NgramSet
     texts: dict[str, int]
     short: set[str]
+    unread: list[str] = field(default_factory=list)
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
-        """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
+        """The benchmarks that each text shares an n-gram with, as bits in the order of SETS; and those that it
         shares one with only with numbers removed from both: uint16, one a text."""
         import numpy as np
 
@@ -83,7 +90,30 @@ class Known:
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
     """The folder with the benchmarks; None for those on the Hub."""
+    if config.data.benchmarks == "none":
+        return None
     return Path(config.data.benchmarks) if config.data.benchmarks else data_root
+
+
+def scored_sets(config: DataStage) -> dict[str, str] | None:
+    """Return the benchmarks that own rows are compared with besides those of a folder, as `Data.scored` has them.
+
+    None stands for the rows of shipped sets: these are compared with all benchmarks, and each must be readable.
+    """
+    if config.data.benchmarks == "none":
+        return {}
+    if not config.expert.is_own:
+        return None
+    return dict.fromkeys(BENCHMARKS, "") if config.data.scored is None else config.data.scored
+
+
+def comparison_text(config: DataStage, data_root: Path | None) -> str:
+    """Return what a plan says of the benchmarks that a data run compares its rows with."""
+    folder, scored = folder_of(config, data_root), scored_sets(config) or {}
+    names = dict.fromkeys(name for name, _ in files_compared(folder, scored).values())
+    on_hub = [name for name, place in scored.items() if not place and folder is None]
+    text = f"rows are compared with {', '.join([*names, *on_hub]) or 'no benchmark'}"
+    return text + (", as far as the Hub can be read" if on_hub else "")
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
@@ -102,21 +132,38 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
 def dropping_marks(config: DataStage, sources: Iterable[Source], exact: Any, variants: Any) -> Any:
     """The benchmarks that rows share an n-gram with (`Known.shared`) and for which one of the sources drops them."""
     always = {name for source in sources for name in source.without or ()}
-    dropped = sum(
-        1 << bit for bit, name in enumerate(BENCHMARKS) if config.data.decontaminate == "drop" or name in always
-    )
+    dropped = sum(1 << bit for bit, name in enumerate(SETS) if config.data.decontaminate == "drop" or name in always)
     counts = any(fate_of_number_variants(config, source) == "drop" for source in sources)
     return exact & dropped | variants * counts
 
 
-def compared_with(root: Path | None, lock: Lock | None, languages: Iterable[str] = ()) -> dict[str, str]:
+def compared_with(
+    root: Path | None, lock: Lock | None, languages: Iterable[str] = (), scored: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The files below `root` and their sha256, or the sets on the Hub (`hub_sources`) and their locked revisions (empty
-    where not locked)."""
-    if root is None:
-        pins = ((source, lock.entry(source) if lock else None) for _, source in hub_sources(languages))
-        return {label_of(source): entry["revision"] if entry else "" for source, entry in pins}
-    digests = sha256_of(path for paths in scored_files(root).values() for path in paths)
-    return {path.relative_to(root).as_posix(): digest for path, digest in sorted(digests.items())}
+    where not locked). scored: as `scored_sets` gives them."""
+    pins: dict[str, str] = {}
+    for _, source in hub_sources(languages, scored) if root is None else ():
+        entry = lock.entry(source) if lock else None
+        pins[label_of(source)] = entry["revision"] if entry else ""
+    files = files_compared(root, scored or {})
+    digests = sha256_of(file for _, file in files.values())
+    return pins | {label: digests[file] for label, (_, file) in sorted(files.items())}
+
+
+def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
+    """Return label -> (benchmark, file) of the files below `root` and of those that `scored` names."""
+    folders = [(root, [*BENCHMARKS])] if root is not None else []
+    files: dict[str, tuple[str, Path]] = {}
+    for name, place in scored.items():
+        if Path(place).is_file():
+            files[f"{name} {Path(place).name}"] = name, Path(place)
+        elif place:
+            folders.append((Path(place), [name]))
+    for folder, names in folders:
+        found = scored_files(folder)
+        files |= {path.relative_to(folder).as_posix(): (name, path) for name in names for path in found[name]}
+    return files
 
 
 def label_of(source: Source) -> str:
@@ -133,13 +180,14 @@ def contaminated_since(run: Run[DataStage]) -> str:
     data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
     if manifest is None or "benchmarks" not in manifest.facts or keeps_items_apart(config, data_root):
         return ""
-    recorded, root = manifest.facts["benchmarks"], folder_of(config, data_root)
-    pins = compared_with(root, lock, config.expert.languages)
+    recorded, root, scored = manifest.facts["benchmarks"], folder_of(config, data_root), scored_sets(config)
+    pins = compared_with(root, lock, config.expert.languages, scored)
     new = {name: pin for name, pin in pins.items() if pin and recorded.get(name) != pin}
     if not new:
         return ""
     sources = list(config.expert.sources.values())
-    known, found = benchmark_ngrams(config.data.ngram, root, lock, config.expert.languages, new), list[str]()
+    known = benchmark_ngrams(config.data.ngram, root, lock, config.expert.languages, new, scored)
+    found = list[str]()
     for name in ROWS:
         marks = dropping_marks(config, sources, *known.shared(list(map(words_of, read_jsonl(run.folder / name)))))
         found += [f"{name} line {row + 1}" for row in marks.nonzero()[0]]
@@ -152,60 +200,84 @@ def contaminated_since(run: Run[DataStage]) -> str:
             "as before; or remove these files"
         )
     with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
-        replace(manifest, facts={**manifest.facts, "benchmarks": recorded | new}).write(run.folder)
+        read = {name: pin for name, pin in new.items() if name not in known.unread}
+        replace(manifest, facts={**manifest.facts, "benchmarks": recorded | read}).write(run.folder)
     return ""
 
 
 def benchmark_ngrams(
-    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (), only: Container[str] | None = None
-) -> Known:
+    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (), only: Container[str] | None = None,
+    scored: Mapping[str, str] | None = None,
+) -> Known:  # fmt: skip
     """The n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`). only: of these files or sets
-    alone.
+    alone. scored: as `scored_sets` gives them.
 
     Raises:
-        PipelineError: a file that is broken, or a benchmark that the Hub does not give.
+        PipelineError: a file that is broken, or a benchmark that the Hub does not give and shipped rows need.
     """
     from pipeline.data.ngrams import NgramSet, words_in
 
+    unread: list[str] = []
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
-    for name, text in of_folder(root, only) if root is not None else of_hub(lock, languages, only):
-        texts_by_name[name].append(text)
-    exact, without_numbers = (NgramSet(texts_by_name.values(), n, bare) for bare in (False, True))
+    of_files = of_file_texts(root, only, scored or {})
+    on_hub = of_hub(lock, languages, only, scored, unread) if root is None else iter(())
+    for name, text in chain(of_files, on_hub):
+        texts_by_name.setdefault(name, []).append(text)
+    own = [text for name, texts in texts_by_name.items() if name not in BENCHMARKS for text in texts]
+    sets = [*(texts_by_name[name] for name in BENCHMARKS), own]
+    exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
     short = {" ".join(words) for words in map(words_in, exact.short) if len(words) >= FEWEST}
-    return Known(exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts}, short)
+    counts = {name: len(texts) for name, texts in texts_by_name.items() if texts}
+    return Known(exact, without_numbers, counts, short, unread)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
-    for text in BENCHMARKS[name].texts(row):
+    """Yield (benchmark, text) of a row; of an own task's row the text of each column."""
+    of_task = name not in BENCHMARKS
+    texts = [text for text in row.values() if isinstance(text, str)] if of_task else BENCHMARKS[name].texts(row)
+    for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"a text is {text!r}")
         yield name, text
 
 
-def of_folder(root: Path, only: Container[str] | None) -> Iterator[tuple[str, str]]:
-    for name, paths in scored_files(root).items():
-        for path in paths:
-            if only is not None and path.relative_to(root).as_posix() not in only:
-                continue
-            for number, line in lines_of(path)[: BENCHMARKS[name].compared.get(path.relative_to(root).as_posix())]:
-                try:
-                    yield from texts_of(name, json.loads(line) if path.suffix == ".jsonl" else {"text": line})
-                except (ValueError, KeyError, TypeError) as error:
-                    problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
-                    raise PipelineError(
-                        f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
-                    ) from error
-
-
-def of_hub(lock: Lock | None, languages: Iterable[str], only: Container[str] | None) -> Iterator[tuple[str, str]]:
-    for name, source in hub_sources(languages):
-        if only is not None and label_of(source) not in only:
+def of_file_texts(
+    root: Path | None, only: Container[str] | None, scored: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    for label, (name, path) in files_compared(root, scored).items():
+        if only is not None and label not in only:
             continue
-        label = f"{name} ({source.hub_config}), which training rows are compared with"
-        try:
-            source, files = lock.source(source) if lock else (source, None)
-            with readable_errors(label, source):
-                for row in open_rows(label, source, None, 0, files)[0]:
-                    yield from texts_of(name, row)
-        except PipelineError as error:
-            raise PipelineError(f"{error}; or give data.benchmarks, a folder with the benchmark files") from error
+        most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
+        for number, line in lines_of(path)[:most]:
+            try:
+                yield from texts_of(name, json.loads(line) if path.suffix == ".jsonl" else {"text": line})
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
+                raise PipelineError(
+                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
+                ) from error
+
+
+def of_hub(
+    lock: Lock | None, languages: Iterable[str], only: Container[str] | None, scored: Mapping[str, str] | None,
+    unread: list[str],
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Yield (benchmark, text) of the sets on the Hub. Sets that `scored` names may be unreadable: see `unread`."""
+    with ExitStack() as offline:
+        for name, source in hub_sources(languages, scored):
+            if only is not None and label_of(source) not in only:
+                continue
+            label = f"{name} ({source.hub_config}), which training rows are compared with"
+            try:
+                source, files = lock.source(source) if lock else (source, None)
+                with readable_errors(label, source):
+                    for row in open_rows(label, source, None, 0, files)[0]:
+                        yield from texts_of(name, row)
+            except PipelineError as error:
+                if scored is None:
+                    raise PipelineError(
+                        f"{error}; or give data.benchmarks, a folder with the benchmark files"
+                    ) from error
+                if not unread and "cannot be reached" in str(error):  # else each set waits for the Hub
+                    offline.enter_context(force_offline())
+                unread.append(label_of(source))

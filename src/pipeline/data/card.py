@@ -6,9 +6,9 @@ from typing import Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
-from pipeline.data.sources import UNUSABLE
+from pipeline.data.rows import IN_PART, UNUSABLE
 from pipeline.hub.addresses import without_credentials
-from pipeline.text import markdown_table
+from pipeline.text import first_few, markdown_table
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
@@ -39,12 +39,14 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
         lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
     if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
+    if "in_part" in left_out:
+        lines += ["", f"Conversations in part are kept, and {IN_PART}."]
     return "\n".join(lines) + "\n"
 
 
 def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     """Reasons for dropping rows, each as 'N reason': those that are always stated, and those that occurred."""
-    keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
+    keys = dict.fromkeys((*UNUSABLE, "in_part", *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 
@@ -56,6 +58,10 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     texts = _count_lines(benchmarks.texts) or "none was found"
+    if config.data.benchmarks == "none":
+        texts = "none, by data.benchmarks=none"
+    if benchmarks.unread:
+        texts += f"; not compared, as they could not be read: {', '.join(first_few(benchmarks.unread, 5))}"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [

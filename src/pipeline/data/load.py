@@ -17,13 +17,11 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
+from pipeline.data.rows import Unusable, is_blank, is_text
 from pipeline.data.sources import (
     READERS,
     Example,
     Row,
-    Unusable,
-    is_blank,
-    is_text,
     is_wanted,
     language_column,
     source_columns,
@@ -63,7 +61,9 @@ def open_source(
     required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
         rows, columns = open_rows(name, source, data_root, seed, locked)
-        missing = [column for column in required if column not in columns]
+        rows = (with_nested(row, required) for row in rows)
+        first = next(rows, None)
+        missing = [column for column in required if column not in (columns if first is None else first)]
         if missing and columns:
             file = local_file(source, data_root) if data_root else source.url
             place = f" ({file})" if file else ""
@@ -71,6 +71,7 @@ def open_source(
                 f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
+        rows = chain([] if first is None else [first], rows)
         first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
         in_language = f" in language {source.language}" if source.language else ""
@@ -89,11 +90,27 @@ def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Ex
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
     """What a row teaches: nothing where a column that its text is made of is blank. columns: see source_columns."""
+    row = with_nested(row, columns)
     if source.rows != "conversation" and not all(is_text(row[column]) for column in columns):
         return "not_text"
     if any(must_fill and is_blank(row[column]) for column, must_fill in columns.items()):
         return "empty"
     return READERS[source.rows](row, source)
+
+
+def with_nested(row: Row, columns: Iterable[str]) -> Row:
+    """Add the cells of nested columns, such as OPUS' translation.en or translation[en], by the names of templates."""
+    absent = [column for column in columns if column not in row]
+    for column in absent:
+        value: Any = row
+        keys = [key for key in re.split(r"[.\[\]]+", column) if key] or [column]
+        for at, key in enumerate(keys):
+            if not isinstance(value, dict) or (at == 0 and key not in value):
+                break
+            value = value.get(key)
+        else:
+            row = {**row, column: value}
+    return row
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
@@ -168,10 +185,22 @@ def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        return in_shuffled_order(loaded, source, seed), columns
+        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features), columns
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
-    return unbatch(loaded), loaded.column_names
+    return with_label_names(unbatch(loaded), loaded.features), loaded.column_names
+
+
+def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
+    """Yield rows with the names of their labels in place of the numbers that a ClassLabel stores; -1 is none."""
+    from datasets import ClassLabel
+
+    labels = {name: kind.names for name, kind in (features or {}).items() if isinstance(kind, ClassLabel)}
+    for row in rows:
+        for name, names in labels.items():
+            number = row[name]
+            row[name] = names[number] if isinstance(number, int) and number >= 0 else None
+        yield row
 
 
 def of_lines(kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int) -> Rows:

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import dropping_marks
+from pipeline.data.benchmarks import SETS, dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Row, source_columns, words_of
+from pipeline.data.rows import UNUSABLE
+from pipeline.data.sources import (
+    SCRIPTS,
+    Example,
+    Row,
+    is_kept_in_part,
+    is_wanted,
+    source_columns,
+    words_of,
+)
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -73,6 +82,8 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
+    if source.rows == "conversation":
+        rows = count_parts(source, rows, counts)
     for example in read_examples(name, source, rows):
         counts["rows"] += 1
         if isinstance(example, str):
@@ -95,6 +106,14 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
         )
 
 
+def count_parts(source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Row]:
+    """Yield the rows of a source of conversations, and count those that are kept in part."""
+    for row in rows:
+        if is_wanted(row, source) and is_kept_in_part(row, source):
+            counts["in_part"] = counts.get("in_part", 0) + 1
+        yield row
+
+
 def refuse_unusable(name: str, source: Source, data_root: Path | None) -> None:
     """Raise the PipelineError of a source that cannot be read, or of whose rows none can be used. Reads up to the first
     that can."""
@@ -111,7 +130,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
 
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
-    bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
+    bits = {name: 1 << bit for bit, name in enumerate(SETS)}
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         of_source = rows["source"] == index

@@ -1,12 +1,33 @@
-"""Rows as JSON lines."""
+"""Rows as JSON lines, their cells, and the reasons why a row is of no use."""
 
 from __future__ import annotations
 
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.errors import PipelineError
+
+Unusable = Literal[
+    "empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "not_trained",
+    "no_calculation", "too_long",
+]  # fmt: skip
+UNUSABLE: dict[Unusable, str] = {
+    "empty": "null or blank, or a conversation without an answer",
+    "not_text": "neither text nor a number: a list, an object, a date or NaN",
+    "not_turns": "text or an object where turns belong, or turns with more than text, such as images",
+    "broken": "a line of bitext without a score and two texts",
+    "low_score": "below min_score",
+    "tool_turns": "a conversation with a tool in it",
+    "not_trained": "a conversation of which each answer is marked by weight: 0 or train: false",
+    "no_calculation": "a solution without an annotated calculation",
+    "too_long": "calculations of more than 64 characters",
+}
+IN_PART = (  # of a conversation that is kept
+    "turns are left out: before the first question, from an empty turn on, or after the last answer to train on"
+)
 
 
 def read_jsonl(path: Path) -> list[Any]:
@@ -20,3 +41,13 @@ def read_jsonl(path: Path) -> list[Any]:
                 place = f"{path.parent.name}/{path.name}, line {number}"
                 raise PipelineError(f"{place} is not JSON: make the run again with redo=true") from None
     return rows
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def is_text(value: Any) -> bool:
+    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates and NaN are not."""
+    is_number = isinstance(value, float | Decimal) and math.isfinite(value)
+    return value is None or isinstance(value, str | int) or is_number

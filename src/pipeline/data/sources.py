@@ -6,36 +6,22 @@ used a function gives the reason, a key of UNUSABLE: the data card counts it.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from decimal import Decimal
 from functools import cache
 from itertools import chain
 from string import Formatter
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 from pipeline.config.data import Source
+from pipeline.data.conversations import Message, is_trained, messages_of, other_keys, turns_in, whole_turns
+from pipeline.data.rows import Unusable, is_blank
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language, shipped_languages
 
 Row = dict[str, Any]
-Message = dict[str, str]  # role, content
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal["empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
-UNUSABLE: dict[Unusable, str] = {
-    "empty": "null or blank, or a conversation without an answer",
-    "not_text": "neither text nor a number: a list, an object, a date or NaN",
-    "not_turns": "text or an object where turns belong, or turns with more than text, such as images",
-    "broken": "a line of bitext without a score and two texts",
-    "low_score": "below min_score",
-    "tool_turns": "a conversation with a tool in it",
-    "no_calculation": "a solution without an annotated calculation",
-    "too_long": "calculations of more than 64 characters",
-}
 MOST_CHARACTERS = 64  # of the calculations of a solution
 
 # Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
@@ -104,16 +90,36 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
     system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    cells = [row[column] for column in turn_columns(source)]
-    messages = messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
+    messages = messages_in(row, source)
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
     if not turns:
-        return "empty"
+        return "empty" if all(map(is_trained, messages)) else "not_trained"
     texts = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
-    more = {"messages": turns} if [turn["role"] for turn in turns] != ["user", "assistant"] else {}
-    return pair("\n\n".join(texts[:-1]), texts[-1]) | more
+    example = pair("\n\n".join(texts[:-1]), texts[-1])
+    roles = [turn["role"] for turn in turns]
+    if roles != ["user", "assistant"] or any(map(other_keys, turns)):
+        example["messages"] = turns
+    return example
+
+
+def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
+    """Return the messages of a row, of one column or of two."""
+    cells = [row[column] for column in turn_columns(source)]
+    return messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
+
+
+def is_kept_in_part(row: Row, source: Source) -> bool:
+    """Return True if a conversation is kept without some of its turns, as `IN_PART` says."""
+    messages = messages_in(row, source)
+    if isinstance(messages, str):
+        return False
+    turns = whole_turns(messages, source.turns)
+    written = [message for message in messages if message["content"].strip()]
+    answers = sum(turn["role"] == "assistant" for turn in turns)
+    all_wanted = answers == source.turns or len(written) == len(turns)
+    return bool(turns) and (written[: len(turns)] != turns or not all_wanted)
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
@@ -172,18 +178,9 @@ def templates_of(source: Source) -> tuple[str, str]:
 def words_of(example: Example) -> str:
     """All text of an example, as it is compared with benchmarks."""
     if "messages" in example:
-        return "\n".join(message["content"] for message in example["messages"])
+        values = (value for message in example["messages"] for key, value in message.items() if key != "role")
+        return "\n".join(value for value in values if isinstance(value, str))
     return "\n".join(example.values())
-
-
-def is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def is_text(value: Any) -> bool:
-    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates and NaN are not."""
-    is_number = isinstance(value, float | Decimal) and math.isfinite(value)
-    return value is None or isinstance(value, str | int) or is_number
 
 
 def pair(prompt: Any, completion: Any) -> Example:
@@ -203,82 +200,11 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
     return {"prompt": prompt, "completion": texts[target]}
 
 
-SPEAKERS = {
-    **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"),
-    "ipython": "tool",
-}  # fmt: skip
-
-
 def turn_columns(source: Source) -> list[str]:
     """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
     source naming the second."""
     first = source.column or language(source.language or "").flores
     return [first, *template_columns(source.completion or "")]
-
-
-def turns_in(cell: Any) -> Any:
-    """A list of turns, from its JSON text where a cell of CSV or parquet holds that; what else it holds as a list."""
-    if isinstance(cell, str) and cell.lstrip().startswith("["):
-        with suppress(ValueError):
-            return json.loads(cell)
-    return cell if isinstance(cell, list) else [cell] if cell else []
-
-
-def text_of_parts(content: Any) -> Any:
-    """Content as parts of text (TRL's and OpenAI's form) as one text; anything else, images among it, as it is."""
-    parts = content if isinstance(content, list) else []
-    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        return "".join(part["text"] for part in parts)
-    return content
-
-
-def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content, or from and value; several in a row of one
-    speaker are joined. Lists, of questions and answers or of pairs of these, alternate. Raises PipelineError for
-    another speaker."""
-    given, cell = cell, turns_in(cell)
-    if cell == [given]:
-        return "not_turns"
-    if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
-    by_speaker = all(isinstance(turn, dict) for turn in cell)
-    messages: list[Message] = []
-    for at, turn in enumerate(cell):
-        role = ("user", "assistant")[at % 2]
-        if by_speaker:
-            name = str(turn.get("role") or turn.get("from"))
-            if (role := SPEAKERS.get(name.lower(), "")) == "":
-                raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
-            if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
-                return "tool_turns"
-            turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
-        if isinstance(turn, dict | list):
-            return "not_turns"
-        text = turn if isinstance(turn, str) else ""
-        if messages and messages[-1]["role"] == role:
-            text = f"{messages.pop()['content']}\n\n{text}"
-        messages.append({"role": role, "content": text})
-    return messages
-
-
-def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
-    """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
-    up to the first empty message, or answer without a question before it; `most` answers."""
-    start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
-    answers, end, last_role = 0, 0, ""
-    for message in messages[start:]:
-        if not message["content"].strip() or (message["role"] == "assistant" and last_role not in ("user", "system")):
-            break
-        turns.append(message)
-        last_role = message["role"]
-        if message["role"] == "assistant":
-            answers, end = answers + 1, len(turns)
-            if answers == limit:
-                break
-    return turns[:end]
 
 
 def fill_template(words: str, row: Row) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The data stage. Gives the counts that the card states."""
     config, facts = run.config, dict[str, Any]()
+    counts: dict[str, Any]
     if (world := config.expert.world) is not None:
         counts = small_world.write(work, "training sets and items", world.dev_items, world.items)
     elif (items := config.expert.items) is not None:
@@ -41,10 +42,13 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
         folder = benchmarks.folder_of(config, root)
-        facts["benchmarks"] = benchmarks.compared_with(folder, lock, config.expert.languages)  # before they are read
+        scored = benchmarks.scored_sets(config)
+        pins = benchmarks.compared_with(folder, lock, config.expert.languages, scored)  # before they are read
         if benchmarks.keeps_items_apart(config, root):
             config = replace(config, data=replace(config.data, decontaminate="count", number_variants="count"))
         counts = make_training_set(config, root, work, lock)
+        unread = counts.pop("unread", [])
+        facts["benchmarks"] = {label: pin for label, pin in pins.items() if label not in unread}
     tracker.summary(counts)
     return {"counts": counts, **facts}
 
@@ -60,7 +64,8 @@ def make_training_set(
     """
     opened = open_sources(config, data_root, lock)
     folder = benchmarks.folder_of(config, data_root)
-    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, folder, lock, config.expert.languages)
+    scored = benchmarks.scored_sets(config)
+    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, folder, lock, config.expert.languages, scored=scored)
     with TemporaryFile(dir=work) as file:
         candidates = Candidates(file, known_ngrams)
         counts = gather_candidates(config, candidates, opened)
@@ -77,6 +82,8 @@ def make_training_set(
     counts |= {name: len(part) for name, part in drawn.items()}
     (work / "data_card.md").write_text(write_card(config, counts, known_ngrams), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)
-    if not known_ngrams.texts:
+    if not known_ngrams.texts and config.data.benchmarks != "none":
         print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
+    if known_ngrams.unread:
+        counts["unread"] = known_ngrams.unread
     return counts

@@ -20,7 +20,8 @@ from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import Training, tokenizer_of
-from pipeline.models.load import load_tokenizer
+from pipeline.models.load import load_tokenizer, with_end_token
+from pipeline.progress import recorded_warnings
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
@@ -61,7 +62,7 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
-                    sft.loss_on, sft.separator)  # fmt: skip
+                    sft.loss_on, sft.separator, sft.eos_token)  # fmt: skip
             first.setdefault(kind, run)
             if kind not in _counted:
                 _counted[kind] = count_cut(run)
@@ -99,22 +100,25 @@ def count_cut(run: Training) -> Cut:
         lengths = row_lengths(run, COUNTED)
         cut = sum(length > sft.seq_length for length in lengths)
         return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
-    if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
+    is_short = sft.template == "plain" and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length
+    if not rows or (is_short and not any("messages" in row for row in rows)):
         return Cut()  # as a token has a byte or more; without importing transformers
     try:
-        loaded = load_tokenizer(tokenizer.parent)
-    except PipelineError:  # what is wrong with the tokenizer the training says at once
-        return Cut()
+        loaded = with_end_token(load_tokenizer(tokenizer.parent), sft.eos_token)
+    except PipelineError as error:
+        return Cut("", str(error), True)
     here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
-        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
+        with recorded_warnings() as told:
+            cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
     except PipelineError as error:
         takes_some = not here and (run.config.data.size or run.config.expert.size)
         return Cut("", str(error), all_rows and not takes_some)
     if problem := side_without_loss(rows, lost, sft):
         return Cut("", problem, all_rows)
-    return Cut(cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"))
+    sentence = cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}")
+    return Cut("; ".join(filter(None, [*told, sentence])))
 
 
 def known_rows(run: Training) -> tuple[list[Example], bool]:

@@ -26,8 +26,11 @@ _EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=...
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a part of a name, split at _ and ., is KEY, TOKEN, SECRET or PASSWORD: HF_TOKEN, but not tokenizer."""
-    return any(part in SECRET_PARTS for part in re.split(r"[_.]", name.lower()))
+    """Whether a part of a name, split at _ and ., is KEY, TOKEN, SECRET or PASSWORD: HF_TOKEN, but not tokenizer, nor
+    eos_token, which is of a tokenizer."""
+    return not name.lower().endswith("eos_token") and any(
+        part in SECRET_PARTS for part in re.split(r"[_.]", name.lower())
+    )
 
 
 def plain_addresses(text: str) -> str:
@@ -58,7 +61,7 @@ def _mask_match(match: re.Match[str]) -> str:
     prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
     bare = value.strip("\"'.:,[]").lower()
     number = _NUMBER.fullmatch(bare) and name.lower().rpartition("_")[2] not in SECRET_PARTS
-    if prose or number or bare in _EXAMPLES:
+    if prose or number or bare in _EXAMPLES or not is_secret_name(name):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{sign}{quote}{MASK}{quote}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,9 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import refuse_not_finite, squared_norm, vector_pieces
 from pipeline.merge.same_tokenizer import same_tokenizer
-from pipeline.models.alike import same_architecture
-from pipeline.models.checkpoint import DTYPES
+from pipeline.models.alike import POSITIONS, same_architecture
+from pipeline.models.anatomy import towers
+from pipeline.models.checkpoint import DTYPES, text_settings
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import content_digest
@@ -52,6 +55,36 @@ def check_sources(
             same_tokenizer(first, source, keys, vocabulary)
     for role, source in experts.items() if "base" in sources else ():
         check_descent(source, sources["base"], key_for(role))
+
+
+def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return models that also see as their decoders if another source is a decoder alone, as trained from one."""
+    opened = dict(sources)
+    if all("text_config" in source.config for source in opened.values()):
+        return opened
+    for role, source in sources.items():
+        if "text_config" in source.config and not isinstance(source, Adapted):
+            beside = set(towers(source.names))
+            infos = {name: info for name, info in source.infos.items() if name not in beside}
+            opened[role] = replace(source, infos=infos, config=source.config["text_config"])
+    return opened
+
+
+def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
+    """Give a merge's configuration the base's number of positions, without a base the smallest of its experts.
+
+    Returns:
+        A sentence for the plan and the card if the sources differ in it, otherwise nothing.
+    """
+    counts = {role: text_settings(source.config).get(POSITIONS) for role, source in sources.items()}
+    known = {role: count for role, count in counts.items() if isinstance(count, int)}
+    if len(set(known.values())) < 2:
+        return ""
+    chosen = known.get("base", min(known.values()))
+    giver.config = copy.deepcopy(giver.config)
+    giver.config.get("text_config", giver.config)[POSITIONS] = chosen
+    listed = ", ".join(f"{role} {count}" for role, count in known.items())
+    return f"  {POSITIONS}={chosen}: the sources have {listed}"
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:

@@ -21,7 +21,7 @@ from pipeline.config.extensions import guarded
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
-from pipeline.merge.compatibility import check_sources
+from pipeline.merge.compatibility import as_decoders, check_sources, settle_positions
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
@@ -88,6 +88,7 @@ class Merging:
     adapter: Adapted | None = None
     vocabulary: Vocabulary | None = None
     base: Source | None = None  # of the experts, read or not
+    note: str = ""  # on the number of positions, where the sources differ in it
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @cached_property
@@ -312,7 +313,7 @@ def open_merge(
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
-    opened, vocabulary = experts | ({"base": base} if base else {}), None
+    opened, vocabulary = as_decoders(experts | ({"base": base} if base else {})), None
     if config.merges_vocabularies:
         opened, vocabulary = align_vocabularies(opened, config.vocabulary, config.files_from)
     check_sources(opened, vocabulary=config.vocabulary)
@@ -330,6 +331,7 @@ def open_merge(
         sources = {**sources, "base": base}
     merge = Merging(config, dict(sources), method, vocabulary=vocabulary, base=base)
     giver = merge.giver_role
+    merge.note = settle_positions(merge.giver, opened)
     if beside := towers(merge.names):
         method.weights.update({name: {giver: 1.0} for name in beside})
         if method.formula:

@@ -29,6 +29,8 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
     plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
+    if merge.note:
+        plan += f"\n{merge.note}"
     print(plan, file=sys.stderr)
     write_card(run, merge, plan, work)
     known = known_digests(merge, Path(run.config.runs_dir))

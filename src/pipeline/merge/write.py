@@ -19,11 +19,13 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
+from pipeline.models.alike import POSITIONS
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, without_later_heads
+from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, read_json, without_later_heads
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
+SETTLED = ("model_type", "text_config", POSITIONS)  # of a config: see compatibility.py
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail
@@ -116,22 +118,25 @@ def write_index(merge: Merging, folder: Path) -> None:
 
 
 def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
-    """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
+    """Copy config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
 
-    `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
-    round the merge again. A head of later tokens, which a merge does not have, is not declared.
+    The config is written anew if the merge has settled a value of it, if it declares a head of later tokens, which no
+    merge has, or if it names another dtype than `dtype` (torch's name of the merge's): transformers loads in the dtype
+    that config.json names, so that a stale one would round the merge again.
     """
     for name in BESIDE_WEIGHTS:
         files = (one.folder / name for one in (source, source.model))
         file = next(filter(Path.is_file, files), None)
         if file and not (adapter and name == "config.json"):
             shutil.copyfile(file, folder / name)
-    stated = source.config.get("dtype") or source.config.get("torch_dtype")
+    if adapter:
+        return
     config = without_later_heads(source.config)
+    stated = config.get("dtype") or config.get("torch_dtype")
     if source.model is not source or (dtype and stated != dtype):
         config.pop("torch_dtype", None)
         config |= {"dtype": dtype} if dtype else {}
-    if not adapter and (source.model is not source or config != source.config):
+    if config != read_json(source.model.folder / "config.json"):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

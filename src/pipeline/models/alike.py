@@ -16,7 +16,7 @@ HARMLESS = {  # two models that differ here alone compute the same
     "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_cache",
     "gradient_checkpointing", "tokenizer_class", "torchscript",
     # read by training alone
-    "initializer_range", "attention_dropout",
+    "initializer_range", "attention_dropout", "router_aux_loss_coef", "output_router_logits",
     # which token ends or fills a text; generation_config.json has them too
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     # what a call returns, and labels of classifiers
@@ -27,6 +27,8 @@ HARMLESS = {  # two models that differ here alone compute the same
     # judged on its own: its default is the class's, or what the weights hold
     "tie_word_embeddings",
 }  # fmt: skip
+POSITIONS = "max_position_embeddings"
+_BY_POSITIONS = ("dynamic", "longrope", "yarn")  # rotary embeddings that are computed from the number of positions
 _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
 
 
@@ -69,12 +71,15 @@ def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json that decide what the model computes, flat, as transformers' class of the type reads it.
 
     So a key that is absent has the class's default, and both spellings of the rotary embedding (rope_theta and
-    rope_scaling of transformers 4, rope_parameters of 5) are one. Windows that are not used are left out. A type that
-    transformers does not have, or values that its class refuses, are compared as written.
+    rope_scaling of transformers 4, rope_parameters of 5) are one. Windows that are not used are left out, and so is the
+    number of positions, unless a rotary embedding is computed from it. A type that transformers does not have, or
+    values that its class refuses, are compared as written.
     """
     settings = _flat(_as_transformers_reads(config))
     if settings.pop("use_sliding_window", None) is False:
         settings = {key: value for key, value in settings.items() if key not in _WINDOW}
+    if not any(value in _BY_POSITIONS for key, value in settings.items() if key.endswith("rope_type")):
+        settings.pop(POSITIONS, None)  # learned positions differ in the shape of their matrix
     return settings
 
 

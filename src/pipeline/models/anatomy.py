@@ -35,7 +35,7 @@ _OUTSIDE = {  # kind -> the names behind model., transformer., ...
 _KINDS = {  # kind -> the first modules inside a layer; those without a module of this name have a norm of their own
     "attention": ("self_attn", "self_attention", "attention", "attn"),
     "linear_attention": ("linear_attn", "mamba", "conv"),
-    "mlp": ("mlp", "feed_forward", "ffn", "fc1", "fc2"),
+    "mlp": ("mlp", "shared_mlp", "feed_forward", "ffn", "fc1", "fc2"),
     "per_layer_input": (
         "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm", "altup", "laurel", "layer_scalar",
     ),

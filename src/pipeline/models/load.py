@@ -35,6 +35,17 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
+def with_end_token(tokenizer: Any, token: str | None) -> Any:
+    """Return the tokenizer with this token as its end of sequence. Raises PipelineError if it has no such token."""
+    if token is not None and token not in tokenizer.get_vocab():
+        raise PipelineError(
+            f"sft.eos_token={token}: the tokenizer of {tokenizer.name_or_path} has no such token. Give one of its own"
+        )
+    if token is not None:
+        tokenizer.eos_token = token
+    return tokenizer
+
+
 def refuse_without_tokenizer(folder: Path) -> None:
     if not has_tokenizer(folder):
         raise PipelineError(

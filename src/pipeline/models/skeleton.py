@@ -51,7 +51,7 @@ def build_skeleton(folder: Path, key: str) -> Any:
         if getattr(config, "quantization_config", None):
             return model
         model, loading_info = type(model).from_pretrained(
-            None, config=config, state_dict=stored, device_map="meta", output_loading_info=True,
+            None, config=model.config, state_dict=stored, device_map="meta", output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
     except PipelineError:

@@ -171,11 +171,17 @@ class Run(Generic[Config]):
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
     or tasks are from, and what the method adds; the order of sources that is kept. Else empty."""
+    decided: dict[str, Any] = {}
     if isinstance(config, DataStage):
         names = [*config.expert.sources, *config.expert.union] if not config.data.shuffle else []
-        return {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
+        if len(names) > 1:  # of keys, which their JSON is sorted by
+            decided["order"] = names
+        if any(source.rows == "conversation" and source.column for source in config.expert.sources.values()):
+            decided["turns"] = "with all keys"
+        return decided
     merge = getattr(config, "merge", None)
-    decided = merge.beyond_knobs() if isinstance(merge, Merge) else dict[str, Any]()
+    if isinstance(merge, Merge):
+        decided = merge.beyond_knobs()
     if isinstance(config, EvalStage):
         items = {task.task: find_benchmark(task.task) for task in config.eval.tasks}
         if packages := {task: item.package for task, item in items.items() if item and item.package}:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline import languages
-from pipeline.benchmarks import scored_files
+from pipeline.benchmarks import find_benchmark, scored_files
+from pipeline.benchmarks.harness import scored_rows
 from pipeline.config import conf
 from pipeline.config.data import Data, Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import digest_of, read_lock
-from pipeline.runs.run import External, Parent
+from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.hub_inputs import benchmark_sources
 from pipeline.stages.lengths import is_here
 from pipeline.stages.resolver import Draft, Resolver
@@ -39,8 +40,26 @@ def apart_from_data_root(config: DataStage) -> DataStage:
     sources = config.expert.sources.values()
     if config.data_root is None or not sources or not all(is_here(source) for source in sources):
         return config
-    data = replace(config.data, benchmarks=config.data.benchmarks or config.data_root)
+    data = config.data
+    if data.benchmarks is None and any(scored_files(Path(config.data_root)).values()):
+        data = replace(data, benchmarks=config.data_root)
     return replace(config, data_root=None, data=data)
+
+
+def tell_scored(runs: Sequence[Run]) -> None:
+    """Tell the data runs of own rows which tasks the evaluations among `runs` score, and where their rows are."""
+    scored: dict[str, str] = {}
+    for run in runs:
+        if isinstance(run.config, EvalStage):
+            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            for task in run.config.eval.tasks:
+                benchmark = find_benchmark(task.task)
+                name = benchmark.name if benchmark and not benchmark.of_harness else task.task
+                place = scored_rows(task.task, root) or root
+                scored[name] = str(place.absolute()) if place else ""
+    for run in runs:
+        if isinstance(run.config, DataStage) and run.config.expert.is_own:
+            run.config.data.scored = scored
 
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
@@ -93,7 +112,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
         return {}
     if config.expert.items is not None and config.data_root is None:
         small_world(None)
-    if config.data.benchmarks is not None and not any(scored_files(Path(config.data.benchmarks)).values()):
+    if config.data.benchmarks not in (None, "none") and not any(scored_files(Path(config.data.benchmarks)).values()):
         raise PipelineError(
             f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
         )

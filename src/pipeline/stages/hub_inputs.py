@@ -14,7 +14,7 @@ from pipeline.benchmarks.benchmark import on_hub
 from pipeline.config.data import Source
 from pipeline.config.harness_tasks import included_state
 from pipeline.config.stages import DataStage, EvalStage
-from pipeline.data.benchmarks import hub_sources
+from pipeline.data.benchmarks import hub_sources, scored_sets
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import Lock, hub_cache, part_of
@@ -95,7 +95,8 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
         return []
     if isinstance(config, DataStage):
         is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
-        return [] if is_local else [source for _, source in hub_sources(config.expert.languages)]
+        sources = [] if is_local else hub_sources(config.expert.languages, scored_sets(config))
+        return [source for _, source in sources]
     return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
 
 

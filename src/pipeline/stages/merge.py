@@ -125,7 +125,7 @@ def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | N
     """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
     folder, and whether no run made it, of each."""
     from pipeline.merge.adapters import open_source
-    from pipeline.merge.compatibility import check_sources, key_of
+    from pipeline.merge.compatibility import as_decoders, check_sources, key_of
     from pipeline.merge.vocabulary import align_vocabularies
     from pipeline.models.skeleton import check_shapes
 
@@ -133,6 +133,7 @@ def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | N
     for role, folder, external in whole:
         if external:
             check_shapes(folder, key_of(role))
+    sources = as_decoders(sources)
     if sources.keys() - {"base"}:
         if merges_vocabularies:
             sources, _ = align_vocabularies(sources, vocabulary)

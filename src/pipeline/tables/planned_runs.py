@@ -26,6 +26,7 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
+from pipeline.stages.data import tell_scored
 from pipeline.stages.evaluation import one_dtype_for
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
@@ -121,7 +122,9 @@ class Planning:
         for run in scoring:
             runs.setdefault(run.hash, run)
         self.refuse_idle()
-        return list(runs.values())
+        targets = list(runs.values())
+        tell_scored([*order_runs(targets), *self.waiting_evaluations()])
+        return targets
 
     def scoring(self) -> list[Run[EvalStage]]:
         """The evaluations of models that are known, those of one model together."""

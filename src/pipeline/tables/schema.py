@@ -288,7 +288,8 @@ class Reader:
         stem, _, step = name.rpartition("@")
         if stem in self.names and step.isdigit() and "all" not in spec:
             return Reference(stem, at, step=int(step))
-        is_elsewhere = ELSEWHERE.search(name) or key == "data_root" and Path(name).is_dir()
+        is_folder = key == "data_root" and Path(name).is_dir()
+        is_elsewhere = ELSEWHERE.search(name) or is_folder or (key, name) == ("data.benchmarks", "none")
         if "all" in spec or at or not is_elsewhere:
             problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.training import Sft
+from pipeline.data.conversations import MARKS, is_trained, other_keys
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
@@ -29,8 +30,8 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
-        separator = sft.separator if row["prompt"] else ""
-        return {"prompt": row["prompt"], "completion": separator + row["completion"]}
+        separator = sft.separator if row["prompt"] else None
+        return {"prompt": row["prompt"], "completion": (separator or "") + row["completion"]}
     turns = {"user": "prompt", "assistant": "completion"}
     messages = row.get("messages") or [{"role": role, "content": row[key]} for role, key in turns.items()]
     if sft.loss_on == "assistant_turns":
@@ -78,12 +79,15 @@ def check_rows(
     template = None if is_plain else check_template(tokenizer, sft)
     ends, cut, lost = () if is_plain else ends_of_response(tokenizer, base), 0, []
     tokens = partial(tokenizer.encode, add_special_tokens=is_plain)
+    unwritten = Counter[str]()
     for number, example in enumerate(examples):
         row = trainer_columns(example, sft)
         try:
+            refuse_marked(example, sft)
             before, text = as_text(row, tokenizer, template)
             if not is_plain:
                 check_row(row, before, text, tokenizer, sft, ends)
+            unwritten.update(unwritten_keys(example, text))
         except PipelineError as error:
             raise PipelineError(f"row {number + 1:,} of {of}: {error}") from error
         # only rows with as many bytes are tokenized, as a token has at least one
@@ -91,7 +95,24 @@ def check_rows(
             cut += 1
             if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
                 lost.append(number)
+    for key, count in unwritten.items():
+        warn(f"sft.template={sft.template} does not write {key} of {count:,} turns, so that it is not trained on")
     return cut, lost
+
+
+def refuse_marked(example: Example, sft: Sft) -> None:
+    """Raise PipelineError if the loss would be on an answer that is marked as one not to train on."""
+    if sft.loss_on != "response" and not all(map(is_trained, example.get("messages", ()))):
+        raise PipelineError(
+            f"it has a turn with weight: 0 or train: false, and sft.loss_on={sft.loss_on} trains on it. Give "
+            "sft.loss_on=response"
+        )
+
+
+def unwritten_keys(example: Example, text: str) -> list[str]:
+    """Return the keys of a row's turns whose texts the chat template has not written."""
+    keys = [(key, value) for turn in example.get("messages", ()) for key, value in other_keys(turn).items()]
+    return [key for key, value in keys if isinstance(value, str) and key not in MARKS and value.strip() not in text]
 
 
 def check_roles(examples: Sequence[Example]) -> None:
@@ -131,7 +152,8 @@ def check_row(row: dict[str, Any], prompt: str, text: str, tokenizer: Any, sft: 
         raise template_error(tokenizer, fault)
     if not after.rstrip().endswith(ends) or words_in(after, tokenizer):
         fault = f"does not end a response with {' or '.join(ends)} alone, where the model is to stop"
-        raise template_error(tokenizer, fault)
+        last = next(filter(after.rstrip().endswith, tokenizer.get_added_vocab()), None)
+        raise template_error(tokenizer, fault, f"sft.eos_token='{last}'" if last else "sft.template=plain")
 
 
 @lru_cache(maxsize=64)
@@ -203,8 +225,10 @@ def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plai
     return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
 
 
-def write_rows(sets: dict[str, Any], file: Path) -> None:
-    """Write the first rows of the trainer's sets: their tokens, and the labels, -100 where there is no loss."""
-    shown = chain.from_iterable(islice(rows, SHOWN) for rows in sets.values())
-    lines = (json.dumps({"input_ids": row["input_ids"], "labels": row["labels"]}) for row in shown)
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+def write_rows(sets: dict[str, Any], tokenizer: Any, file: Path) -> None:
+    """Write the first rows of the trainer's sets: tokens, labels, which are -100 where there is no loss, and text."""
+    with file.open("w", encoding="utf-8") as lines:
+        for row in chain.from_iterable(islice(rows, SHOWN) for rows in sets.values()):
+            ids = row["input_ids"]
+            shown = {"input_ids": ids, "labels": row["labels"], "text": tokenizer.decode(ids)}
+            lines.write(json.dumps(shown, ensure_ascii=False) + "\n")

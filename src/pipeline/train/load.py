@@ -4,7 +4,9 @@ training method trains: freezing, and LoRA adapters, by the sides of a partition
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -47,28 +49,35 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
     folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
-    tokenizer = load.load_tokenizer(folder)
+    tokenizer = load.with_end_token(load.load_tokenizer(folder), run.config.sft.eos_token)
     if tokenizer.eos_token is None:
-        raise PipelineError(
-            f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
-        )
+        raise PipelineError(f"the tokenizer of {folder} has no end-of-sequence token: give sft.eos_token")
     date = run.config.sft.template_date
     return load.with_template_date(tokenizer, date) if run.config.sft.template == "chat" else tokenizer
 
 
-def check_base(base: Path, tokenizer: Any) -> None:
-    """Raise PipelineError, by its headers, for a base whose tensors do not fit its config, or its tokenizer."""
+def check_base(base: Path, tokenizer: Any, rows: Sequence[Example] = ()) -> None:
+    """Raise PipelineError, by its headers, for a base whose tensors do not fit its config, or its tokenizer.
+
+    A class of tokenizers may add a token of its own to those of the files (Qwen's: <|endoftext|>). Without a row in the
+    embedding it must not be in the training rows.
+    """
     model = build_skeleton(base, "model.path")
     if getattr(model.config, "quantization_config", None):
         raise PipelineError(
             f"model.path={base} is quantized, as its config.json says: give the model that it was quantized from"
         )
-    rows = model.get_input_embeddings().weight.shape[0]
-    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    size = model.get_input_embeddings().weight.shape[0]
+    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= size}
+    if beyond:
+        folder = Path(tokenizer.name_or_path or base)
+        files = [path for path in folder.glob("*") if path.suffix in (".json", ".jinja", ".txt")]
+        texts = [*(path.read_text(errors="replace") for path in files), *(json.dumps(row) for row in rows)]
+        beyond = {index: token for index, token in beyond.items() if any(token in text for text in texts)}
     if beyond:
         first = min(beyond)
         raise PipelineError(
-            f"the tokenizer of {tokenizer.name_or_path or base} has {len(beyond)} tokens beyond the {rows} rows of the "
+            f"the tokenizer of {tokenizer.name_or_path or base} has {len(beyond)} tokens beyond the {size} rows of the "
             f"embedding of {base}, the first {beyond[first]!r} (id {first}): use the model's own tokenizer, or resize "
             "the embedding"
         )
@@ -138,7 +147,11 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:
-        return load.load_model(base, dtype=dtype, **attention)
+        loaded = load.load_model(base, dtype=dtype, **attention)
+        if run.config.sft.eos_token is not None:
+            for settings in (loaded.config, loaded.generation_config):
+                settings.eos_token_id = tokenizer.eos_token_id
+        return loaded
     except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
         raise PipelineError(
             f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}: "

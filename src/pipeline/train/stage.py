@@ -67,7 +67,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     if progress is None:
         return {}
     save.write_card(run, work)
-    examples.write_rows(trainer.sets, work / examples.ROWS)
+    examples.write_rows(trainer.sets, tokenizer, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
@@ -105,7 +105,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
         warn(emulated)
     load.check_kernels(config)
     if base is not None:
-        load.check_base(base, tokenizer)
+        load.check_base(base, tokenizer, rows)
     cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
     if problem := examples.side_without_loss(rows, lost, config.sft):

@@ -26,7 +26,6 @@ from pipeline.train import examples, memory, steps, varlen
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
-PACKED_ALIKE = ("bloom", "falcon", "mpt", "opt", "xglm")  # whose attention does not keep rows of one batch apart
 LOW_RATE = 1e-5  # below which adapters hardly move, and most updates of weights that are rounded to bfloat16 are lost
 
 
@@ -35,15 +34,14 @@ def trainer_of(
 ) -> tuple[Trainer, dict[str, Any]]:
     """The trainer of this method, its steps planned, and facts about its rows."""
     sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
-    if sft.padding_free and model.config.model_type in PACKED_ALIKE:
-        raise PipelineError(
-            f"sft.padding_free=true: {model.config.model_type} would attend from row to row: leave it out"
-        )
     if sft.padding_free and torch.cuda.is_available() and config.model.attn_implementation == "sdpa":
         varlen.attend_within_rows(model)
+    args = trainer_arguments(config, "text" in rows[0], bool(validation), output)
+    if getattr(model.config, "num_local_experts", None) == 0:  # Granite 4 H: no router, whose loss TRL would add
+        args.router_aux_loss_coef = 0.0
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     trainer: Any = Trainer(
-        model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
+        model=model, args=args,
         train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
         eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
     )  # fmt: skip
@@ -91,7 +89,7 @@ class Trainer(SFTTrainer):
 
     def __init__(self, *, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any) -> None:
         """`train_dataset`: part -> its examples, kept separate also when rows are packed."""
-        self.sft, self.parts, self.turn = sft, parts, ""
+        self.sft, self.parts, self.turn, self.rows_are_apart = sft, parts, "", False
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
         # TRL's loss is of the tokens of a step together, also where a model's own (of those that see) could not be
@@ -113,6 +111,7 @@ class Trainer(SFTTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
+        self.refuse_mixed_rows()
         metrics = super().evaluate(eval_dataset, *args, **keywords)
         for module in cast(Any, self.model).modules():  # no backward pass gives back what was gathered
             if isinstance(module, FSDPModule):
@@ -122,8 +121,17 @@ class Trainer(SFTTrainer):
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
+    def refuse_mixed_rows(self) -> None:
+        """Raise PipelineError, before the first step, if sft.padding_free=true would change what the model computes."""
+        if self.sft.padding_free and not self.rows_are_apart:
+            with self.compute_loss_context_manager():
+                ids = next(iter(self.sets.values()))[0]["input_ids"]
+                varlen.refuse_mixed_rows(self.model, self.data_collator, ids)
+            self.rows_are_apart = True
+
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
         """A micro-batch of a step; of two parts it trains the one whose turn the step is, by its number alone."""
+        self.refuse_mixed_rows()
         model: Any = self.model
         turn = side_of_step(self.state.global_step, self.sft.steps_per_switch, [*self.parts])
         if turn != self.turn:

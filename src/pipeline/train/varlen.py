@@ -12,8 +12,10 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
 from pipeline.errors import PipelineError
+from pipeline.text import one_line
 
 ATTENTION = "varlen"  # as transformers knows it
+MIXED = 0.05  # of the largest logit: rounding moves 1e-2 at most, and reading another row 0.2 or more
 UNKNOWN = ("softcap", "s_aux", "position_bias")  # what varlen_attn cannot do, by transformers' names
 
 
@@ -46,3 +48,32 @@ def attend(
         enable_gqa=True,
     )  # fmt: skip
     return attended[None], None
+
+
+def refuse_mixed_rows(model: Any, collator: Any, ids: list[int]) -> None:
+    """Raise PipelineError unless a model computes the same of rows joined in a batch as of each row alone."""
+    ids = ids[:32]
+    rows = [{"input_ids": row, "labels": row} for row in (ids, ids[::-1][: 1 + len(ids) // 2])]
+    problem = f"sft.padding_free=true: {model.config.model_type}"
+    was_training = model.training
+    model.eval()
+    try:
+        joined = logits_of(model, collator, rows)
+        alone = torch.cat([logits_of(model, collator, [row]) for row in rows])
+    except PipelineError:  # of `attend`
+        raise
+    except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
+        raise PipelineError(f"{problem} does not take joined rows ({one_line(str(error))}): leave it out") from error
+    finally:
+        model.train(was_training)
+    if (joined - alone).abs().max() > MIXED * alone.abs().max():
+        raise PipelineError(f"{problem} would attend from row to row, so that the losses differ: leave it out")
+
+
+def logits_of(model: Any, collator: Any, rows: list[Any]) -> torch.Tensor:
+    """Return the logits of all tokens of a batch."""
+    batch = {key: value for key, value in collator(rows).items() if key != "labels"}
+    on_device = {key: value.to(model.device) if torch.is_tensor(value) else value for key, value in batch.items()}
+    with torch.no_grad():
+        found: torch.Tensor = model(**on_device, use_cache=False).logits[0].float()
+    return found

@@ -1,0 +1,80 @@
+"""What a plan says where experts are trained on prompts that end otherwise than those of a benchmark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.config.data import has_own_prompts
+from pipeline.config.harness_tasks import merge_includes
+from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.estimate.training_rows import known_rows
+from pipeline.evaluate.before import define_tasks
+from pipeline.launch.preflight import data_key
+from pipeline.runs.graph import order_runs
+from pipeline.runs.run import Run
+
+COLUMN = "\0"  # stands for the text of a column in a benchmark's template
+
+
+def prompt_lines(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each training on own prompts, and task, that end their prompts otherwise.
+
+    The text between question and answer is compared: the end that all prompts share, and what follows it.
+    """
+    asked: dict[str, dict[str, str]] = {}
+    lines: dict[str, None] = {}
+    for run in runs:
+        if not isinstance(run.config, EvalStage) or run.config.eval.chat_template:
+            continue
+        for training in order_runs([run]):
+            trained = trained_end(training)
+            if trained is None:
+                continue
+            if data_key(run) not in asked:
+                asked[data_key(run)] = asked_ends(run)
+            for task, end in asked[data_key(run)].items():
+                if not trained.endswith(end):
+                    told = f"{training.label} is trained on prompts that end with {trained[-20:]!r} before the answer"
+                    lines[f"{told}, and {task} asks prompts that end with {end!r}"] = None
+    return [*lines]
+
+
+def trained_end(run: Run) -> str | None:
+    """Return what stands before all answers of a training; None if its prompts are not the user's, or not here."""
+    config = run.config
+    if not isinstance(config, TrainStage) or config.sft.template != "plain" or not has_own_prompts(config.expert):
+        return None
+    rows = known_rows(run)[0]
+    end = os.path.commonprefix([row["prompt"][::-1] for row in rows])[::-1]
+    start = os.path.commonprefix([row["completion"] for row in rows])
+    blank = start[: len(start) - len(start.lstrip())]
+    return f"{end}{config.sft.separator}{blank}" if rows else None
+
+
+def asked_ends(run: Run[EvalStage]) -> dict[str, str]:
+    """Return task -> what its template puts before all answers, without the tasks whose prompts a function writes."""
+    ends: dict[str, str] = {}
+    with TemporaryDirectory() as folder, suppress(PipelineError):  # what is wrong with a task is to be fixed
+        for definition in define_tasks(run, Path(folder), []):
+            body = merge_includes(definition.file)
+            with suppress(Exception):  # a template is a program, and raises what it likes
+                ends[definition.task] = template_end(body["doc_to_text"]) + body.get("target_delimiter", " ")
+    return ends
+
+
+def template_end(template: Any) -> str:
+    """Return the text after the last column of a task's template."""
+    from jinja2 import Environment, meta
+
+    if "{" not in template:  # the name of a column
+        return ""
+    environment = Environment(keep_trailing_newline=True)
+    names = meta.find_undeclared_variables(environment.parse(template))
+    text = environment.from_string(template).render(dict.fromkeys(names, COLUMN))
+    return text[text.rindex(COLUMN) + 1 :]

@@ -1,0 +1,138 @@
+"""Conversations keep what their turns hold; what is left out is counted in the data card and in the plan."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixture_types import Call, Patch
+from tiny_words import FEW
+
+from pipeline.config.data import Source
+from pipeline.data.load import example_of
+from pipeline.data.sources import is_kept_in_part, words_of
+
+ASK, TELL = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
+MORE, LAST = {"role": "user", "content": "And 3?"}, {"role": "assistant", "content": "7."}
+EMPTY = {"role": "assistant", "content": ""}
+PLAIN = {"prompt": "2 + 2?", "completion": "4."}
+QUIET = ("runs_dir=runs", "tracking.mode=disabled")
+
+
+def read(*turns: dict[str, Any], most: int | None = None) -> tuple[Any, bool]:
+    """(the example of a conversation, whether it is kept in part)."""
+    source = Source(file="talk.jsonl", rows="conversation", column="talk", turns=most)
+    row = {"talk": list(turns)}
+    return example_of(row, source, {"talk": True}), is_kept_in_part(row, source)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "name"])
+def test_every_key_of_a_turn_is_kept(key: str) -> None:
+    answer = TELL | {key: "Adding gives 4."}
+    example, in_part = read(ASK, answer)
+    assert example == PLAIN | {"messages": [ASK, answer]} and not in_part
+    assert "Adding gives 4." in words_of(example)
+    assert read(ASK, TELL | {key: None})[0] == PLAIN  # as parquet fills it
+
+
+def test_turns_of_one_speaker_are_joined_where_nothing_is_lost() -> None:
+    example, in_part = read(ASK, MORE, TELL)
+    assert example == {"prompt": "2 + 2?\n\nAnd 3?", "completion": "4."} and not in_part
+    named = [ASK | {"name": "Ada"}, MORE | {"name": "Ben"}, TELL]
+    assert read(*named)[0]["messages"] == named
+
+
+@pytest.mark.parametrize(("number", "text"), [(4, "4"), ("4.50", "4.50"), (0, "0")])
+def test_a_number_is_text(number: Any, text: str) -> None:
+    example, in_part = read(ASK, TELL | {"content": number}, MORE, LAST)
+    assert example["prompt"] == f"2 + 2?\n\n{text}\n\nAnd 3?" and not in_part
+
+
+@pytest.mark.parametrize(
+    ("turns", "kept", "in_part"),
+    [
+        ([TELL, ASK, TELL], [ASK, TELL], True),  # a greeting
+        ([ASK, TELL, MORE, EMPTY, MORE, LAST], [ASK, TELL], True),  # an empty answer in the middle
+        ([ASK, TELL, MORE], [ASK, TELL], True),  # a question without an answer
+        ([ASK, TELL, MORE, LAST | {"weight": 0}], [ASK, TELL], True),
+        ([ASK, TELL | {"weight": 0}, MORE, LAST], [ASK, TELL | {"weight": 0}, MORE, LAST], False),
+        ([ASK, TELL, MORE, LAST], [ASK, TELL, MORE, LAST], False),
+    ],
+)
+def test_what_is_left_out_is_known(turns: list[Any], kept: list[Any], in_part: bool) -> None:
+    example, found = read(*turns)
+    whole = example.get("messages") or [ASK, TELL]
+    assert (whole, found) == (kept, in_part)
+
+
+def test_turns_that_nobody_asks_for_are_not_left_out() -> None:
+    assert read(ASK, TELL, MORE, LAST, most=1) == (PLAIN, False)
+    assert read(LAST, ASK, TELL, MORE, LAST, most=1) == (PLAIN, True)
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": "0.0"}, {"train": False}])
+def test_answers_that_are_not_to_be_trained_on(mark: dict[str, Any]) -> None:
+    assert read(ASK, TELL | mark)[0] == "not_trained"
+    assert read(ASK, EMPTY)[0] == "empty"
+
+
+# ------------------------------------------------------------------------------------------------ trained on
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {% if m.thinking %}<{{ m.thinking }}> {% endif %}{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def chat(base: Path, tmp_path: Path, monkeypatch: Patch) -> list[str]:
+    """Words of a training on the conversations of talk.jsonl, by a template that writes `thinking`."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base, tmp_path / "base")
+    for record in ("manifest.json", "world.json"):
+        (tmp_path / "base" / record).unlink(missing_ok=True)
+    (tmp_path / "base/chat_template.jinja").write_text(TEMPLATE)
+    rows = "expert.sources.own={url: ./talk.jsonl, rows: conversation, column: talk}"
+    return ["expert=own", "model=trained", "model.path=./base", rows, *FEW, *QUIET, "data.benchmarks=none"]
+
+
+def write(*talks: list[dict[str, Any]]) -> None:
+    Path("talk.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+
+
+def several(*turns: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Eight conversations that differ in their first question."""
+    return [[{"role": "user", "content": f"{n} + 2?"}, *turns] for n in range(8)]
+
+
+def test_the_thought_is_trained_on_and_other_keys_are_counted(chat: list[str], call: Call) -> None:
+    write(*several(TELL | {"thinking": "Adding.", "mood": "calm"}))
+    done = call("stage=sft", "sft.template=chat", *chat, status=0)
+    assert "sft.template=chat does not write mood of 8 turns" in done.err and "thinking" not in done.err
+    row = json.loads((Path(done.out.strip()) / "rows.jsonl").read_text().splitlines()[0])
+    assert "assistant: <Adding.> 4.</s>" in row["text"]
+    trained = [token for token in row["labels"] if token != -100]
+    assert len(trained) < len(row["input_ids"])
+    plain = call("stage=plan", "plan.stage=sft", "plan.lines=1", *chat, status=0)
+    assert "sft.template=plain does not write thinking of 8 turns" in " ".join(plain.out.split())
+
+
+def test_the_plan_and_the_card_count_what_is_left_out(chat: list[str], call: Call) -> None:
+    write(*several(TELL), [TELL, MORE, LAST], [ASK, TELL | {"weight": 0}])
+    plan = call("stage=plan", "plan.stage=sft", "plan.lines=1", "sft.template=chat", *chat, status=0).out
+    assert "talk.jsonl: of 1 of 10 conversations turns are left out: before the first question" in plan
+    assert "talk.jsonl: 1 of 10 rows are dropped, as they are a conversation of which each answer is marked" in plan
+    folder = Path(call("stage=sft", "sft.template=chat", *chat, status=0).out.strip())
+    (data,) = folder.parent.glob("data-*")
+    card = (data / "data_card.md").read_text()
+    assert "Conversations in part are kept, and turns are left out" in card and "weight: 0 or train: false" in card
+    facts = json.loads((data / "manifest.json").read_text())["facts"]["counts"]["own"]
+    assert (facts["in_part"], facts["not_trained"], facts["taken"]) == (1, 1, 9)
+
+
+def test_a_marked_answer_is_no_answer_to_train_all_turns_on(chat: list[str], call: Call) -> None:
+    write(*several(TELL | {"weight": 0}, MORE, LAST))
+    call("stage=sft", "sft.template=chat", *chat, status=0)
+    refused = call("stage=sft", "sft.template=chat", "sft.loss_on=all", *chat, status=1).err
+    assert "it has a turn with weight: 0 or train: false, and sft.loss_on=all trains on it" in refused
