@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_task
+from pipeline.benchmarks.task_safety import outside_paths, refuse_internals, runs_model_programs, why_unsafe
 from pipeline.config.harness_tasks import (
     harness_index,
     included_folder,
@@ -160,7 +161,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     file = harness_index().tasks[task]
     stock = merge_includes(file)
     body: Row = {"include": [str(file)]}
-    if stock.get("unsafe_code"):
+    if runs_model_programs(file):
         raise PipelineError(
             f"{task} runs the model's programs without a sandbox: score mbpp with eval.run_code=true, which has one"
         )
@@ -182,6 +183,12 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
                 f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
+        if not ask.run_code and (reason := why_unsafe(file, stock)):
+            raise PipelineError(
+                f"{task} of eval.include_path={included[0]} could run code: {reason}. Give eval.run_code=true if you "
+                "trust it, or remove that key"
+            )
+        refuse_internals(file)
         refuse_includes_outside(task, folder, included[0])
         if not local:
             refuse_files_outside(task, stock, included[0])
@@ -211,15 +218,12 @@ def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
-    named_files = data_files(stock)
-    for value in named_files.values() if isinstance(named_files, dict) else [named_files]:
-        for file in [value] if isinstance(value, str) else value:
-            if "://" not in file and folder not in Path(file).resolve().parents:
-                raise PipelineError(
-                    f"{task} reads {Path(file).resolve()}, outside of eval.include_path={folder}, whose content "
-                    "identifies a run: move it there and name it from the working directory, or give data_root with "
-                    f"harness/{task}/{scored_split(stock)}.jsonl"
-                )
+    for path in outside_paths(stock, folder):
+        raise PipelineError(
+            f"{task} reads {path}, outside of eval.include_path={folder}, whose content identifies a run: move it "
+            "there and name it from the working directory, or give data_root with "
+            f"harness/{task}/{scored_split(stock)}.jsonl"
+        )
 
 
 def data_files(stock: Row) -> Any:

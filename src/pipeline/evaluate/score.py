@@ -33,10 +33,12 @@ from pipeline.evaluate.prompts import (
 )
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
 from pipeline.evaluate.store import Answers, Store, digest
+from pipeline.limits import time_limit
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
 NO_OTHERS: AbstractContextManager[Sequence[Any]] = nullcontext(())
+SCORING_SECONDS = 1800  # of processor time for the filters and metrics of one task
 USED = "batch_size"  # the number of rows, among answers that it decides
 
 
@@ -232,10 +234,12 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, definition, settings, number)
-    output: Any = evaluate(
-        lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
-        log_samples=True, **prompt_settings(settings),
-    )  # fmt: skip
+    message = f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify their patterns"
+    with time_limit(SCORING_SECONDS, message):
+        output: Any = evaluate(
+            lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
+            log_samples=True, **prompt_settings(settings),
+        )  # fmt: skip
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
         for record in output["samples"][asked.name]
