@@ -11,20 +11,21 @@ from typing import Any
 
 from jinja2 import BaseLoader, StrictUndefined, Template
 from jinja2.exceptions import SecurityError
+from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 
+import pipeline.models.sandbox  # noqa: F401 - limits the time of templates
 from pipeline.benchmarks.task_safety import texts_of
 from pipeline.config.harness_tasks import chain_of
 from pipeline.errors import PipelineError
 from pipeline.limits import TooLong
-from pipeline.models.sandbox import Bounded
 
 
 class RefusedTemplate(PipelineError):
     """A template that the sandbox refuses, or that does not end."""
 
 
-_ENVIRONMENT = Bounded(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+_ENVIRONMENT = SandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
 _ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
 _places: dict[str, str] = {}  # template -> the file and the key that have it
 

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pipeline.models.sandbox  # noqa: F401 - limits the time of chat templates
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.checkpoint import read_header, read_json, weight_files
 from pipeline.models.files import TOKENIZERS
 from pipeline.models.names import unwrapped
-from pipeline.models.sandbox import bound_chat_templates
 
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -28,7 +28,6 @@ def load_tokenizer(folder: Path) -> Any:
 
     refuse_without_tokenizer(folder)
     refuse_own_code(folder)
-    bound_chat_templates()
     try:
         return AutoTokenizer.from_pretrained(folder, **SAFE)
     except Exception as error:  # classes of tokenizers raise what they like
