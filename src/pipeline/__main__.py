@@ -35,6 +35,7 @@ from pipeline.progress import quiet, redirected
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import build
+from pipeline.text import printable
 from pipeline.train.processes import check_launch, is_follower, launched_count
 
 STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
@@ -50,7 +51,7 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
 
 def write_result(descriptor: int, text: str) -> None:
     with suppress(BrokenPipeError):  # the reader has read enough, as head
-        os.write(descriptor, (without_credentials(text) + "\n").encode())
+        os.write(descriptor, (printable(without_credentials(text)) + "\n").encode())
 
 
 def print_answer(arguments: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:

@@ -14,7 +14,9 @@ from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline.config.stages import Launcher
+from pipeline.errors import PipelineError
 from pipeline.hub.addresses import Masked, _secret_values, masked_output, plain_addresses, without_credentials
+from pipeline.launch.in_process import error_sentence
 from pipeline.runs import provenance, tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
@@ -57,6 +59,17 @@ def test_credentials_are_taken_out_of_every_address() -> None:
 def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
     assert without_credentials([text]) == [shown]
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A screen that is cleared, a title, a bell, letters in another order; a bar's carriage return stays."""
+    with masked_output():
+        print("a\x1b[2J\x1b]0;title\x07b \u202eevil \x9b31m \x1b[31mred\x1b[0m\n\tc", end="")
+        print("\r50 %", file=sys.stderr)
+    out, err = capsys.readouterr()
+    assert out == "a\ufffd[2J\ufffd]0;title\ufffdb \ufffdevil \ufffd31m red\n\tc" and err == "\r50 %\n"
+    sentence = error_sentence(PipelineError("a\rb\x1b[2Jc"))
+    assert sentence == "a\ufffdb\ufffd[2Jc"
 
 
 NESTED = ("key_" * 100_000, f"key={')' * 400_000}x", "key=[ " * 20_000, "a" * 200_000 + "_key" * 50_000)

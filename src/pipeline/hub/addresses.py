@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from pipeline.text import printable
+
 REPOSITORY = r"[\w-][\w.-]*/[\w.-]+"  # org/name on the Hub
 
 MASK = "***"
@@ -87,13 +89,16 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 class Masked:
-    """A text stream that masks credentials in what it writes; every other attribute is the wrapped stream's."""
+    """A text stream that masks credentials and control characters in what it writes.
+
+    Progress bars need carriage returns, which stay. Every other attribute is the wrapped stream's.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(without_credentials(text))
+        self._stream.write("\r".join(map(printable, without_credentials(text).split("\r"))))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
