@@ -202,6 +202,9 @@ def show_values(arguments: list[str]) -> int:
 @masked_output()
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None:
+        print("error: standard output is closed: redirect it to a file, or to /dev/null", file=sys.stderr)
+        return 1
     quiet()
     try:
         flags, arguments = Flags().parse_known_args(arguments)

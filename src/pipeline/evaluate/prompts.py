@@ -29,7 +29,7 @@ from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate, remember_places
 from pipeline.hub import reach
-from pipeline.hub.lock import Lock
+from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
 from pipeline.progress import say
 from pipeline.text import one_line
@@ -85,6 +85,8 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
             elif benchmark.of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            if isinstance(cause, OSError) and (reason := unusable_cache()):
+                raise PipelineError(reason) from error
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
