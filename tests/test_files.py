@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -19,9 +20,11 @@ from pipeline.files import (
     cached_digests,
     content_hash,
     move_folder,
+    read_yaml,
     readable_yaml,
     write_atomically,
 )
+from pipeline.tables.table_yaml import parsed_yaml
 
 
 @pytest.fixture
@@ -176,3 +179,26 @@ def test_a_mistake_in_yaml_is_its_line_and_a_remedy(text, line, remedy, loader):
     assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(caught.value).endswith(
         remedy
     )
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{letter}: &{letter} [{', '.join([f'*{before}'] * 9)}]\n" for before, letter in itertools.pairwise("abcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOMB, "aliases repeat its content too often"),
+        ("a: &a {b: *a}\n", "aliases repeat its content too often"),
+        ("a: " + "[" * 5000 + "]" * 5000, "brackets in brackets"),
+        ("a: !!python/object/apply:os.system [touch CODE_RAN]\n", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_explodes_or_runs_is_refused(text, why, tmp_path):
+    (tmp_path / "t.yaml").write_text(text)
+    for read in (read_yaml, lambda file: parsed_yaml(file.read_text(), str(file))):
+        with pytest.raises(PipelineError, match=why):
+            read(tmp_path / "t.yaml")
+    (tmp_path / "t.yaml").write_text("a: &a [x, y]\nb: [*a, *a]\n")
+    assert read_yaml(tmp_path / "t.yaml")["b"] == [["x", "y"]] * 2

@@ -12,7 +12,7 @@ import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
 PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
-    "errors files text languages progress stats papers config benchmarks models hub runs data merge train "
+    "errors limits files text languages progress stats papers config benchmarks models hub runs data merge train "
     "evaluate analyze stages tables estimate launch report commands api __main__ extras"
 ).split()
 

@@ -35,6 +35,7 @@ from pipeline.progress import quiet, redirected
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import build
+from pipeline.text import printable
 from pipeline.train.processes import check_launch, is_follower, launched_count
 
 STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
@@ -50,7 +51,7 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
 
 def write_result(descriptor: int, text: str) -> None:
     with suppress(BrokenPipeError):  # the reader has read enough, as head
-        os.write(descriptor, (without_credentials(text) + "\n").encode())
+        os.write(descriptor, (printable(without_credentials(text)) + "\n").encode())
 
 
 def print_answer(arguments: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:
@@ -201,6 +202,9 @@ def show_values(arguments: list[str]) -> int:
 @masked_output()
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None:
+        print("error: standard output is closed: redirect it to a file, or to /dev/null", file=sys.stderr)
+        return 1
     quiet()
     try:
         flags, arguments = Flags().parse_known_args(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ YAML_REMEDIES = {
     "undefined alias": "put a text that begins with * in quotes",
 }  # fmt: skip
 YAML_OPENED = {"',' or": "close the bracket", "stream": "close the quote", "expected ':'": "write KEY: VALUE"}
+MOST_ENTRIES = 1_000_000  # of a YAML file, its aliases resolved
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
 SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two seconds
@@ -217,6 +220,8 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8 ({error}): save it as UTF-8") from error
+    except RecursionError as error:
+        raise PipelineError(f"{file}: invalid YAML (brackets in brackets in brackets): correct it") from error
     except yaml.YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         opened = next((remedy for part, remedy in YAML_OPENED.items() if part in problem), "")
@@ -226,12 +231,34 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
         raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
 
 
+def check_aliases(text: str) -> str:
+    """Return a YAML text whose aliases, as *x, neither contain themselves nor multiply its content.
+
+    Raises:
+        YAMLError: the content has more than MOST_ENTRIES entries, or no end.
+    """
+    import yaml
+
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # if the node is a part of itself
+            parts = node.value if isinstance(node.value, list) else []
+            sizes[id(node)] = 1 + sum(map(size, chain(*parts) if parts and isinstance(parts[0], tuple) else parts))
+        return sizes[id(node)]
+
+    if "*" in text and (root := yaml.compose(text, yaml.SafeLoader)) and size(root) > MOST_ENTRIES:
+        raise yaml.YAMLError("aliases repeat its content too often")
+    return text
+
+
 def read_yaml(file: Path, named: str = "", loader: Any = None) -> Any:
     """The content of a YAML file, which errors name as `named`."""
     import yaml
 
     with readable_yaml(named or file):
-        return yaml.load(file.read_text(encoding="utf-8"), loader or yaml.SafeLoader)
+        return yaml.load(check_aliases(file.read_text(encoding="utf-8")), loader or yaml.SafeLoader)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

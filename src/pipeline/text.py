@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
+
+MARKUP = re.compile(r"[\\`*\[\]]")
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # which change the order of letters
+CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *DIRECTIONS), "\ufffd")
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -26,6 +32,16 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
         ).rstrip()
         for row in rows
     ]
+
+
+def markdown_text(text: str) -> str:
+    """The text on one line, without meaning in Markdown: no links, images, emphasis, code or HTML."""
+    return MARKUP.sub(r"\\\g<0>", one_line(text))
+
+
+def printable(text: str) -> str:
+    """The text without colors, and with � for control characters, which could rewrite what a terminal shows."""
+    return COLORS.sub("", text).translate(CONTROLS)
 
 
 def markdown_line(parts: Sequence[str]) -> str:

@@ -118,6 +118,12 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
         ({"peft_type": "IA3"}, "an adapter with peft_type=IA3"),
         ({"base_model_name_or_path": str(tmp_path / "gone")}, "whose base .*gone is not here: .* merge.base=RUN"),
         ({"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))}, "it is of another base"),
+        ({"alpha_pattern": {"(([a-z_.0-9]+)+)+!": 3}}, "a pattern of alpha_pattern takes too long to match: name"),
+        ({"alpha_pattern": {"[": 3}}, r"a pattern of alpha_pattern is no regular expression \(unterminated"),
+        ({"lora_alpha": "4"}, r"adapter_config.json: lora_alpha has the value '4' \(Input should be a valid number\)"),
+        ({"base_model_name_or_path": 5}, "base_model_name_or_path has the value 5"),
+        ({"base_model_name_or_path": "a\0b"}, "base_model_name_or_path has the value 'a.x00b'"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern has the value"),
     ):
         with pytest.raises(PipelineError, match=words):
             open_source(changed(**settings))

@@ -20,7 +20,7 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.stage import make
 from pipeline.merge.summary import plan_text
-from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, weights_root
 from pipeline.runs.manifest import Manifest
 
 
@@ -254,7 +254,8 @@ def test_the_stage(models, tmp_path, capsys, method):
         assert "layers 0-4" in said.err and "1 language" in said.err
 
 
-def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
+def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.merge.stage.verify_sources", lambda *_: None)
     folders = {role: tmp_path / role for role in ("math", "language", "work")}
     for role, source in (("math", models["llama"][1]), ("language", models["llama"][2])):
         shutil.copytree(source, folders[role])
@@ -269,3 +270,30 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
     assert digests["model.layers.5.mlp.up_proj.weight"] == "blake3:of math"
     computed = "model.embed_tokens.weight"
     assert digests[computed] == digest_tensors(folders["work"])[computed]
+
+
+def test_a_byte_that_flipped_in_a_run_is_found(models, tmp_path):
+    """With size and time as before. A tensor that the merge does not read may be anything."""
+    folders = {role: tmp_path / role for role in ("math", "language")}
+    for role, source in zip(folders, models["llama"][1:], strict=False):
+        shutil.copytree(source, folders[role])
+        Manifest(role, "0", {"stage": "sft"}, {"weights": {"digests": digest_tensors(source)}}).write(folders[role])
+    file = folders["math"] / "model.safetensors"
+    config = MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path))
+    parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in folders}
+
+    def merged_with_a_flip_in(name):
+        info, before = read_header(file)[name], file.stat()
+        with open(file, "r+b") as stream:
+            stream.seek(info.offset + 1)
+            byte = stream.read(1)
+            stream.seek(info.offset + 1)
+            stream.write(bytes([byte[0] ^ 1]))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        work = tmp_path / name
+        work.mkdir()
+        return make(SimpleNamespace(config=config, parents=parents, name="m-1"), work, Recorder())
+
+    assert merged_with_a_flip_in("model.layers.0.mlp.up_proj.weight")["weights"]  # of the language expert in the merge
+    with pytest.raises(PipelineError, match=r"layers.5.mlp.up_proj.weight is not the tensor that the run wrote.*math"):
+        merged_with_a_flip_in("model.layers.5.mlp.up_proj.weight")

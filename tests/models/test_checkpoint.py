@@ -1,6 +1,7 @@
 """Checkpoints written by safetensors and transformers, read back by our header reader."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -108,6 +109,25 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
     assert "lm_head.weight" in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
     with pytest.raises(PipelineError, match="tie_word_embeddings is false"):
         Checkpoint.open(write(tmp_path / "none", tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"model_type": ["llama"]},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": "4"},
+        {"hidden_size": -1},
+        {"hidden_size": 64.5},
+        {"auto_map": "evil.Model"},
+        {"text_config": {"vocab_size": "big"}},
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path, bad):
+    key, value = next(iter((bad.get("text_config") or bad).items()))
+    with pytest.raises(PipelineError, match=re.escape(f"config.json: {key} has the value {value!r} (Input should")):
+        Checkpoint.open(write(tmp_path / "bad", **bad))
+    assert Checkpoint.open(write(tmp_path / "good", hidden_size=None, unknown={"may": ["be", "anything"]})).names
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):

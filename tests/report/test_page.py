@@ -1,5 +1,7 @@
 """The page: it parses, says everything, asks the network for nothing, and has the same bytes twice."""
 
+import base64
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -103,6 +105,22 @@ def test_no_request_leaves_the_page(one_language, reports):
         f"http://www.w3.org/{name}" for name in ("2000/svg", "1999/xlink")
     }  # names of namespaces, never requested
     assert set(re.findall(r"https?://[^\s\"'<>]+", html)) <= spaces
+
+
+def test_the_policy_of_the_page_allows_its_own_script_alone(one_language, reports):
+    page = Page(write_report(one_language, reports))
+    (policy,) = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}' blob:;" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2] and "unsafe-eval" not in policy
+
+
+def test_names_mean_nothing_in_markdown(one_language, reports):
+    """The table of cells.md as its reader takes it: no link, image or code. A backslash hides each bracket."""
+    link = "[x](javascript:alert(1)) ![y](http://evil/z.png) `b`"
+    results = replace(one_language, title=link, columns=[link], note=link)
+    text = write_report(results, reports).with_name("cells.md").read_text()
+    assert text.count("evil/z.png") == 3 and not re.search(r"(?<!\\)[\[\]`]", text)
 
 
 def test_same_results_same_bytes(one_language, reports):

@@ -14,7 +14,9 @@ from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline.config.stages import Launcher
-from pipeline.hub.addresses import Masked, masked_output, plain_addresses, without_credentials
+from pipeline.errors import PipelineError
+from pipeline.hub.addresses import Masked, _secret_values, masked_output, plain_addresses, without_credentials
+from pipeline.launch.in_process import error_sentence
 from pipeline.runs import provenance, tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
@@ -46,6 +48,12 @@ def test_credentials_are_taken_out_of_every_address() -> None:
         "PIN_TOKEN=123456": "PIN_TOKEN=***",
         "unknown key sft.lr: did you mean it? write key=value": "unknown key sft.lr: did you mean it? write key=value",
         "every.KEY=VALUE, token=...": "every.KEY=VALUE, token=...",
+        "GITHUB_PAT=sesame MYAPIKEY=sesame": "GITHUB_PAT=*** MYAPIKEY=***",
+        "db.passwd: sesame, CREDENTIALS='open sesame'": "db.passwd: ***, CREDENTIALS='***'",
+        "curl -H 'Authorization: Bearer sesame' x": "curl -H 'Authorization: ***' x",
+        f"wandb login {'a1' * 20} at commit {'a1' * 20}": f"wandb login *** at commit {'a1' * 20}",
+        f"hf_{'Ab1' * 10} ghp_{'Ab1' * 10} github_pat_{'1_a' * 9}": "*** *** ***",
+        "hf_hub_download sk-en_translation compat=1": "hf_hub_download sk-en_translation compat=1",
     }.items(),
 )
 def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
@@ -53,9 +61,32 @@ def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
     assert without_credentials([text]) == [shown]
 
 
+def test_control_characters_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A screen that is cleared, a title, a bell, letters in another order; a bar's carriage return stays."""
+    with masked_output():
+        print("a\x1b[2J\x1b]0;title\x07b \u202eevil \x9b31m \x1b[31mred\x1b[0m\n\tc", end="")
+        print("\r50 %", file=sys.stderr)
+    out, err = capsys.readouterr()
+    assert out == "a\ufffd[2J\ufffd]0;title\ufffdb \ufffdevil \ufffd31m red\n\tc" and err == "\r50 %\n"
+    sentence = error_sentence(PipelineError("a\rb\x1b[2Jc"))
+    assert sentence == "a\ufffdb\ufffd[2Jc"
+
+
+NESTED = ("key_" * 100_000, f"key={')' * 400_000}x", "key=[ " * 20_000, "a" * 200_000 + "_key" * 50_000)
+
+
+def test_secrets_of_the_environment_are_masked_wherever_they_appear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "dead8eef" * 5)
+    monkeypatch.setenv("SOME_KEY", "plainly")
+    _secret_values.cache_clear()
+    assert without_credentials(f"401 for {'dead8eef' * 5}, plainly") == "401 for ***, plainly"
+    monkeypatch.undo()
+    _secret_values.cache_clear()
+
+
 def test_long_text_is_masked_in_linear_time() -> None:
     begun = time.process_time()
-    for text in ("a_" * 200_000, "A" * 400_000, "key=" * 50_000, "https://" * 50_000):
+    for text in ("a_" * 200_000, "A" * 400_000, "key=" * 50_000, "https://" * 50_000, *NESTED):
         without_credentials(text)
     assert time.process_time() - begun < 5  # a quadratic pattern takes minutes
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from made_up_runs import finish, lines_of
 from scipy import stats
 
 from pipeline.config.compose import compose
+from pipeline.files import fingerprints
 from pipeline.report.collect import gather_results
 from pipeline.report.load.contents import Results
 from pipeline.report.write import write_report
 from pipeline.runs.graph import order_runs
+from pipeline.runs.manifest import read_manifest
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import largest, resampled_means
 from pipeline.tables.planned_runs import Planning
@@ -116,6 +119,10 @@ def test_what_is_not_finite_is_missing(value: float, tmp_path: Path) -> None:
     for row in scores["rows"]:
         row["value"] = value if row["metric"] == "bits" else row["value"]
     (run.folder / "scores.json").write_text(json.dumps(scores))
+    manifest = read_manifest(run.folder)
+    assert manifest
+    (run.folder / "manifest.json").unlink()
+    replace(manifest, files=fingerprints(run.folder)).write(run.folder)
 
     results = gathered(OVERFLOW, tmp_path)
     cells, lines = results.by_place, {line["left"] + line["right"]: line for line in results.contrasts}

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -191,8 +192,46 @@ def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     assert f"its checkpoint {training.name} was recomputed with other contents" in text
     rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))
     stale = {row["run"] for row in rows if row["stale"]}
-    assert edited.name in stale and len(stale) >= 2 and unlike.name not in stale - {unlike.name}
+    assert (
+        edited.name not in {row["run"] for row in rows} and f"{edited.name}: {samples.relative_to(edited)} is" in text
+    )
+    assert stale and unlike.name not in stale - {unlike.name}
     assert {row["run"] for row in rows if row["unlike"]} == {unlike.name}
+
+
+def edited(text: str) -> str:
+    """Scores of the same length with another first value."""
+    return re.sub(r'("value": 0\.)(\d)', lambda value: f"{value[1]}{9 - int(value[2])}", text, count=1)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "why"),
+    [
+        ("scores.json", edited, "scores.json is not the file that the run wrote"),
+        ("scores.json", lambda text: text[:50], "scores.json is not the file that the run wrote"),
+        ("scores.json", None, "scores.json is gone"),
+        ("manifest.json", lambda text: text[:50], "manifest.json is not readable JSON"),
+        (
+            "manifest.json",
+            lambda text: text.replace('"seconds": 1.5', '"seconds": NaN'),
+            "not a manifest of this program",
+        ),
+    ],
+)
+def test_a_damaged_run_is_one_missing_cell(file: str, change: Any, why: str, home: Path, call: Call) -> None:
+    """Its size and its time are those of before, as after a bit that flipped on a disk."""
+    (damaged,) = (home / "runs").glob("eval-mgsm_0shot-math*-s0-qac-*")
+    stat = (damaged / file).stat()
+    if change is None:
+        (damaged / file).unlink()
+    else:
+        (damaged / file).write_text(change((damaged / file).read_text()))
+        os.utime(damaged / file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    told = call("stage=report", *words(home), status=0)
+    lines = list(csv.DictReader(io.StringIO(Path(told.out.strip()).with_name("cells.csv").read_text())))
+    missing = {(line["row"], line["column"]): line["missing"] for line in lines if not line["value"]}
+    assert list(missing) == [("math expert", "low")]
+    assert damaged.name in missing["math expert", "low"] and why in missing["math expert", "low"]
 
 
 def test_a_table_of_an_earlier_version_reports(home: Path, call: Call) -> None:

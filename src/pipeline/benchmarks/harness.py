@@ -6,7 +6,9 @@ scores are reported. FAMILIES have a task for each language. Training rows are n
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_task
+from pipeline.benchmarks.task_safety import outside_paths, refuse_internals, runs_model_programs, why_unsafe
 from pipeline.config.harness_tasks import (
     data_files,
     data_folders,
@@ -166,7 +169,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     file = harness_index().tasks[task]
     stock = merge_includes(file)
     body: Row = {"include": [str(file)]}
-    if stock.get("unsafe_code"):
+    if runs_model_programs(file):
         raise PipelineError(
             f"{task} runs the model's programs without a sandbox: score mbpp with eval.run_code=true, which has one"
         )
@@ -187,6 +190,12 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
                 f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
+        if not ask.run_code and (reason := why_unsafe(file, stock)):
+            raise PipelineError(
+                f"{task} of eval.include_path={included} could run code: {reason}. Give eval.run_code=true if you "
+                "trust it, or remove that key"
+            )
+        refuse_internals(file)
         refuse_includes_outside(task, folder, included)
         if not local:
             refuse_files_outside(task, stock, included)
@@ -219,40 +228,42 @@ def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
-    for file in local_rows(stock):
-        if folder not in file.resolve().parents:
-            raise PipelineError(
-                f"{task} reads {file.resolve()}, outside of eval.include_path={folder}, whose content "
-                "identifies a run: move it there and name it from the working directory, or give data_root with "
-                f"harness/{task}/{scored_split(stock)}.jsonl"
-            )
+    elsewhere = (str(file.resolve()) for file in local_rows(stock) if folder not in file.resolve().parents)
+    for path in itertools.chain(outside_paths(stock, folder), elsewhere):
+        raise PipelineError(
+            f"{task} reads {path}, outside of eval.include_path={folder}, whose content identifies a run: move it "
+            "there and name it from the working directory, or give data_root with "
+            f"harness/{task}/{scored_split(stock)}.jsonl"
+        )
 
 
 def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
-    """Raise PipelineError if there are no rows, or a template of the task names a column that the first row lacks."""
-    from jinja2 import StrictUndefined, TemplateError, UndefinedError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """Raise PipelineError if there are no rows, or a template of the task names a column that the first row lacks.
+
+    Templates are parsed and not rendered. Those that ask whether a column is defined may name any.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
 
     with rows.open(encoding="utf-8") as lines:
         line = next(filter(str.strip, lines), None)
     if line is None:
         raise PipelineError(f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out.")
-    row = json.loads(line)
+    row, environment = json.loads(line), Environment(autoescape=True)
     if "process_docs" in stock:  # a function may add columns
         return
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         template = stock.get(key)
-        if not isinstance(template, str):
+        if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
             continue
         try:
-            ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template).render(row)
-        except UndefinedError as error:
-            raise PipelineError(
-                f"{task}: {key} names a column that its rows do not have ({error}). Correct the task file in "
-                f"eval.include_path; the columns are {', '.join(row)}."
-            ) from error
-        except TemplateError:  # such as a filter that the harness adds: the harness renders it, or says what is wrong
+            names = meta.find_undeclared_variables(environment.parse(template))
+        except TemplateSyntaxError:  # which the harness reports
             continue
+        if missing := sorted(names - row.keys() - environment.globals.keys()):
+            raise PipelineError(
+                f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct the task file in "
+                f"eval.include_path; the columns are {', '.join(row)}."
+            )
 
 
 def row_folders(ask: Ask, task: str, group: str) -> list[Path]:

@@ -5,28 +5,34 @@ Slurm is not asked.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.files import DIGESTS_FOLDER, write_atomically
 from pipeline.launch.plan_file import LOGS, Task, read_plans
 from pipeline.launch.slurm import FOLDER, log_of
 from pipeline.launch.slurm_commands import last_log_line
 from pipeline.runs import resume, state
-from pipeline.runs.folders import finished_manifests, label_in
+from pipeline.runs.folders import label_in, scan_folders
 from pipeline.runs.lease import latest_work_folder, live_holder
-from pipeline.runs.manifest import Manifest
+from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file
 from pipeline.stages.rows import RUN_STAGES
 from pipeline.text import align_columns
+
+CACHE = "status.json"  # in runs_dir/.digests
 
 
 @dataclass
@@ -86,19 +92,19 @@ def hashes_of(config: TableStage) -> set[str]:
 def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
     """Finished runs, oldest first, then the others in the order of their plans. rerun: with failed runs that block
     nothing, and of which a changed one finished since."""
-    manifests = {entry.hash: entry for entry in sorted(finished_manifests(runs_dir), key=lambda entry: entry.started)}
+    finished = {run.hash: run for run in sorted(finished_runs(runs_dir), key=lambda run: run.started)}
     planned: dict[str, tuple[str, Task | None]] = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
     failed: dict[str, str] = {}
     of_array = cache(submitted)  # a directory of logs is listed once for each
-    later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
+    later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
     unfinished = [
         of_unfinished(run_hash, *planned.get(run_hash, ("", None)), runs_dir, failed, of_array)
         for run_hash in dict.fromkeys([*planned, *work])
-        if run_hash not in manifests
+        if run_hash not in finished
     ]
     blocking = {status.detail for status in unfinished if status.state == "blocked"}
-    return [*map(of_finished, manifests.values())] + [
+    return [*map(of_finished, finished.values())] + [
         status
         for status in unfinished
         if rerun
@@ -114,19 +120,62 @@ def was_rerun(workplace: Path, later: str | None) -> bool:
     return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(str(later))
 
 
-def of_finished(manifest: Manifest) -> RunStatus:
-    version = manifest.decided_by.get("version")
-    row = RUN_STAGES.get(manifest.stage)
-    stale = row is not None and version != row.version
-    begun = manifest.started[: len("2026-01-01T00:00")].replace("T", " ")
-    detail = f"by version {version} of the stage, now {row.version}" if row and stale else f"began {begun}"
-    cost = manifest.seconds, manifest.attempt
+class Finished(NamedTuple):
+    """What status shows of a finished run; `state` of its manifest: a change shows in it."""
+
+    state: Sequence[int]
+    name: str
+    hash: str
+    stage: str
+    version: int | None
+    started: str
+    seconds: float
+    attempt: int
+    score: str | None
+
+
+def finished_runs(runs_dir: Path) -> list[Finished]:
+    """Read what status shows of all finished runs: of unchanged manifests from a cache, the others themselves."""
+    file, cached = runs_dir / DIGESTS_FOLDER / CACHE, dict[str, Finished]()
+    with suppress(OSError, ValueError, TypeError):
+        cached = {name: Finished(*fields) for name, fields in json.loads(file.read_bytes()).items()}
+    found: dict[str, Finished] = {}
+    for name in scan_folders(runs_dir).names:
+        path = f"{runs_dir}/{name}/{MANIFEST}"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            stat = os.stat(path)
+            state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+            if name in cached and cached[name].state == state:
+                found[name] = cached[name]
+                continue
+            try:
+                found[name] = read_finished(state, read_file(Path(path)))
+            except Malformed as error:
+                print(f"skipped: {error}", file=sys.stderr)
+    if found != cached:
+        with suppress(OSError):  # a runs_dir of somebody else
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file, json.dumps(found), durable=False)
+    return [*found.values()]
+
+
+def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
     score = main_score(manifest.facts.get("scores") or {})
-    if score and (limit := manifest.config.get("eval", {}).get("limit")):
-        score += f" ({limit} questions)"
-    if score and (split := manifest.config.get("eval", {}).get("split", "test")) != "test":
-        score += f" ({split})"
-    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *cost, score=score)
+    settings = manifest.config.get("eval", {}) if score else {}
+    if limit := settings.get("limit"):
+        score = f"{score} ({limit} questions)"
+    if (split := settings.get("split", "test")) != "test":
+        score = f"{score} ({split})"
+    version, cost = manifest.decided_by.get("version"), (manifest.seconds, manifest.attempt)
+    return Finished(state, manifest.name, manifest.hash, manifest.stage, version, manifest.started, *cost, score)
+
+
+def of_finished(run: Finished) -> RunStatus:
+    row = RUN_STAGES.get(run.stage)
+    detail = f"began {run.started[: len('2026-01-01T00:00')].replace('T', ' ')}"
+    if row is not None and run.version != row.version:
+        detail = f"by version {run.version} of the stage, now {row.version}"
+    return RunStatus(run.name, run.stage, "finished", detail, run.hash, run.seconds, run.attempt, score=run.score)
 
 
 def main_score(scores: Mapping[str, float]) -> str | None:

@@ -21,7 +21,7 @@ from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import add_conf, added_conf, readable_yaml, shipped_conf
+from pipeline.files import add_conf, added_conf, check_aliases, readable_yaml, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
@@ -179,6 +179,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
         raise PipelineError(f"{path} starts from itself: leave {name} out of its defaults")
     try:
         with readable_yaml(path):
+            check_aliases(path.read_text(encoding="utf-8"))
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, OSError) as error:
         raise PipelineError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it") from error

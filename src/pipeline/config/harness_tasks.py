@@ -28,6 +28,8 @@ SHOTS = re.compile(r"(.+)_(\d+)shot")
 TASKS, INCLUDED = "eval.tasks", "eval.include_path"
 OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry of a group that change no score
 OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
+MOST_LETTERS = 150
+NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
 MOST_NAMED = 10  # tasks in a message
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
 
@@ -87,6 +89,12 @@ def include(folder: str) -> None:
     if path in _included and _included[path][0] == digest:
         return
     own_index = index(path)
+    for name in (*own_index.tasks, *own_index.groups):
+        if not NAME.fullmatch(name):
+            raise PipelineError(
+                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, as files are named after it: use up to "
+                f"{MOST_LETTERS} letters, digits, spaces and -_.+()&,"
+            )
     if not own_index.tasks:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or an error that says what is wrong with it
@@ -246,11 +254,15 @@ def explain_tag(name: str) -> str:
     return of if tasks else ""
 
 
+class FunctionName(str):
+    """The name of a function that a task file gives as !function, without its module, which may move."""
+
+
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads !function as the name of the function, without its module, which may move."""
+    """Reads !function as a FunctionName."""
 
 
-_Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
+_Plain.add_constructor("!function", lambda loader, node: FunctionName(loader.construct_scalar(node).rpartition(".")[2]))
 
 
 def load_plain(file: Path) -> Tree:
@@ -290,15 +302,23 @@ def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
     return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
+def is_trusted(file: Path) -> bool:
+    """Return True if a file is part of the installed harness."""
+    folder = shipped_folder()
+    return folder is not None and folder.resolve() in file.resolve().parents
+
+
+def chain_of(file: Path) -> Iterator[tuple[Path, Tree]]:
+    """Yield a task file and the files that it includes, itself or through others, with their content."""
+    body = load_plain(file)
+    yield file, body
+    for path in included_files(file, body):
+        yield from chain_of(path)
+
+
 def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
-    """A task file and those that it includes, itself or through others, with their content: without the harness' own,
-    which are trusted."""
-    trusted = shipped_folder()
-    if not trusted or trusted.resolve() not in file.resolve().parents:
-        body = load_plain(file)
-        yield file, body
-        for path in included_files(file, body):
-            yield from own_files(path)
+    """Yield those files of `chain_of` that are not the harness' own, which are trusted."""
+    return ((path, body) for path, body in chain_of(file) if not is_trusted(path))
 
 
 def included_outside(file: Path, folder: Path) -> Path | None:
@@ -320,7 +340,9 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     folder = shipped_folder()
     text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
     metric_names = set(re.findall(r'metric="([^"]+)"', text))
-    for entry in [] if "process_results" in body else body.get("metric_list") or []:
+    if isinstance(body.get("process_results"), FunctionName):
+        return None  # the harness loads no metric
+    for entry in body.get("metric_list") or []:
         if isinstance(entry["metric"], str) and (entry["metric"] not in metric_names or entry.get("hf_evaluate")):
             return str(entry["metric"])
     return None

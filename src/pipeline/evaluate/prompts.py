@@ -18,7 +18,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import env as templates
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
@@ -28,8 +27,9 @@ from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
+from pipeline.evaluate.templates import RefusedTemplate, remember_places
 from pipeline.hub import reach
-from pipeline.hub.lock import Lock
+from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
 from pipeline.progress import say
 from pipeline.text import one_line
@@ -39,18 +39,14 @@ FEWSHOT_SEED = 1234  # of simple_evaluate
 
 @contextlib.contextmanager
 def harness_tamed() -> Iterator[None]:
-    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
-    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
-    time, and warnings that a model in memory is not a model's name.
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a bar for each task's
+    prompts, done in no time, and warnings that a model in memory is not a model's name.
     """
     state, logger = random.getstate(), logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with (
-            reach.replaced(templates, "from_string", functools.cache(templates.from_string)),
-            reach.replaced(harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)),
-        ):
+        with reach.replaced(harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)):
             yield
     finally:
         logger.setLevel(level)
@@ -70,9 +66,12 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
         benchmark, name = benchmark_of(definition.task), definition.part or definition.task
         sets = dict.fromkeys(repository for repository, _, _ in data_sets(definition))
         kept_from = [f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))]
+        remember_places(definition.file)
         try:
             with reach.at_locked_revisions(lock), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
+        except RefusedTemplate:
+            raise
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
             if sets:
@@ -86,6 +85,8 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
             elif benchmark.of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            if isinstance(cause, OSError) and (reason := unusable_cache()):
+                raise PipelineError(reason) from error
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
@@ -165,7 +166,7 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
         try:
             task.build_all_requests(samples=rows, **how)
         except Exception as error:  # a template is a program, and raises what it likes
-            if not templated:
+            if not templated or isinstance(error, RefusedTemplate):
                 raise
             problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error

@@ -36,10 +36,12 @@ from pipeline.evaluate.prompts import (
 )
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
 from pipeline.evaluate.store import Answers, Store, digest
+from pipeline.limits import time_limit
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
 NO_OTHERS: AbstractContextManager[Sequence[Any]] = nullcontext(())
+SCORING_SECONDS = 1800  # of processor time for the filters and metrics of one task
 USED = "batch_size"  # the number of rows, among answers that it decides
 
 
@@ -232,13 +234,15 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, definition, settings, number)
+    message = f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify their patterns"
     try:
-        output: Any = evaluate(
-            lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
-            log_samples=True, **prompt_settings(settings),
-        )  # fmt: skip
+        with time_limit(SCORING_SECONDS, message):
+            output: Any = evaluate(
+                lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows},
+                bootstrap_iters=0, log_samples=True, **prompt_settings(settings),
+            )  # fmt: skip
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # of a metric that does not fit the task
-        if not benchmark_of(definition.task).of_harness:
+        if isinstance(error, PipelineError) or not benchmark_of(definition.task).of_harness:
             raise
         raise PipelineError(
             f"{definition.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list in the task "

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+from pipeline.text import printable
 
 REPOSITORY = r"[\w-][\w.-]*/[\w.-]+"  # org/name on the Hub
 
 MASK = "***"
-SECRET_PARTS = ("key", "token", "secret", "password")
+SECRET_PARTS = "key token secret password pat".split()
+SECRET_ENDS = "apikey passwd password credential credentials secret authorization".split()
+_SECRET = rf"(?:{'|'.join(SECRET_PARTS)}|[a-z0-9]*?(?:{'|'.join(SECRET_ENDS)}))"
 _ADDRESS = re.compile(r"\b\w+:/\S*")  # Path makes one slash of two
 _USER = re.compile(r"(\b\w+:/{1,2})[^/\s]+@")
-# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole
+# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole. The time is linear
+# in the length of a text, by possessive quantifiers (++) and limits of length.
 _NAMED = re.compile(
-    rf"""(?<![\w.])(?P<name>(?:[a-z0-9]*[_.])*(?:{"|".join(SECRET_PARTS)})(?:[_.][a-z0-9]*)*)"""
+    rf"""(?<![\w.])(?=(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9]))(?P<name>[a-z0-9_.]++)"""
     r"""(?P<sign>\\?["']?\s?(?:=|:(?=\s))\s?)"""
-    r"""(?P<value>"[^"\n]*"|'[^'\n]*'|\[[^]\n]*\]|\S+?(?=[]'"),;}]*(?:\s|$)))""",
+    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|(?:(?:bearer|basic|token)\ )?\S++)""",
     re.IGNORECASE,
 )
+_SECRET_NAME = re.compile(rf"(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9])", re.IGNORECASE)
+_FORMS = re.compile(  # of the Hub, W&B, GitHub, GitLab, OpenAI and AWS
+    r"\b(?:hf_[A-Za-z0-9]{16,}|wandb_v1_\w{16,}|(?<=login )[0-9a-f]{40}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{16,}"
+    r"|glpat-[\w-]{16,}|sk-[\w-]{32,}|AKIA[0-9A-Z]{16})\b"
+)
 _NUMBER = re.compile(r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)  # num_key_value_heads=8, eos_token_id: 128001
+_NO_SECRET = "eos_token"  # which is of a tokenizer
 _EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=..., every.KEY=VALUE
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a part of a name, split at _ and ., is KEY, TOKEN, SECRET or PASSWORD: HF_TOKEN, but not tokenizer, nor
-    eos_token, which is of a tokenizer."""
-    return not name.lower().endswith("eos_token") and any(
-        part in SECRET_PARTS for part in re.split(r"[_.]", name.lower())
-    )
+    """Return True if a part of a name, split at _ and ., names a secret: HF_TOKEN and MYAPIKEY, but not tokenizer."""
+    return _SECRET_NAME.match(name) is not None and not name.lower().endswith(_NO_SECRET)
+
+
+@cache
+def _secret_values() -> list[str]:
+    """Return the values of this process's environment variables that are secrets: with 12 characters and a digit."""
+    values = (value for name, value in os.environ.items() if is_secret_name(name))
+    return [value for value in values if len(value) >= 12 and re.search(r"\d", value)]
 
 
 def plain_addresses(text: str) -> str:
@@ -41,8 +58,9 @@ def plain_addresses(text: str) -> str:
 def without_credentials(value: Any) -> Any:
     """The same structure without credentials.
 
-    user:password@ and what follows a ? or # (as tokens do) are removed from every address; the value of a name as in
-    `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict.
+    user:password@ and what follows a ? or # (as tokens do) are removed from every address. The value of a name as in
+    `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict. So do
+    tokens of known forms, and the values of such environment variables.
     """
     if isinstance(value, dict):
         return {
@@ -53,28 +71,35 @@ def without_credentials(value: Any) -> Any:
         return [without_credentials(part) for part in value]
     if not isinstance(value, str):
         return value
-    return _NAMED.sub(_mask_match, plain_addresses(value))
+    for secret in _secret_values():
+        value = value.replace(secret, MASK)
+    return _FORMS.sub(MASK, _NAMED.sub(_mask_match, plain_addresses(value)))
 
 
 def _mask_match(match: re.Match[str]) -> str:
     name, sign, value = match["name"], match["sign"], match["value"]
-    prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
-    bare = value.strip("\"'.:,[]").lower()
-    number = _NUMBER.fullmatch(bare) and name.lower().rpartition("_")[2] not in SECRET_PARTS
-    if prose or number or bare in _EXAMPLES or not is_secret_name(name):
-        return match[0]
     quote = value[0] if value[0] in "\"'" else ""
-    return f"{name}{sign}{quote}{MASK}{quote}"
+    closers = "" if quote or value[0] == "[" else value[len(value.rstrip("]'\"),;}")) :]
+    bare = value.strip("\"'.:,[](){};").lower()
+    last_word = name.lower().rpartition(".")[2]
+    is_prose = sign.lstrip() == ": " and last_word in ("key", "token")  # "unknown key sft.key: ..."
+    is_number = _NUMBER.fullmatch(bare) and last_word.rpartition("_")[2] not in SECRET_PARTS
+    if is_prose or is_number or bare in _EXAMPLES or name.lower().endswith(_NO_SECRET):
+        return match[0]
+    return f"{name}{sign}{quote}{MASK}{quote}{closers}"
 
 
 class Masked:
-    """A text stream that masks credentials in what it writes; every other attribute is the wrapped stream's."""
+    """A text stream that masks credentials and control characters in what it writes.
+
+    Progress bars need carriage returns, which stay. Every other attribute is the wrapped stream's.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(without_credentials(text))
+        self._stream.write("\r".join(map(printable, without_credentials(text).split("\r"))))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -28,6 +28,18 @@ def hub_cache() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(folder)))
 
 
+def unusable_cache() -> str:
+    """Return why the Hub's cache, to which libraries also write what they read of local files, cannot be written."""
+    folder = hub_cache().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK) else "no permission"
+    except OSError as error:
+        problem = error.strerror or "unusable"
+    name = "HF_HOME" if "HF_HOME" in os.environ else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
+    return problem and f"{name}={folder} cannot be written ({problem}): set HF_HOME to a folder that can be written"
+
+
 def cached_snapshot(kind: str, name: str, revision: str) -> Path:
     """Where the cache keeps a revision of a model or a dataset."""
     return hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots" / revision

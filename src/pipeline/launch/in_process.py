@@ -28,6 +28,7 @@ from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import Run
 from pipeline.runs.stop import convert_errors_after_signal
 from pipeline.stages.rows import RUN_STAGES
+from pipeline.text import printable
 from pipeline.train.processes import launched_count
 
 OUT_OF_MEMORY = "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
@@ -140,7 +141,7 @@ def reason_of(error: Exception) -> str:
 def error_sentence(error: BaseException) -> str | None:
     """One sentence for an error that the user can fix; None for an unexpected exception."""
     if isinstance(error, PipelineError):
-        return shorten_words(without_credentials(str(error)))
+        return printable(shorten_words(without_credentials(str(error))))
     if isinstance(error, OSError) and error.errno is not None:
         text = f"{error.strerror}: {shorten_words(str(error.filename or 'no file named'))}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"

@@ -23,6 +23,7 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
+from pipeline.limits import time_limit
 from pipeline.models.checkpoint import (
     Checkpoint,
     TensorInfo,
@@ -44,6 +45,7 @@ PLAIN = {  # keys of adapter_config.json that say where, how large and how train
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "init_lora_weights",
     "fan_in_fan_out",  # PEFT sets it itself, by the class of the layer
 }  # fmt: skip
+PATTERN_SECONDS = 2  # of processor time for the patterns of an adapter
 MERGE_FIRST = "only plain LoRA of linear layers is read; merge it into its base first"
 OTHER_BASE = "it is of another base; give the one that it was trained from"
 ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_weights that leave the base as it is
@@ -203,7 +205,12 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
         for name, info in full.infos.items() for shape in [whole.get(name, info).shape]
     }  # fmt: skip
-    factors = {name: _read_factors(adapter, full, name, pair, settings) for name, pair in pairs.items()}
+    problem = f"{folder / ADAPTER_CONFIG}: a pattern of alpha_pattern"
+    try:
+        with time_limit(PATTERN_SECONDS, f"{problem} takes too long to match: name the modules without * and +"):
+            factors = {name: _read_factors(adapter, full, name, pair, settings) for name, pair in pairs.items()}
+    except re.error as error:
+        raise PipelineError(f"{problem} is no regular expression ({error}): correct it") from error
     return Adapted(
         folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
     )

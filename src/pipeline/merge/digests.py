@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import PipelineError
+from pipeline.files import FileState
 from pipeline.merge.adapters import Adapted, Source, recorded_key, root_of
-from pipeline.models.checkpoint import KIND, weights_root
+from pipeline.models.arrays import in_threads
+from pipeline.models.checkpoint import KIND, TensorInfo, read_header, weights_root
+from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.models.identity import file_digests
 from pipeline.runs.manifest import read_manifest
 
@@ -35,6 +40,36 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
             of_file = file_digests(file, runs_dir)["tensors"]
             known |= {name: of_file[key] for name in names if (key := source.model.info(name).key) in of_file}
     return known
+
+
+_verified: set[tuple[FileState, str]] = set()  # tensors of files that this process has read
+
+
+def verify_sources(merge: Merging, threads: int | None = None) -> None:
+    """Raise PipelineError if a tensor that a merge reads is not the one that its run wrote.
+
+    Tensors without a digest on record, such as those of models from elsewhere, are not verified.
+    """
+    for role, source in _sources(merge).items():
+        model = source.model
+        _verify(model.folder, {name: info for name, info in model.infos.items() if merge.reads(role, name)}, threads)
+        if isinstance(source, Adapted):
+            _verify(source.folder, read_header(source.folder / ADAPTER_WEIGHTS), threads)
+
+
+def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) -> None:
+    manifest = read_manifest(folder)
+    recorded = manifest.weights.get("digests", {}) if manifest else {}
+
+    def verify(name: str) -> None:
+        info = infos[name]
+        seen = FileState.now(info.file), name
+        if seen not in _verified and info.digest() != recorded[name]:
+            problem = f"{name} is not the tensor that the run wrote"
+            raise PipelineError(f"{info.file}: {problem}: restore the file, or rerun {folder.name} with redo=true")
+        _verified.add(seen)
+
+    in_threads(verify, [name for name in infos if recorded.get(name, "").startswith(KIND)], threads)
 
 
 def _sources(merge: Merging) -> dict[str, Source]:

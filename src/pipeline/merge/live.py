@@ -18,6 +18,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.merge.adapters import Adapted, Source, open_source
+from pipeline.merge.digests import verify_sources
 from pipeline.merge.merge import Linear, Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
@@ -57,6 +58,7 @@ class Live:
         signatures = {name: merge.signature(name) for name in parameters}
         changed = [name for name in parameters if self.holds.get(name) != signatures[name]]
         if changed:
+            verify_sources(merge, threads)
             merge.ready(threads)
 
         def put_tensor(name: str) -> None:

@@ -162,6 +162,10 @@ class Merging:
         info = self.sources[role].stored(name)
         return (role, info) if info is not None and info.dtype == self.stored_dtype(name) else None
 
+    def reads(self, role: str, name: str) -> bool:
+        """Return True if a tensor is made of this source's, or may be."""
+        return bool(self.method.weights.get(name, {role: 1.0}).get(role))
+
     def sole_source(self) -> str | None:
         """The one source that the merge is, all tensors unchanged; None of any other merge."""
         rows = list(((self.method.changes or {}) if self.adapter else self.method.weights).values())

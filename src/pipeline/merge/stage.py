@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
-from pipeline.merge.digests import known_digests, weights_key
+from pipeline.merge.digests import known_digests, verify_sources, weights_key
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import plan_text, recipe_text
 from pipeline.models.checkpoint import weights_root
@@ -35,6 +35,7 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     write_card(run, merge, plan, work)
     known = known_digests(merge, Path(run.config.runs_dir))
     key = weights_key(merge, known)
+    verify_sources(merge, run.config.threads)
     digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)

@@ -21,6 +21,7 @@ from blake3 import blake3
 from pipeline.errors import PipelineError
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.names import HEAD, embedding_beside, is_embedding, is_later_head, tensor_names, unwrapped
+from pipeline.models.settings import check_settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -285,13 +286,14 @@ def check_headers(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises PipelineError if it is not one."""
+    """The JSON object in a file. Raises PipelineError if it is not one, or a setting has another type than expected."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # the latter of brackets in brackets
         raise PipelineError(f"{path} is not valid JSON ({error}): copy it again") from error
     if not isinstance(value, dict):
         raise PipelineError(f"{path} holds a JSON {type(value).__name__}, not an object: copy it again")
+    check_settings(path, value)
     return value
 
 

@@ -6,11 +6,13 @@ Only files that are on this machine, only safetensors, and never Python code tha
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pipeline.models.sandbox  # noqa: F401 - limits the time of chat templates
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.checkpoint import read_header, read_json, weight_files
 from pipeline.models.files import TOKENIZERS
@@ -123,6 +125,7 @@ def refuse_own_code(folder: Path) -> None:
 
     for name in ("config.json", "tokenizer_config.json"):
         fields = read_json(folder / name) if (folder / name).is_file() else {}
+        refuse_kernels(folder / name, fields)
         auto_map = fields.get("auto_map")
         of_tokenizer = name == "tokenizer_config.json"
         if of_tokenizer and isinstance(auto_map, dict):
@@ -133,3 +136,12 @@ def refuse_own_code(folder: Path) -> None:
                 f"{folder / name} names Python code in auto_map ({auto_map}), which is never run: give a model with "
                 f"{expected}, and without auto_map"
             )
+
+
+def refuse_kernels(file: Path, fields: Mapping[str, Any]) -> None:
+    """Raise PipelineError if a config names a repository of compiled kernels, which transformers would run."""
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            refuse_kernels(file, value)
+        elif "attn_implementation" in key and isinstance(value, str) and "/" in value:
+            raise PipelineError(f"{file} names code on the Hub ({key}={value}), which is never run: remove that key")

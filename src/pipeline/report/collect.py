@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,12 @@ from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
-from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
-from pipeline.runs.unchanged import describe_change
+from pipeline.runs.unchanged import SMALL_BYTES, describe_change
 from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
-
-SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
 
 def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
@@ -42,7 +41,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     runs = order_runs(targets)
     stored = StoredAnswers(planning, failed)
     first = {name: first_failure(name, failed) for name in failed}
-    scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
+    evals = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
+    scored = [run for run in evals if not stored.damage(run)]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
@@ -116,7 +116,9 @@ def describe_runs(
     """(all runs as their manifests record them, run -> why it was not tried yet)."""
     results, missing = [], {}
     for run in runs:
-        name, manifest = run.name, read_manifest(run.folder)
+        name, manifest = run.name, None
+        with suppress(Malformed):  # its reason is among `reasons`
+            manifest = read_manifest(run.folder)
         if manifest is not None:
             stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
             results.append(finished_result(run, manifest, without_private(stale)))

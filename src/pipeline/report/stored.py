@@ -22,6 +22,7 @@ from pipeline.report.expression import evaluate, scores_under
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
+from pipeline.runs.unchanged import damage_of
 from pipeline.stats.statistics import DRAWS, is_mean_of
 from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning, reason_left_out, score_rows
@@ -54,6 +55,13 @@ class StoredAnswers:
     answers: dict[Place, Answers] = field(default_factory=dict)
     draws: int = DRAWS
     _vectors: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
+    _damage: dict[str, str] = field(default_factory=dict)
+
+    def damage(self, run: Run) -> str:
+        """What of a finished run was changed after it was written; each run is read once."""
+        if run.name not in self._damage:
+            self._damage[run.name] = damage_of(run.folder)
+        return self._damage[run.name]
 
     # ------------------------------------------------------------------------------------------ numbers
 
@@ -89,7 +97,7 @@ class StoredAnswers:
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
         """The stored scores that a cell shows of a score; none of one that is not finished."""
         run = self.table.evaluation_of(score)
-        return score_rows(run, cell.metric, cell.pair) if run else []
+        return score_rows(run, cell.metric, cell.pair) if run and not self.damage(run) else []
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
@@ -119,6 +127,8 @@ class StoredAnswers:
         if not (run.folder / MANIFEST).is_file():
             name = first_failure(run.name, self.failed)
             raise NoScore(f"{name} {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}")
+        if damage := self.damage(run):
+            raise NoScore(damage)
         return run
 
     # ------------------------------------------------------------------------------------------ answers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pipeline.progress import format_duration
 from pipeline.report.claims import format_points
 from pipeline.report.compare import is_significant, p_text
-from pipeline.text import markdown_line, one_line
+from pipeline.text import markdown_line, markdown_text, one_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,9 +31,15 @@ def environment() -> Environment:
     templates.filters |= {
         "points": format_points, "signed": lambda value: format_points(value, "+").replace("-", "−"),
         "p_text": p_text, "duration": format_duration, "line": one_line, "markdown_line": markdown_line,
+        "markdown": markdown_text, "csp_hash": csp_hash,
     }  # fmt: skip
     templates.tests["significant"] = is_significant
     return templates
+
+
+def csp_hash(script: str) -> str:
+    """Return how a Content-Security-Policy names an inline script: by the hash of its text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def render(name: str, **context: Any) -> str:

@@ -14,6 +14,12 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TORCH_SIGNS = (
+    "PytorchStreamWriter failed writing",
+    "iostream error",
+    "file write failed",
+)  # without the system's error
+FREE_SOME = "free some (stage=clean), or give another"
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
@@ -25,6 +31,8 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
         with TemporaryFile(dir=nearest_existing(runs_dir)):
             pass
     except OSError as error:
+        if error.errno in FULL:
+            raise PipelineError(f"{error.strerror}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME}") from error
         raise PipelineError(
             f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who share one need group "
             "rights, chmod -R g+rwsX and umask 002"
@@ -56,6 +64,8 @@ def disk_full_reason(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno) if error.errno in FULL else None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
+    if any(sign in text for sign in TORCH_SIGNS):
+        return os.strerror(errno.ENOSPC)
     return next((os.strerror(code) for code in FULL if os.strerror(code) in text or f"os error {code}" in text), None)
 
 
@@ -68,7 +78,7 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
         reason = disk_full_reason(error)
         if reason is None or isinstance(error, PipelineError):
             raise
-        remedy = "free some (stage=clean), or give another"
+        remedy = FREE_SOME
         if reason == os.strerror(errno.EFBIG):
             remedy = "raise the limit of a file's size (ulimit -f), or give a folder on another file system"
         raise PipelineError(
@@ -78,9 +88,13 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
 
 def describe_disks(runs_dir: Path) -> list[str]:
     """Free space of the disks a run writes to: those without room, else both (a quota is not detected)."""
-    usage = {}
+    usage, full = [], []
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):
-            usage[f"{knob}={folder}"] = shutil.disk_usage(folder).free
-    full_disks = {disk: free for disk, free in usage.items() if free < SPARE_BYTES}
-    return [f"{disk} has {free / 2**30:.2f} GB free" for disk, free in (full_disks or usage).items()]
+            disk = os.statvfs(nearest_existing(folder))
+            free, takes_files = disk.f_bavail * disk.f_frsize, disk.f_favail > 0 or not disk.f_files
+            text = f"{knob}={folder} has {free / 2**30:.2f} GB free"
+            usage.append(text if takes_files else f"{text}, but no room for another file (inodes)")
+            if free < SPARE_BYTES or not takes_files:
+                full.append(usage[-1])
+    return full or usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -162,8 +163,9 @@ def read_file(path: Path) -> Manifest:
         raise Malformed(f"{path} is not readable JSON: remove the folder or restore it") from error
     try:
         manifest = READER.validate_python(content)
-        _ = manifest.stage, float(content["cost"]["seconds"])  # every run has them
-        return manifest
+        if manifest.stage and math.isfinite(content["cost"]["seconds"]):  # every run has them
+            return manifest
+        raise ValueError("seconds")
     except (KeyError, TypeError, ValueError) as error:
         raise Malformed(
             f"{path} is not a manifest of this program: name another folder, or move this one away"

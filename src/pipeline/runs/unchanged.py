@@ -9,8 +9,10 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.models.checkpoint import read_header
-from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
+
+SMALL_BYTES = 2**26  # reports read files up to this size to compare digests
 
 
 def content_digest(parent: Parent) -> str | None:
@@ -59,6 +61,26 @@ def describe_change(folder: Path, manifest: Manifest, up_to: float = math.inf, w
         touched = stat.st_mtime_ns != recorded["mtime_ns"] and stat.st_size <= up_to
         if stat.st_size != recorded["bytes"] or touched and not _same_file(folder / name, recorded, digests):
             return f"{name} differs"
+    return ""
+
+
+def damage_of(folder: Path) -> str:
+    """Return what of a finished run is not as it was written: its manifest or a file with a digest; else empty.
+
+    Every such file is read. Weights have no digest of the whole file: a merge verifies those of their tensors.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except Malformed as error:
+        return f"{folder.name}: {error}"
+    for name, recorded in manifest.files.items() if manifest else ():
+        file, problem = folder / name, ""
+        if not file.is_file():
+            problem = "gone"
+        elif "sha256" in recorded and recorded["bytes"] <= SMALL_BYTES and sha256(file) != recorded["sha256"]:
+            problem = "not the file that the run wrote"
+        if problem and not name.endswith(".safetensors"):
+            return f"{folder.name}: {name} is {problem}; restore it, or rerun the run with redo=true"
     return ""
 
 

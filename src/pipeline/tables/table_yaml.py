@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import suggest
-from pipeline.files import readable_yaml
+from pipeline.files import check_aliases, readable_yaml
 from pipeline.tables.study import expand_study
 from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
@@ -101,4 +101,4 @@ def dotted(settings: Any, file: str, where: str) -> Any:
 @lru_cache
 def cached_yaml(text: str) -> Any:
     """The content of YAML text: a plan reads some tables dozens of times."""
-    return OmegaConf.to_container(OmegaConf.create(text))
+    return OmegaConf.to_container(OmegaConf.create(check_aliases(text)))

@@ -1,0 +1,78 @@
+"""Checks that a task file of eval.include_path neither runs code nor names files outside of its folder.
+
+eval.run_code=true allows Python. Templates are never allowed to reach Python's internals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.harness_tasks import READERS, FunctionName, chain_of, own_files
+from pipeline.errors import PipelineError
+
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name on the Hub, or an old name without an owner
+REMOTE = re.compile(r"(https?|hf|s3|gs)://(?!.*(::|file:)).*")  # a chain of addresses may end in a local file
+# What a task file may set of an answer. generate() also takes settings that name code.
+GENERATION = (
+    "until do_sample temperature top_p top_k min_p typical_p num_beams max_gen_toks max_new_tokens max_tokens "
+    "max_completion_tokens max_length min_length min_new_tokens repetition_penalty no_repeat_ngram_size "
+    "length_penalty early_stopping seed think_end_token"
+).split()
+INTERNAL = re.compile(r"\{[{%][^}]*?(__[a-z]\w*__)")  # in a template, not in the text around it
+
+
+def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """The texts of a task file that may be templates, with their keys."""
+    for key, value in body.items():
+        if isinstance(value, str) and not isinstance(value, FunctionName):
+            yield f"{before}{key}", value
+        elif key == "fewshot_config" and isinstance(value, dict):
+            yield from texts_of(value, f"{key}.")
+
+
+def refuse_internals(file: Path) -> None:
+    """Raise PipelineError for a template that names one of Python's internals, such as __globals__.
+
+    This finds most of what Jinja's sandbox refuses later, before any data is read.
+    """
+    for path, body in own_files(file):
+        for key, text in texts_of(body):
+            if found := INTERNAL.search(text):
+                raise PipelineError(
+                    f"{path}: {key} reaches Python's internals ({found[1]}), which could run any code: remove that "
+                    "from the template"
+                )
+
+
+def why_unsafe(file: Path, stock: Mapping[str, Any]) -> str | None:
+    """Return the key of a user-defined task that could run code although no file of it has !function."""
+    if unknown := (stock.get("generation_kwargs") or {}).keys() - GENERATION:
+        return f"generation_kwargs sets {', '.join(unknown)}"
+    if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in chain_of(file)):
+        own_keys = {key for _, body in own_files(file) for key in body}
+        if given := own_keys & {"metadata", "dataset_kwargs", "use_prompt"}:
+            return f"{', '.join(given)} can name what a function of the harness loads"
+    return None
+
+
+def runs_model_programs(file: Path) -> bool:
+    """Return True if a task, or a file that it includes, is marked as running the programs that a model writes."""
+    return any(body.get("unsafe_code") for _, body in chain_of(file))
+
+
+def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """The paths that a user-defined task reads its rows from outside of its folder, whose content identifies a run."""
+    kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
+    is_reader = source in READERS
+    named = kwargs.get("data_files") or []
+    paths = [kwargs.get("cache_dir"), kwargs.get("data_dir") if is_reader else None]
+    if not is_reader and (Path(source).exists() or not REPOSITORY.fullmatch(source)):
+        paths.append(source)
+    for value in named.values() if isinstance(named, dict) else [named]:
+        paths += [value] if isinstance(value, str) else value
+    for path in map(str, filter(None, paths)):
+        if not REMOTE.fullmatch(path) and ("://" in path or folder not in (Path(path).resolve() / "x").parents):
+            yield path

@@ -1,0 +1,60 @@
+"""Templates of task files: rendered as the harness renders them, but in Jinja's sandbox and within a time limit.
+
+The harness' own environment lets a template call any Python function. Importing this module replaces it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import BaseLoader, StrictUndefined, Template
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import SandboxedEnvironment
+from lm_eval import utils
+
+import pipeline.models.sandbox  # noqa: F401 - limits the time of templates
+from pipeline.benchmarks.task_safety import texts_of
+from pipeline.config.harness_tasks import chain_of
+from pipeline.errors import PipelineError
+from pipeline.limits import TooLong
+
+
+class RefusedTemplate(PipelineError):
+    """A template that the sandbox refuses, or that does not end."""
+
+
+_ENVIRONMENT = SandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+_ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
+_places: dict[str, str] = {}  # template -> the file and the key that have it
+
+
+@cache
+def compiled(template: str) -> Template:
+    """Compile a template once; the harness does it for each exemplar of each question, a millisecond each time."""
+    return _ENVIRONMENT.from_string(template)
+
+
+def remember_places(file: Path) -> None:
+    """Keep the file and the key of each template of a task file, for error messages."""
+    for path, body in chain_of(file):
+        for key, text in texts_of(body):
+            _places.setdefault(text, f"{path}: {key}")
+
+
+def render(template: str, doc: dict[str, Any]) -> str:
+    """Render a template with the columns of a row.
+
+    Raises:
+        RefusedTemplate: the template reaches what could run code, or does not end.
+    """
+    place = _places.get(template, "a template of the task")
+    try:
+        return compiled(template).render(**doc)
+    except (SecurityError, OverflowError, MemoryError, TooLong) as error:
+        reason = str(error) or "it fills the memory"
+        raise RefusedTemplate(f"{place} is refused by the sandbox of templates ({reason}): correct it") from error
+
+
+utils.env, utils.apply_template = _ENVIRONMENT, render

@@ -1,0 +1,55 @@
+"""The types of what is read of config.json and adapter_config.json. Keys that nothing here reads may be anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError, create_model
+
+from pipeline.errors import PipelineError
+from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.text import shorten
+
+CONFIG = ConfigDict(strict=True, protected_namespaces=(), allow_inf_nan=False)
+TYPES: dict[str, Any] = {
+    "text": Annotated[str, Field(pattern=r"^[^\x00]*$")], "size": Annotated[int, Field(ge=0, le=2**31)],
+    "layers": Annotated[int, Field(ge=0, le=10_000)], "number": float, "flag": bool, "object": dict, "list": list[str],
+    "numbers": dict[str, float],
+}  # fmt: skip
+FILES = {  # file -> type -> keys
+    "config.json": {
+        "size": "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size "
+        "sliding_window max_position_embeddings num_experts num_local_experts n_routed_experts",
+        "text": "model_type", "layers": "num_hidden_layers n_layer", "flag": "tie_word_embeddings",
+        "object": "text_config auto_map", "list": "layer_types",
+    },
+    ADAPTER_CONFIG: {
+        "text": "peft_type base_model_name_or_path revision", "size": "r", "number": "lora_alpha",
+        "numbers": "alpha_pattern rank_pattern", "flag": "use_rslora", "list": "modules_to_save",
+    },
+}  # fmt: skip
+
+
+@cache
+def _model_of(file: str) -> Any:
+    fields = {key: (TYPES[kind] | None, None) for kind, keys in FILES[file].items() for key in keys.split()}
+    return create_model(file, __config__=CONFIG, **fields)  # type: ignore[call-overload]
+
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise PipelineError if a file of settings, known by its name, has a value of another type."""
+    if path.name not in FILES:
+        return
+    try:
+        _model_of(path.name).model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = shorten(repr(first["input"]), 60)
+        raise PipelineError(
+            f"{path}: {first['loc'][0]} has the value {value} ({first['msg']}): copy the file again"
+        ) from error
+    if inner := settings.get("text_config"):
+        check_settings(path, inner)

@@ -1,0 +1,183 @@
+"""Task files, model folders and chat templates from strangers: nothing of them runs, and each refusal is a sentence."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError, meta
+from lm_eval.utils import regex_replace
+from made_up import asked, choice, write_rows
+
+from pipeline.benchmarks.task_safety import texts_of
+from pipeline.config.harness_tasks import forget_files, include, load_plain, shipped_folder
+from pipeline.errors import PipelineError
+from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.templates import render
+from pipeline.hub.lock import Lock
+from pipeline.limits import time_limit
+from pipeline.models.load import load_config, load_tokenizer
+
+SHELL = "os.system('touch CODE_RAN')"
+CYCLER = "{{ cycler.__init__.__globals__." + SHELL + " }}{{q}}"
+OWN = {
+    "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "tasks/rows.jsonl"}}, "test_split": "test",
+    "output_type": "generate_until", "doc_to_text": "{{q}}", "doc_to_target": "{{a}}",
+    "generation_kwargs": {"until": ["."], "max_gen_toks": 4}, "metric_list": [{"metric": "exact_match"}],
+}  # fmt: skip
+LISTED = "{{ ''['_' ~ '_class_' ~ '_']['_' ~ '_mro_' ~ '_'] }}{{q}}"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    forget_files()
+    yield
+    forget_files()
+    assert not list(tmp_path.rglob("CODE_RAN"))
+
+
+def own_task(name: str = "own", **keys: Any) -> None:
+    """Write a task file and its rows, and a Python file that says when it runs."""
+    write_rows(Path("tasks/rows.jsonl"), [{"q": f"{number}?", "a": str(number)} for number in range(3)])
+    Path("evil").mkdir()
+    Path("evil/evil.py").write_text(f"import os\n{SHELL}\n")
+    text = yaml.safe_dump({"task": name, **OWN, **keys})
+    Path("tasks/own.yaml").write_text(text.replace("'!function own.f'", "!function own.f"))
+
+
+def load(name: str = "own", run_code: bool = False) -> Any:
+    include("tasks")
+    definitions = task_definitions(choice(asked(name, 0), run_code=run_code), ["en"], None, Path("work"))
+    (task,) = load_tasks(definitions, Lock())
+    return task
+
+
+HARNESS = str(shipped_folder())
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"doc_to_text": CYCLER}, r"tasks/own.yaml: doc_to_text reaches Python's internals \(__init__\)"),
+        ({"doc_to_target": CYCLER}, r"own.yaml: doc_to_target reaches"),
+        ({"description": CYCLER}, r"own.yaml: description reaches"),
+        ({"gen_prefix": CYCLER}, r"own.yaml: gen_prefix reaches"),
+        ({"fewshot_config": {"doc_to_text": CYCLER}}, r"own.yaml: fewshot_config.doc_to_text reaches"),
+        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"doc_to_text reaches Python's internals \(__class__\)"),
+        ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
+        ({"doc_to_text": "{{ 'x' * 10**15 }}"}, r"doc_to_text is refused by the sandbox of templates \(it fills"),
+        ({"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"}, r"doc_to_text is refused .*Range too big"),
+        ({"process_results": None, "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
+        ({"process_results": "q", "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
+        (
+            {"generation_kwargs": {"custom_generate": "./evil", "trust_remote_code": True}},
+            r"could run code: generation_kwargs sets .*trust_remote_code.*. Give eval.run_code=true",
+        ),
+        ({"use_prompt": "evil.yaml:x"}, r"could run code: .*use_prompt.* can name what"),
+        (
+            {"include": f"{HARNESS}/ruler/niah_single_1.yaml", "metadata": {"pretrained": "./evil"}},
+            r"could run code: .*metadata.* can name what a function of the harness",
+        ),
+        (
+            {"include": f"{HARNESS}/humaneval/humaneval.yaml", "unsafe_code": False},
+            r"own runs the model's programs without a sandbox",
+        ),
+        ({"dataset_path": "./evil", "dataset_kwargs": None}, r"own reads ./evil, outside of eval.include_path="),
+        ({"dataset_kwargs": {"data_files": {"test": "file:///etc/passwd"}}}, r"own reads file:///etc/passwd, outside"),
+        ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads evil, outside"),
+        ({"dataset_kwargs": {"data_files": "tasks/rows.jsonl", "cache_dir": "/x"}}, r"own reads /x, outside"),
+    ],
+)
+def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any], why: str) -> None:
+    own_task(**keys)
+    with pytest.raises(PipelineError, match=why):
+        load()
+
+
+def test_consent_to_python_is_no_consent_to_templates() -> None:
+    own_task(doc_to_text=CYCLER)
+    with pytest.raises(PipelineError, match="doc_to_text reaches Python's internals"):
+        load(run_code=True)
+
+
+@pytest.mark.parametrize(
+    "tag", ["%TAG !e! !func\n---\n{}doc_to_text: !e!tion own.f\n", "{}doc_to_text: !<!function> own.f\n"]
+)
+def test_a_function_by_another_spelling_is_one(tag: str) -> None:
+    own_task()
+    Path("tasks/own.py").write_text(f"import os\n{SHELL}\n")
+    Path("tasks/own.yaml").write_text(tag.format(yaml.safe_dump({"task": "own", **OWN, "doc_to_text": None})))
+    with pytest.raises(PipelineError, match="runs Python: own.yaml has !function"):
+        load()
+
+
+@pytest.mark.parametrize("name", ["../x", ".x", "a/b", "m" * 300])
+def test_a_task_whose_name_is_no_file_name_is_refused(name: str) -> None:
+    own_task(name)
+    with pytest.raises(PipelineError, match="cannot name a task, as files are named after it"):
+        load(name)
+
+
+def test_an_honest_task_file_is_read() -> None:
+    own_task(doc_to_text="{{q|regex_replace('[?]', '')}} ____", metadata={"version": 2})
+    assert load().doc_to_text({"q": "4?", "a": "4"}) == "4 ____"
+
+
+def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
+    """Each template of one in fifty files of the harness, with a text for each of its variables."""
+    plain = Environment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+    plain.filters["regex_replace"] = regex_replace
+    files = sorted(path for path in Path(HARNESS).rglob("*") if path.suffix in ("", ".yaml") and path.is_file())
+    texts = {text for file in files[::50] for _, text in texts_of(load_plain(file)) if "{" in text}
+    rendered = 0
+    for text in sorted(texts):
+        try:
+            names = meta.find_undeclared_variables(plain.parse(text))
+        except TemplateSyntaxError:
+            continue
+        doc = {name: f"{name} is 12\n" for name in names}
+        try:
+            expected = plain.from_string(text).render(**doc)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                render(text, doc)
+            continue
+        assert render(text, doc) == expected
+        rendered += 1
+    assert rendered > 30
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "takes more than"),
+    ],
+)
+def test_a_chat_template_is_bounded(template: str, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.models.sandbox.SECONDS", 0.2)
+    tokenizer = load_tokenizer(tiny)
+    with pytest.raises(Exception, match=why):
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+
+
+def test_a_config_that_names_kernels_of_the_hub_is_refused(tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps({**config, "_attn_implementation": "someone/kernel"}))
+    with pytest.raises(PipelineError, match=r"names code on the Hub \(_attn_implementation=someone/kernel\)"):
+        load_config(tiny)
+
+
+def test_a_limit_inside_of_a_limit_ends_neither() -> None:
+    with pytest.raises(PipelineError, match="outer"), time_limit(0.2, "outer"):
+        for _ in range(10**9):
+            with time_limit(5, "inner"):
+                os.getpid()
+    with pytest.raises(PipelineError, match="pattern"), time_limit(0.2, "pattern"):
+        re.match(r"(a+)+$", "a" * 60 + "b")

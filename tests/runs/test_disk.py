@@ -1,0 +1,65 @@
+"""What is said of a disk without room, a folder that cannot be written, and an output that is closed."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import unusable_cache
+from pipeline.runs import disk
+from pipeline.runs.disk import check_writable, naming_a_full_disk
+
+FULL_FILES = SimpleNamespace(f_bavail=10**6, f_frsize=4096, f_favail=0, f_files=100)
+FULL_BYTES = SimpleNamespace(f_bavail=0, f_frsize=4096, f_favail=50, f_files=100)
+
+
+@pytest.mark.parametrize(
+    ("room", "error", "sentence"),
+    [
+        (FULL_FILES, OSError(errno.ENOSPC, "No space left on device"), "3.81 GB free, but no room for another file"),
+        (FULL_BYTES, RuntimeError("[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing file "
+                                  "data/1: file write failed"), "has 0.00 GB free; free some"),
+    ],
+)  # fmt: skip
+def test_a_full_disk_is_named(
+    room: SimpleNamespace, error: Exception, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk.os, "statvfs", lambda folder: room)
+    with pytest.raises(PipelineError, match=f"No space left on device: runs_dir={tmp_path} .*{sentence}"):
+        with naming_a_full_disk(tmp_path):
+            raise error
+
+
+def test_a_folder_without_inodes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_inode(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "TemporaryFile", no_inode)
+    monkeypatch.setattr(disk.os, "statvfs", lambda folder: FULL_FILES)
+    with pytest.raises(PipelineError, match=r"runs_dir=.* but no room for another file \(inodes\)"):
+        check_writable(tmp_path / "runs")
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert unusable_cache() == (
+        "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a directory): set HF_HOME "
+        "to a folder that can be written"
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "new"))
+    assert unusable_cache() == ""
+
+
+def test_a_closed_output_is_one_sentence() -> None:
+    command = f"{sys.executable} -m pipeline stage=status >&-"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: standard output is closed: redirect it to a file, or to /dev/null\n"
+    )  # fmt: skip
