@@ -133,7 +133,7 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     listed, _ = planned(*words, "plan.lines=2")
     keys, _ = planned(*words, "plan.keys=true")
     assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
-    assert "claim sandbox_swap_base: minimum detectable difference 11.9 points" in listed
+    assert "claim sandbox_swap_base: minimum detectable difference 12.5 points" in listed
     assert keys.startswith(plain) and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
     assert "run hashes" not in plain + listed
 
@@ -161,7 +161,7 @@ def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seeds", [0, 3])
 def test_the_advice_is_what_helps_most(seeds: int) -> None:
     """Three seeds are the first to speak about trainings in general, and see less than one of these questions."""
-    found = Detectable.of("a with b", 100, 0.025, seeds)
+    found = Detectable.of("a with b", 100, 0.025, seeds, most=250)
     (count, now), (twice, doubled) = found.points.items()
     assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]
     assert doubled[0] < now[0] < now[8] < now[5] < now[3]

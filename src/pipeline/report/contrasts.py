@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
-from pipeline.estimate.questions import count_questions, scored_file
+from pipeline.estimate.questions import available_questions, count_questions, scored_file
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, interval_text, is_primary
@@ -20,8 +20,16 @@ from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
+from pipeline.runs.run import Run
 from pipeline.stats.contrast import Contrast, ExpertPart
-from pipeline.stats.detectable import SPREAD, Detectable, planned_difference
+from pipeline.stats.detectable import (
+    DISCORDANT,
+    SPREAD,
+    Detectable,
+    describe_mean,
+    planned_difference,
+    variance_of_mean,
+)
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
@@ -38,28 +46,34 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     first = next((pair for pair in sorted(compared, key=lambda pair: pair != primary) if counts[pair]), None)
     if first is None:
         return None
+    questions, most = counts[first] or (0, 0)
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
+    scores = min(averaged_scores(plan, [plan.cells[key]]) for key in cell_keys(plan, first))
     left, right, place = first
     level = holm_level(len(compared), first == primary, bool(primary))
     trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
-    detectable = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
+    name = f"{left} with {right} in {place}"
+    detectable = Detectable.of(name, questions, level, seeds, trains, most=most, scores=scores)
     others = f" and {len(compared) - 1} more (Holm's correction)" if len(compared) > 1 else ""
     return detectable, f"{detectable.name} ({'primary' if first == primary else 'first'}){others}"
 
 
 class DetectableClaim(NamedTuple):
     """A claim about a table, before there are scores. points: its minimum detectable difference at 5 % on the fewest
-    questions of its cells; None where no answers could decide it. published: the smallest and largest difference."""
+    questions of its cells; None where no answers could decide it. published: the smallest and largest difference.
+    assumed: about means over languages and models."""
 
     id: str
     points: float | None
     published: tuple[float, float] | None = None
+    assumed: str = ""
 
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
         published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
-        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}{published}"
+        points = f"minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}"
+        return f"claim {self.id}: {points}{published}{self.assumed}"
 
     def is_small(self) -> bool:
         """Whether a published difference is smaller than what can be detected."""
@@ -74,14 +88,17 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             placed = PlacedClaim.of(claim, planning.plan)
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
-        sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
+        sizes = [size[0] for cell in placed.all_cells if (size := questions_under(planning, cell))]
         if placed.untestable:
             detectable.append(DetectableClaim(claim.id, None))
         elif claim.test == "difference" and claim.metric != FACT and sizes:
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
             ends = (min(differences), max(differences)) if differences else None
-            detectable.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
+            units = [[cell] for cell in placed.all_cells] if claim.units == "each" else [*placed.left, *placed.right]
+            scores = min(averaged_scores(placed.plan, cells) for cells in units)
+            points = 100 * planned_difference(min(sizes), LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
+            detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
 
 
@@ -94,31 +111,56 @@ def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cel
     return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(values[1])
 
 
-def questions_under(planning: Planning, cell: Cell) -> int:
-    """The number of different questions under a cell whose answers are right or wrong."""
+def questions_under(planning: Planning, cell: Cell) -> tuple[int, int] | None:
+    """(questions under a cell whose answers are right or wrong, questions that the benchmark has); None without any.
+
+    A problem that is asked in several languages counts once.
+    """
     if is_measure(cell.metric):
-        return 0
-    if cell.of:
-        return sum(questions_under(planning, planning.plan.cells[row, cell.column]) for row in cell.of)
-    sizes: dict[tuple[str, str], int] = {}
-    for item in cell.items:
-        for reading in item.readings:
-            score = next(iter(reading.values()))
-            if task_size := task_and_questions(planning, score):
-                sizes[task_size[0], score.language] = task_size[1]
-    return sum(sizes.values())
+        return None
+    sizes: dict[str, tuple[int, int]] = {}
+    for leaf in leaf_cells(planning.plan, cell):
+        for item in leaf.items:
+            for score in map(first_candidate, item.readings):
+                if size := task_and_questions(planning, score):
+                    sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
+    if not sizes:
+        return None
+    return sum(size[0] for size in sizes.values()), sum(size[1] for size in sizes.values())
 
 
-def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
-    """(task, number of questions) of one score; None for translations and text, and where its data is unknown."""
-    run = planning.evaluation_of(score) or planning.representative_evaluation(score)
+def averaged_scores(plan: TablePlan, cells: Sequence[Cell]) -> int:
+    """How many scores on the same question these cells average: of languages and models, not of sampled trainings."""
+    sampled = sampled_axes(plan)
+    scores: set[ScoreRef] = set()
+    places: set[tuple[str, ...]] = set()
+    for leaf in itertools.chain.from_iterable(leaf_cells(plan, cell) for cell in cells):
+        for item in leaf.items:
+            at = [str(value) for axis, value in item.at.items() if axis not in sampled]
+            for score in map(first_candidate, item.readings):
+                scores.add(score)
+                places.add((score.language, *at))
+    return min(len(scores), len(places))
+
+
+def first_candidate(reading: Mapping[Any, ScoreRef]) -> ScoreRef:
+    return next(iter(reading.values()))
+
+
+def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:
+    """(task, questions of one score, questions that its benchmark has); None for translations and text, and where its
+    data is unknown. A small world can be given twice the items."""
+    run = planning.representative_evaluation(score) or planning.evaluation_of(score)
     if run is None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
     unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
     if unknown or kind_of(task.task) in ("translation", "text"):
         return None
-    return task.task, count_questions(run, task, language)
+    count, most = count_questions(run, task, language), available_questions(run, task, language)
+    if isinstance(root, Run) and root.config.expert.questions(run.config.eval.split):
+        most = max(most, 2 * count)
+    return task.task, count, most
 
 
 def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Detectable | None:
@@ -133,13 +175,14 @@ def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Dete
     seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
     name = f"{line['left']} with {line['right']} in {line['place']}"
     spread = SPREAD if line.get("spread") is None else line["spread"] / 100
-    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread)
+    most = line.get("most_n") or line["n"]
+    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread, most)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = (*PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
+            "n", "most_n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
             "trainings", "lower_is_better")  # fmt: skip
 
 
@@ -218,6 +261,8 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             line["missing"] = str(error)
         else:
             line |= {"left_value": 100 * left, "right_value": 100 * right}
+            if counts := questions_under(answers.table, cells[0]):  # scored, and in the benchmark
+                line["most_n"] = round(contrast.n * counts[1] / counts[0])
             measured.append((line, [(metric, axis) for axis in comparison.varied_axes], contrast))
     ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
     firsts = [is_primary(line, primary) for line, _, _ in measured]
