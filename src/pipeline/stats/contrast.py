@@ -24,12 +24,15 @@ class Contrast:
     """A difference of two scores, as shares: left minus right.
 
     free: the equation behind p and interval, without experts; parts: (variance between experts, within, experts) of
-    each axis; n: problems; noise: squared standard error of the problems' variance, for its degrees of freedom.
+    each axis; n: problems; discordant: the share of discordant answers, of means the one with the same error, None for
+    translations and measures without bounds; noise: squared standard error of the problems' variance, for its degrees
+    of freedom.
     """
 
     free: PairedScore | NormalTest
     parts: Sequence[ExpertPart]
     n: int
+    discordant: float | None = None
     noise: float = 0.0
 
     @cached_property
@@ -102,14 +105,6 @@ class Contrast:
         (part, *further_parts) = self.parts or [(0.0, 0.0, 0)]
         return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not further_parts else None
 
-    @property
-    def discordant(self) -> float | None:
-        """The share of discordant answers of two single models; of means the one with the same error. None for
-        translations and for measures without bounds."""
-        if not isinstance(self.free, PairedScore):
-            return None
-        return self.n * self.free.variance(0.0) / self.free.reach**2
-
     def detectable(self, level: float, spread: float | None = None) -> float:
         """Return the minimum detectable difference of this test at a level, with POWER.
 
@@ -180,7 +175,7 @@ def contrast(
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
-    return Contrast(test, parts, n)
+    return Contrast(test, parts, n, n * test.variance(0.0) / reach**2)
 
 
 def corpus_contrast(
