@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure, primary_metric
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
@@ -43,7 +44,7 @@ def suspicious_scores(results: Results) -> Marks:
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
             question_set = (row.task, row.where, row.num_fewshot, run_answers.text)
             by_text.setdefault(question_set, {}).setdefault(cell.row, []).append(location)
-    for cell, lost in damaged_experts(results):
+    for cell, lost in [*damaged_experts(results), *guessing_experts(results)]:
         mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
     for same in by_text.values():
         for name, locations in same.items() if len(same) > 1 else ():
@@ -75,6 +76,35 @@ def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
             yield cell, f"{base - cell.value:.1f} bits below the base, where {most_lost:g} is allowed"
 
 
+def guessing_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
+    """Each expert that has lost more than half of what the base has above guessing, beyond two standard errors."""
+    bases = {(cell.column, cell.task): cell for cell in results.cells if cell.role == "base"}
+    for cell in results.cells:
+        base = bases.get((cell.column, cell.task))
+        chance = chance_in(cell, results.answers)
+        if cell.role != "expert" or base is None or not chance or cell.value is None or base.value is None:
+            continue
+        guessed, sizes = 100 * chance, [source.row.n for source in score_rows_of([cell])]
+        error = 100 * standard_error(min(1.0, base.value / 100), min(sizes, default=1))
+        lost_half = cell.value - guessed < (base.value - guessed) / 2
+        if lost_half and base.value - cell.value > 2 * math.sqrt(2) * error:
+            yield cell, f"{cell.value:.1f} of 100, where the base has {base.value:.1f} and guessing gives {guessed:.0f}"
+
+
+def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:
+    """Return the share of right answers by guessing in a cell; None where nothing can be guessed."""
+    for source in score_rows_of([cell]):
+        return chance_of_score(source.row.task, source.row.metric, answers.get(source.place, Answers()))
+    return chance_of_score(cell.task, cell.metric, Answers())
+
+
+def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
+    """Return the share of right answers by guessing: by the options of the stored answers, else of the benchmark."""
+    if not (metric or primary_metric(task)[0]).startswith("acc"):
+        return None
+    return answers.chance or chance_of(task)
+
+
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     value, n = score.value, score.n
     if score.reason:
@@ -85,7 +115,7 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         return
     elif value == 0:
         yield "exactly 0", "no answer was correct"
-    elif n and (chance := chance_of(score.task)):
+    elif n and (chance := chance_of_score(score.task, score.metric, answers)):
         error = standard_error(chance, n)
         if value <= chance + 2 * error:
             level = "below chance" if value < chance - 2 * error else "at chance"

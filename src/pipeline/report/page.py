@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
-from pipeline.benchmarks import chance_of, is_measure
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
@@ -17,7 +16,7 @@ from pipeline.report.claims import VERDICTS
 from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
-from pipeline.report.marks import Marks, browsed
+from pipeline.report.marks import Marks, browsed, chance_in
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
@@ -139,7 +138,7 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
-            chance = None if is_measure(cell.metric) else chance_of(cell.task)
+            chance = chance_in(cell, results.answers)
             lines.append({**line, "best": cell.best, "chance": 100 * chance if chance else None})
     return lines
 
