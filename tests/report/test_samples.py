@@ -20,6 +20,7 @@ from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.questions import Questions
 from pipeline.report.stored import NoScore, StoredAnswers
+from pipeline.stats.statistics import wilson_interval
 from pipeline.tables.plan import ScoreRef, ScoreWords
 
 
@@ -152,7 +153,8 @@ def test_an_expert_that_falls_from_67_to_30_of_four_choices_is_marked(tmp_path, 
         lines = {"arc_easy.en": options(*[4] * 4, right=2)}
         folders[row] = write_eval(tmp_path / row, [row_of], lines)
         scores = [CellScore(row, {})]
-        cells.append(CellResult(row, "arc", share, runs=[row], scores=scores, task="arc_easy", role=of))
+        low, high = (100 * end for end in wilson_interval(share / 100, n))
+        cells.append(CellResult(row, "arc", share, low, high, 1, runs=[row], scores=scores, task="arc_easy", role=of))
     marks = samples.suspicious_scores(results_of(cells, folders))
     told = f"arc: {value:.1f} of 100, where the base has 67.0 and guessing gives 25; merges of it measure this damage"
     assert marks.get("damaged", {}) == ({"Swahili": [told]} if marked else {})

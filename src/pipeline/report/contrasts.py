@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,7 +13,15 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.questions import available_questions, count_questions, scored_file
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
-from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, interval_text, is_primary
+from pipeline.report.compare import (
+    PAIR,
+    Line,
+    correct_contrasts,
+    holm_level,
+    interval_text,
+    is_gain_shown,
+    is_primary,
+)
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
@@ -32,7 +40,7 @@ from pipeline.stats.detectable import (
 )
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL
-from pipeline.tables.plan import Cell, ScoreRef, TablePlan
+from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import TRAININGS
 
@@ -41,7 +49,9 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     """That of the primary comparison, else of the first one, and what is compared besides, in words; None without
     questions."""
     plan = planning.plan
-    compared, primary = pairs_across(plan, [*plan.compare, *plan.controls]), tuple(plan.table.primary)
+    family, primary = plan.table.family, tuple(plan.table.primary)
+    pairs = pairs_across(plan, [*plan.compare, *plan.controls])
+    compared = [pair for pair in pairs if not family or pair[2] in family]
     counts = {pair: questions_under(planning, plan.cells[cell_keys(plan, pair)[0]]) for pair in compared}
     first = next((pair for pair in sorted(compared, key=lambda pair: pair != primary) if counts[pair]), None)
     if first is None:
@@ -95,8 +105,9 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
             ends = (min(differences), max(differences)) if differences else None
-            units = [[cell] for cell in placed.all_cells] if claim.units == "each" else [*placed.left, *placed.right]
-            scores = min(averaged_scores(placed.plan, cells) for cells in units)
+            scores = min(averaged_scores(placed.plan, cells) for cells in (*placed.left, *placed.right))
+            if claim.units == "each":
+                scores //= len(placed.places)
             points = 100 * planned_difference(min(sizes), LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
             detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
@@ -119,11 +130,9 @@ def questions_under(planning: Planning, cell: Cell) -> tuple[int, int] | None:
     if is_measure(cell.metric):
         return None
     sizes: dict[str, tuple[int, int]] = {}
-    for leaf in leaf_cells(planning.plan, cell):
-        for item in leaf.items:
-            for score in map(first_candidate, item.readings):
-                if size := task_and_questions(planning, score):
-                    sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
+    for _, _, score in first_scores(planning.plan, cell):
+        if size := task_and_questions(planning, score):
+            sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
     if not sizes:
         return None
     return sum(size[0] for size in sizes.values()), sum(size[1] for size in sizes.values())
@@ -131,20 +140,21 @@ def questions_under(planning: Planning, cell: Cell) -> tuple[int, int] | None:
 
 def averaged_scores(plan: TablePlan, cells: Sequence[Cell]) -> int:
     """How many scores on the same question these cells average: of languages and models, not of sampled trainings."""
-    sampled = sampled_axes(plan)
-    scores: set[ScoreRef] = set()
-    places: set[tuple[str, ...]] = set()
-    for leaf in itertools.chain.from_iterable(leaf_cells(plan, cell) for cell in cells):
-        for item in leaf.items:
+    sampled, scores, places = sampled_axes(plan), set(), set()
+    for cell in cells:
+        for leaf, item, score in first_scores(plan, cell):
             at = [str(value) for axis, value in item.at.items() if axis not in sampled]
-            for score in map(first_candidate, item.readings):
-                scores.add(score)
-                places.add((score.language, *at))
+            scores.add(score)
+            places.add((leaf.row, score.language, *at))
     return min(len(scores), len(places))
 
 
-def first_candidate(reading: Mapping[Any, ScoreRef]) -> ScoreRef:
-    return next(iter(reading.values()))
+def first_scores(plan: TablePlan, cell: Cell) -> Iterator[tuple[Cell, Item, ScoreRef]]:
+    """Each score that a cell shows; of each choice the first candidate's."""
+    for leaf in leaf_cells(plan, cell):
+        for item in leaf.items:
+            for reading in item.readings:
+                yield leaf, item, next(iter(reading.values()))
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:
@@ -175,15 +185,14 @@ def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Dete
     seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
     name = f"{line['left']} with {line['right']} in {line['place']}"
     spread = SPREAD if line.get("spread") is None else line["spread"] / 100
-    most = line.get("most_n") or line["n"]
-    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread, most)
+    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = (*PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "n", "most_n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
-            "trainings", "lower_is_better")  # fmt: skip
+            "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
+            "trainings", "lower_is_better", "exploratory")  # fmt: skip
 
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
@@ -241,7 +250,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
     Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
     any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
     """
-    lines, measured, primary = [], [], plan.table.primary
+    lines, measured, primary, family = [], [], plan.table.primary, plan.table.family
     for pair, chosen_of in pairs.items():
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
         if not (metric := stored_metric(plan, cells)):
@@ -251,6 +260,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
         line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(PAIR, pair, strict=True)) | {
             "over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points",
             "lower_is_better": bool(task) and answers.less_is_better(str(task), metric), "chosen_of": chosen_of,
+            "exploratory": bool(family) and pair[2] not in family,
         }  # fmt: skip
         lines.append(line)
         if any(trainings_of(plan, score.model) for score, _ in comparison.questions.needed_scores):
@@ -261,16 +271,17 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             line["missing"] = str(error)
         else:
             line |= {"left_value": 100 * left, "right_value": 100 * right}
-            if counts := questions_under(answers.table, cells[0]):  # scored, and in the benchmark
-                line["most_n"] = round(contrast.n * counts[1] / counts[0])
             measured.append((line, [(metric, axis) for axis in comparison.varied_axes], contrast))
     ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
+    answers.ratios = ratios
     firsts = [is_primary(line, primary) for line, _, _ in measured]
-    count = len(measured) + (bool(primary) and not any(firsts))  # a missing primary comparison keeps its half
+    count = sum(not line["exploratory"] for line, _, _ in measured)
+    count += bool(primary) and not any(firsts)  # a missing primary comparison keeps its half
     for (line, axes, contrast), is_first in zip(measured, firsts, strict=True):
         contrast = contrast.with_least_between([ratios[axis] for axis in axes])
         numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
-        numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
+        level = LEVEL if line["exploratory"] else holm_level(count, is_first, bool(primary))
+        numbers["could_see"] = contrast.detectable(level)
         line |= {name: None if number is None else 100 * number for name, number in numbers.items()}
         line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
     return correct_contrasts(lines, primary)
@@ -294,15 +305,25 @@ def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: 
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
-    """The cells, with the best of each place marked: significantly above every other model there, after Holm's
-    correction. A best configuration is never marked: these questions chose it."""
+    """The cells, with the best of each place that is tested marked: significantly above every other model there, after
+    Holm's correction. A best configuration is never marked: these questions chose it."""
     rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
     for cell in cells:
-        if cell.value is not None and cell.task:
-            place = cell.column if models_in_rows(plan) else cell.row
+        place = cell.column if models_in_rows(plan) else cell.row
+        is_tested = not plan.table.family or place in plan.table.family
+        if cell.value is not None and cell.task and is_tested:
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
     best = [top for of_place in rivals.values() if (top := best_of(plan, answers, of_place))]
     return [replace(cell, best=cell in best) for cell in cells]
+
+
+def mark_gains(cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]) -> list[CellResult]:
+    """Return the cells with the sign of each baseline that they are significantly better than."""
+    marks: dict[frozenset[str], dict[str, None]] = {}
+    for line in lines:
+        if line["right"] in baselines and is_gain_shown(line):
+            marks.setdefault(frozenset((line["left"], line["place"])), {})[baselines[line["right"]]] = None
+    return [replace(cell, marks="".join(sorted(marks.get(frozenset((cell.row, cell.column)), {})))) for cell in cells]
 
 
 def models_in_rows(plan: TablePlan) -> bool:
@@ -318,11 +339,16 @@ def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]
     for rival in rivals if top.maximum is None else []:
         pair = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
         metric = stored_metric(plan, pair)
+        if not metric:
+            return None
+        comparison = compare_cells(plan, pair, metric, answers)
         try:
-            contrast = compare_cells(plan, pair, metric, answers).contrast() if metric else None
+            contrast = comparison.contrast()
         except NoScore:
             return None
-        if contrast is None or contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
+        ratios = [answers.ratios.get((metric, axis), 0.0) for axis in comparison.varied_axes]
+        contrast = contrast.with_least_between(ratios)
+        if contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
             return None
         ps.append(contrast.p)
     return top if ps and max(holm(ps)) < LEVEL else None

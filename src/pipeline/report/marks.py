@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, primary_metric
@@ -44,7 +43,7 @@ def suspicious_scores(results: Results) -> Marks:
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
             question_set = (row.task, row.where, row.num_fewshot, run_answers.text)
             by_text.setdefault(question_set, {}).setdefault(cell.row, []).append(location)
-    for cell, lost in [*damaged_experts(results), *guessing_experts(results)]:
+    for cell, lost in damaged_experts(results):
         mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
     for same in by_text.values():
         for name, locations in same.items() if len(same) > 1 else ():
@@ -64,38 +63,32 @@ def mark_lines(marks: Marks) -> list[str]:
 
 
 def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
-    """Each expert that does worse than the base even without a question's text (`Benchmark.lost_skill`), and by how
-    much: merges of it measure its damage, not its language."""
-    bases = {(cell.column, cell.task): cell.value for cell in results.cells if cell.role == "base"}
-    for cell in results.cells:
-        benchmark, base = find_benchmark(cell.task), bases.get((cell.column, cell.task))
-        task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
-        if cell.role != "expert" or cell.task != task or not is_measure(cell.metric):
-            continue
-        if cell.value is not None and base is not None and base - cell.value > most_lost:
-            yield cell, f"{base - cell.value:.1f} bits below the base, where {most_lost:g} is allowed"
+    """Each expert that has lost the base's skill, and by how much: merges of it measure its damage, not its language.
 
-
-def guessing_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
-    """Each expert that has lost more than half of what the base has above guessing, beyond two standard errors."""
+    It does worse than the base even without a question's text (`Benchmark.lost_skill`), or it has lost more than half
+    of what the base has above guessing, and their intervals do not overlap.
+    """
     bases = {(cell.column, cell.task): cell for cell in results.cells if cell.role == "base"}
     for cell in results.cells:
         base = bases.get((cell.column, cell.task))
-        chance = chance_in(cell, results.answers)
-        if cell.role != "expert" or base is None or not chance or cell.value is None or base.value is None:
+        if cell.role != "expert" or base is None or cell.value is None or base.value is None:
             continue
-        guessed, sizes = 100 * chance, [source.row.n for source in score_rows_of([cell])]
-        error = 100 * standard_error(min(1.0, base.value / 100), min(sizes, default=1))
-        lost_half = cell.value - guessed < (base.value - guessed) / 2
-        if lost_half and base.value - cell.value > 2 * math.sqrt(2) * error:
-            yield cell, f"{cell.value:.1f} of 100, where the base has {base.value:.1f} and guessing gives {guessed:.0f}"
+        lost, chance = base.value - cell.value, chance_in(cell, results.answers)
+        if is_measure(cell.metric):
+            benchmark = find_benchmark(cell.task)
+            task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
+            if cell.task == task and lost > most_lost:
+                yield cell, f"{lost:.1f} bits below the base, where {most_lost:g} is allowed"
+        elif chance and lost > (base.value - 100 * chance) / 2 and (cell.high or 0) < (base.low or 0):
+            level = f"the base has {base.value:.1f} and guessing gives {100 * chance:.0f}"
+            yield cell, f"{cell.value:.1f} of 100, where {level}"
 
 
 def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:
     """Return the share of right answers by guessing in a cell; None where nothing can be guessed."""
-    for source in score_rows_of([cell]):
-        return chance_of_score(source.row.task, source.row.metric, answers.get(source.place, Answers()))
-    return chance_of_score(cell.task, cell.metric, Answers())
+    sources = score_rows_of([cell])
+    stored = answers.get(sources[0].place) if sources else None
+    return chance_of_score(cell.task, cell.metric, stored or Answers())
 
 
 def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:

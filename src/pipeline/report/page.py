@@ -68,7 +68,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     verdicts = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
-        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
+        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results, PAPER)
         + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
         bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
         choices=choice_lines(results),

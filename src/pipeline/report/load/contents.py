@@ -84,6 +84,7 @@ class CellResult:
     pair: str | None = None
     role: str = ""
     best: bool = False
+    marks: str = ""  # of the baselines that it is significantly better than
 
     def decimal(self, value: float | None) -> str:
         """A number of the cell's own scale, with the decimals that it shows."""
@@ -136,6 +137,7 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     declared: bool = True
     primary: Sequence[str] = ()
+    baselines: Mapping[str, str] = field(default_factory=dict)  # name -> the mark of cells that are better
     verdicts: Sequence[Verdict] = ()
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     answers: Mapping[Place, Answers] = field(default_factory=dict)

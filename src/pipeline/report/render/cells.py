@@ -52,7 +52,7 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     is reduced from if more than one, a best configuration's maximum, the published number."""
     if cell is None:
         return ""
-    parts = [cell.decimal(cell.value) or MISSING]
+    parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
     parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"] if interval and cell.low is not None else []
     parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
     parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
@@ -60,11 +60,20 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     return " ".join(parts)
 
 
-def legend(cells: Sequence[CellResult], published: str) -> list[str]:
-    """What the marks of these cells mean, those that they have; published: of the published numbers."""
-    notes = [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
+def legend(results: Results, published: str) -> list[str]:
+    """What the marks of the cells mean, those that they have; published: of the published numbers."""
+    cells = results.cells
+    notes = baseline_notes(results)
+    notes += [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
     notes += [published] if any(cell.published is not None for cell in cells) else []
     return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
+
+
+def baseline_notes(results: Results) -> list[str]:
+    """Name the baselines of each mark that a cell has."""
+    used = sorted({*"".join(cell.marks for cell in results.cells)})
+    names = {sign: [name for name, mark in results.baselines.items() if mark == sign] for sign in used}
+    return [f"{sign}: significantly better than {' or '.join(names[sign])} (Holm-corrected p < 0.05)." for sign in used]
 
 
 def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
@@ -93,7 +102,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     text = render(
         "cells.md.j2", results=results, headline=headline,
-        notes=[*legend(results.cells, PUBLISHED), *results.merged, *notes],
+        notes=[*legend(results, PUBLISHED), *results.merged, *notes],
         rows=cell_texts(results), lines=[*choice_lines(results), *missing_lines(results)], named_at_most=NAMED_AT_MOST,
     )  # fmt: skip
     return escape(text.rstrip(), quote=False) + "\n"
@@ -108,7 +117,7 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
     comparisons = comparison_lines(results.contrasts)
-    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + [HOLM] * bool(comparisons)
+    notes = [INTERVAL] * has_interval + legend(results, PUBLISHED) + [HOLM] * bool(comparisons)
     notes += [*results.merged, *results.other_bases]
     parts = [[results.title, *headline], table, comparisons, notes]
     parts += [[*missing_lines(results), *marks]]
@@ -116,18 +125,20 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first comparisons, each with its interval and its p before and after Holm's correction."""
-    tested = [line for line in lines if line["p_holm"] is not None]
-    first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
-    rows = [
-        (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
-         f"{line['low']:+.1f} to {line['high']:+.1f}",
-         *(p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")))
-        for line in first
-    ]  # fmt: skip
+    """The first comparisons, each with its interval and its p before and after Holm's correction; exploratory ones
+    without p."""
+    shown = [line for line in lines if line["p_holm"] is not None or (line["exploratory"] and line["n"])]
+    first = sorted(shown, key=lambda line: (not line["primary"], line["p_holm"] is None))[:MOST_COMPARED]
+    rows = []
+    for line in first:
+        ps = ["" if line[key] is None else p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")]
+        rows.append(
+            (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
+             f"{line['low']:+.1f} to {line['high']:+.1f}", *(ps if ps[1] else ["", "exploratory"]))
+        )  # fmt: skip
     if not rows:
         return []
-    omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
+    omitted = [f"and {len(shown) - len(first)} more, in contrasts.csv"] if len(shown) > len(first) else []
     heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
     return [*align_columns([heads, *rows], range(2, 6)), *omitted]
 
