@@ -111,6 +111,8 @@ def test_more_questions_are_advised_only_if_the_benchmark_has_them() -> None:
         return [*found.points], found.advice()
 
     assert advised(100) == ([100], "12.5 points are detectable on 100 questions; there are no more questions")
+    unknown = Detectable.of("a with b", 100, 0.05, trains=False)
+    assert unknown.advice() == "12.5 points are detectable on 100 questions"
     assert advised(250)[0] == [100, 200] and "; twice the questions helps most (8.9)" in advised(250)[1]
     assert advised(150)[0] == [100, 150] and "; all 150 questions help most (10.2)" in advised(150)[1]
 

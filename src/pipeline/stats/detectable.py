@@ -22,6 +22,7 @@ class Detectable(NamedTuple):
     level: float  # of p, after the correction for a table's other comparisons
     points: dict[int, dict[int, float]]  # questions -> seeds -> points
     assumed: str = ""  # about means of several scores a question
+    is_all: bool = False  # whether the benchmark is known to have no more questions
 
     @classmethod
     def of(
@@ -38,7 +39,7 @@ class Detectable(NamedTuple):
         points: dict[int, dict[int, float]] = {}
         for count in sorted({questions, max(questions, min(2 * questions, most))}):
             points[count] = {n: 100 * planned_difference(count, level, n, spread, share) for n in of_seeds}
-        return cls(name, seeds, level, points, describe_mean(scores))
+        return cls(name, seeds, level, points, describe_mean(scores), most == questions)
 
     def rows(self) -> list[list[str]]:
         """Return a small table: a line for each number of questions, a column for each number of seeds."""
@@ -56,11 +57,12 @@ class Detectable(NamedTuple):
             more = "twice the questions helps" if questions == 2 * count else f"all {questions:,} questions help"
             choices[more] = points_by_seeds[self.seeds]
         best = min(choices, key=lambda name: choices[name], default="")
-        text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions{self.assumed}; "
+        text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions{self.assumed}"
+        text += "; there are no more questions" * self.is_all
         if best and choices[best] < now[self.seeds]:
-            text += f"{best} most ({choices[best]:.1f})"
-        else:
-            text += "there are no more questions" + ", and more seeds do not help" * bool(choices)
+            text += f"; {best} most ({choices[best]:.1f})"
+        elif choices:
+            text += "; more seeds do not help"
         if not self.seeds and len(now) > 1:
             text += f"; trainings in general need 3 seeds or more ({now[3]:.1f}, with 8 {now[8]:.1f})"
         return text

@@ -20,7 +20,7 @@ BOLD = (
     "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
     "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
 )
-HOLM = "p (Holm): corrected over all comparisons of the table."
+HOLM = "p (Holm): corrected over all tested comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
