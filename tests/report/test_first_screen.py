@@ -74,10 +74,10 @@ def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
 
 def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> None:
     lines = [line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0), line_of("swap", "base", "en", 4.0, 0.1)]
-    assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), []) is None
-    of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), [])
+    assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), 0) is None
+    of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), 0)
     assert of_primary is not None and of_primary.name == "swap with base in en" and of_primary.level == 0.025
-    first = measured_detectable(correct_contrasts(lines), [])  # that has answers that differ
+    first = measured_detectable(correct_contrasts(lines), 0)  # that has answers that differ
     assert first is not None and first.name == "swap with base in en" and first.level == 0.025
 
 

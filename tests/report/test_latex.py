@@ -53,16 +53,20 @@ def test_names_are_text() -> None:
 def test_caption_label_seeds_and_baselines() -> None:
     """The signs of baselines stand beside bold, and the caption names them; a title is text, too."""
     cells = [CellResult("swap", "sw", 45.2, best=True, marks="†‡"), CellResult("soup", "sw", 41.0, marks="†")]
-    runs = [RunResult(f"sft-s{seed}", "sft", Path(), "math") for seed in range(3)] + [RunResult("e", "eval", Path())]
+    runs = [RunResult(f"sft-s{seed}", "sft", Path(), f"math-full-s{seed}") for seed in range(3)] + [
+        RunResult("e", "eval", Path())
+    ]
     named = {"table": "my study", "title": HOSTILE, "baselines": {"math": "†", "mathstral": "†", "base": "‡"}}
     text = cells_latex(results_of(cells, runs=runs, **named))
     assert "swap & \\textbf{45.2}$^\\dagger$$^\\ddagger$ \\\\\n" in text and "soup & 41.0$^\\dagger$ \\\\\n" in text
     (caption,) = [line for line in text.splitlines() if line.startswith(r"\caption{50 \% of \#1 \& \$x\_1\$")]
     assert r"$^\dagger$: significantly better than math or mathstral (" in caption
     assert r"$^\ddagger$: significantly better than base (" in caption and "Bold: " in caption
-    assert caption.endswith("3 seeds of each training.}") and r"\label{tab:my-study}" in text
+    assert " Seeds of each training: 3. " in caption and r"\label{tab:my-study}" in text
     one = cells_latex(results_of([CellResult("swap", "sw", 45.2)], runs=runs[:1], **named))
-    assert "One seed of each training.}" in one and "dagger" not in one and "Bold" not in one
+    (caption,) = [line for line in one.splitlines() if line.startswith(r"\caption")]
+    assert caption.endswith(". Seeds of each training: 1.}")
+    assert "dagger" not in caption and "Bold" not in caption
 
 
 @pytest.mark.latex

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL
+from pipeline.text import pluralize
 
 MOST_SENTENCES = 4  # on significant differences
 
@@ -83,7 +84,9 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
 def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
     """Say how many differences are not tested."""
     count = sum(bool(line["exploratory"] and line["n"]) for line in lines)
-    return [f"{count} differences in other places are exploratory: they have intervals, and no test."] if count else []
+    return (
+        [f"Exploratory, with intervals and no test: {pluralize(count, 'difference')} in other places."] if count else []
+    )
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:

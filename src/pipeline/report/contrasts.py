@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from pipeline.stats.detectable import (
 )
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
+from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import TRAININGS
 
@@ -52,20 +52,19 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     family, primary = plan.table.family, tuple(plan.table.primary)
     pairs = pairs_across(plan, [*plan.compare, *plan.controls])
     compared = [pair for pair in pairs if not family or pair[2] in family]
-    counts = {pair: questions_under(planning, plan.cells[cell_keys(plan, pair)[0]]) for pair in compared}
-    first = next((pair for pair in sorted(compared, key=lambda pair: pair != primary) if counts[pair]), None)
-    if first is None:
-        return None
-    questions, most = counts[first] or (0, 0)
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
-    scores = min(averaged_scores(plan, [plan.cells[key]]) for key in cell_keys(plan, first))
-    left, right, place = first
-    level = holm_level(len(compared), first == primary, bool(primary))
     trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
-    name = f"{left} with {right} in {place}"
-    detectable = Detectable.of(name, questions, level, seeds, trains, most=most, scores=scores)
-    others = f" and {len(compared) - 1} more (Holm's correction)" if len(compared) > 1 else ""
-    return detectable, f"{detectable.name} ({'primary' if first == primary else 'first'}){others}"
+    for first in sorted(compared, key=lambda pair: pair != primary):
+        counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, first)]
+        asked, most, _ = counts[0]
+        if asked:
+            scores = min(count.scores for count in counts)
+            level = holm_level(len(compared), first == primary, bool(primary))
+            name = "{} with {} in {}".format(*first)
+            others = f" and {len(compared) - 1} more (Holm's correction)" if len(compared) > 1 else ""
+            detectable = Detectable.of(name, asked, level, seeds, trains, most=most, scores=scores)
+            return detectable, f"{name} ({'primary' if first == primary else 'first'}){others}"
+    return None
 
 
 class DetectableClaim(NamedTuple):
@@ -82,8 +81,8 @@ class DetectableClaim(NamedTuple):
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
         published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
-        points = f"minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}"
-        return f"claim {self.id}: {points}{published}{self.assumed}"
+        points = f"{self.points:.1f} points at p < {LEVEL:g}{self.assumed}"
+        return f"claim {self.id}: minimum detectable difference {points}{published}"
 
     def is_small(self) -> bool:
         """Whether a published difference is smaller than what can be detected."""
@@ -98,17 +97,18 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             placed = PlacedClaim.of(claim, planning.plan)
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
-        sizes = [size[0] for cell in placed.all_cells if (size := questions_under(planning, cell))]
+        counts = [questions_under(planning, cells) for cells in (*placed.left, *placed.right)]
+        asked = min(count.asked for count in counts)
         if placed.untestable:
             detectable.append(DetectableClaim(claim.id, None))
-        elif claim.test == "difference" and claim.metric != FACT and sizes:
+        elif claim.test == "difference" and claim.metric != FACT and asked:
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
             ends = (min(differences), max(differences)) if differences else None
-            scores = min(averaged_scores(placed.plan, cells) for cells in (*placed.left, *placed.right))
+            scores = min(count.scores for count in counts)
             if claim.units == "each":
-                scores //= len(placed.places)
-            points = 100 * planned_difference(min(sizes), LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
+                scores = max(1, scores // len(placed.places))
+            points = 100 * planned_difference(asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
             detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
 
@@ -122,39 +122,32 @@ def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cel
     return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(values[1])
 
 
-def questions_under(planning: Planning, cell: Cell) -> tuple[int, int] | None:
-    """(questions under a cell whose answers are right or wrong, questions that the benchmark has); None without any.
+class QuestionCount(NamedTuple):
+    """The questions under some cells: asked, in the benchmark, and how many scores are averaged on each."""
 
-    A problem that is asked in several languages counts once.
-    """
-    if is_measure(cell.metric):
-        return None
+    asked: int
+    most: int
+    scores: int
+
+
+def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
+    """Count the questions under cells whose answers are right or wrong. A problem counts once if it is asked in several
+    languages, and a score once if only sampled trainings differ; of a choice the first candidate counts."""
+    sampled = sampled_axes(planning.plan)
     sizes: dict[str, tuple[int, int]] = {}
-    for _, _, score in first_scores(planning.plan, cell):
-        if size := task_and_questions(planning, score):
-            sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
-    if not sizes:
-        return None
-    return sum(size[0] for size in sizes.values()), sum(size[1] for size in sizes.values())
-
-
-def averaged_scores(plan: TablePlan, cells: Sequence[Cell]) -> int:
-    """How many scores on the same question these cells average: of languages and models, not of sampled trainings."""
-    sampled, scores, places = sampled_axes(plan), set(), set()
-    for cell in cells:
-        for leaf, item, score in first_scores(plan, cell):
-            at = [str(value) for axis, value in item.at.items() if axis not in sampled]
-            scores.add(score)
-            places.add((leaf.row, score.language, *at))
-    return min(len(scores), len(places))
-
-
-def first_scores(plan: TablePlan, cell: Cell) -> Iterator[tuple[Cell, Item, ScoreRef]]:
-    """Each score that a cell shows; of each choice the first candidate's."""
-    for leaf in leaf_cells(plan, cell):
+    scores, places = set(), set()
+    for leaf in itertools.chain.from_iterable(leaf_cells(planning.plan, cell) for cell in cells):
         for item in leaf.items:
             for reading in item.readings:
-                yield leaf, item, next(iter(reading.values()))
+                score = next(iter(reading.values()))
+                size = None if is_measure(leaf.metric) else task_and_questions(planning, score)
+                if size:
+                    sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
+                    scores.add(score)
+                    at = [str(value) for axis, value in item.at.items() if axis not in sampled]
+                    places.add((score.language, *at))
+    asked, most = (sum(counts) for counts in zip((0, 0), *sizes.values(), strict=True))
+    return QuestionCount(asked, most, max(1, min(len(scores), len(places))))
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:
@@ -173,19 +166,19 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, i
     return task.task, count, most
 
 
-def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Detectable | None:
+def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | None:
     """That of the primary comparison, else of the first one, with what was measured of it; None where no question tells
-    its models apart. lines: of contrasts.csv; trainings: the labels of the trainings behind them, which seeds share."""
+    its models apart. lines: of contrasts.csv; trained: the number of seeds of the trainings behind them."""
     tested = [line for line in lines if line["p_holm"] is not None]
     has_primary = any(line["primary"] for line in lines)
     line = next((line for line in tested if line["primary"] or (line.get("discordant") and not has_primary)), None)
     if not (line and line.get("discordant")):
         return None
     level = holm_level(len(tested), line["primary"], has_primary)
-    seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
+    seeds = max(3, trained) if line.get("trainings") == "a sample" else 0
     name = f"{line['left']} with {line['right']} in {line['place']}"
     spread = SPREAD if line.get("spread") is None else line["spread"] / 100
-    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread)
+    return Detectable.of(name, line["n"], level, seeds, trained > 0, line["discordant"], spread)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
@@ -319,11 +312,11 @@ def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
 
 def mark_gains(cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]) -> list[CellResult]:
     """Return the cells with the sign of each baseline that they are significantly better than."""
-    marks: dict[frozenset[str], dict[str, None]] = {}
+    signs: dict[frozenset[str], set[str]] = {}
     for line in lines:
-        if line["right"] in baselines and is_gain_shown(line):
-            marks.setdefault(frozenset((line["left"], line["place"])), {})[baselines[line["right"]]] = None
-    return [replace(cell, marks="".join(sorted(marks.get(frozenset((cell.row, cell.column)), {})))) for cell in cells]
+        if is_gain_shown(line) and line["right"] in baselines:
+            signs.setdefault(frozenset((line["left"], line["place"])), set()).add(baselines[line["right"]])
+    return [replace(cell, marks="".join(sorted(signs.get(frozenset((cell.row, cell.column)), ())))) for cell in cells]
 
 
 def models_in_rows(plan: TablePlan) -> bool:

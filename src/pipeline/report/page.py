@@ -55,8 +55,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     column = next((name for name in columns if name in results.columns), "")
     of_place = [line for line in lines if line["column"] == column]
     first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
-    trainings = [run.label for run in results.runs if run.stage in TRAININGS and run.finished]
-    detectable = measured_detectable(results.contrasts, trainings)
+    detectable = measured_detectable(results.contrasts, results.seeds)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())

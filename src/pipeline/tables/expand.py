@@ -122,8 +122,7 @@ class Expansion:
         known = [*plan.rows, *plan.columns]
         for name in (*self.table.family, *self.table.baselines):
             if name not in known:
-                problem = f"{name!r} is no row or column: {suggest(name, known)}"
-                raise self.table.refuse("family" if name in self.table.family else "baselines", problem)
+                raise self.table.refuse("family, baselines", f"{name!r} is no row or column: {suggest(name, known)}")
 
     def expand_names(self, kind: str, side: Side) -> list[tuple[str, At]]:
         """(name, axis values) of a row or column, for each combination of the axes in its name."""

@@ -210,12 +210,10 @@ class Reader:
             self.axes_in("", "beside", raw.get("beside") or []),
             [(str(name), str(right)) for name, rights in raw["compare"].items() for right in as_list(rights)],
             raw.get("free_snapshots", False), raw.get("controls", False),
-            primary=self.names_of("primary"), family=self.names_of("family"),
+            primary=tuple(map(str, as_list(raw.get("primary") or []))),
+            family=tuple(map(str, as_list(raw.get("family") or []))),
             baselines=as_mapping(self.file, "baselines", raw.get("baselines")),
         )  # fmt: skip
-
-    def names_of(self, key: str) -> tuple[str, ...]:
-        return tuple(map(str, as_list(self.raw.get(key) or [])))
 
     def read_values(self, where: str, example: str, values: Any) -> list[Any]:
         """A list of names or numbers. Raises PipelineError for an empty list, other values or a repeated one."""

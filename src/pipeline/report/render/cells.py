@@ -125,20 +125,18 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first comparisons, each with its interval and its p before and after Holm's correction; exploratory ones
-    without p."""
-    shown = [line for line in lines if line["p_holm"] is not None or (line["exploratory"] and line["n"])]
-    first = sorted(shown, key=lambda line: (not line["primary"], line["p_holm"] is None))[:MOST_COMPARED]
-    rows = []
-    for line in first:
-        ps = ["" if line[key] is None else p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")]
-        rows.append(
-            (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
-             f"{line['low']:+.1f} to {line['high']:+.1f}", *(ps if ps[1] else ["", "exploratory"]))
-        )  # fmt: skip
+    """The first comparisons, each with its interval and its p before and after Holm's correction."""
+    tested = [line for line in lines if line["p_holm"] is not None]
+    first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
+    rows = [
+        (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
+         f"{line['low']:+.1f} to {line['high']:+.1f}",
+         *(p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")))
+        for line in first
+    ]  # fmt: skip
     if not rows:
         return []
-    omitted = [f"and {len(shown) - len(first)} more, in contrasts.csv"] if len(shown) > len(first) else []
+    omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
     heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
     return [*align_columns([heads, *rows], range(2, 6)), *omitted]
 
