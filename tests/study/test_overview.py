@@ -158,6 +158,20 @@ def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
     assert any(line.startswith(started) for line in lines) and " sft.epochs 1\n" in text
 
 
+def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exist(tmp_path: Path) -> None:
+    """MGSM has 250 problems, also in three languages and of four models. By hand, the mean of twelve scores with a
+    correlation of 0.5 has (1 + 11 / 2) / 12 of a single variance: 3.083 sqrt(0.2 * 0.542 / 250) = 6.4 points."""
+    words = ["table=unreasonable_table3", f"runs_dir={tmp_path}", "hardware=h100_80x1", "plan.lines=1"]
+    told = planned(*words)[0]
+    (line,) = [line for line in told.splitlines() if line.startswith("6.4 points are detectable on 250 questions, ")]
+    assert "in the mean of 12 scores each (languages or models; assumed correlation 0.5)" in line
+    assert "there are no more questions" in line and "twice the questions" not in told and "750" not in line
+    few = planned(*words, "every.eval.limit=100")[0]
+    assert re.search(r"^10\.\d points are detectable on 100 questions, .*; twice the questions helps most", few, re.M)
+    many = planned(*words, "every.eval.limit=200")[0]
+    assert re.search(r"^7\.\d points are detectable on 200 questions, .*; all 250 questions help most", many, re.M)
+
+
 @pytest.mark.parametrize("seeds", [0, 3])
 def test_the_advice_is_what_helps_most(seeds: int) -> None:
     """Three seeds are the first to speak about trainings in general, and see less than one of these questions."""
