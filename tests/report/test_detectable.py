@@ -134,6 +134,22 @@ def test_several_trainings_each(trainings, spread, level):
     assert 0.72 < power < 0.88
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.04])
+@pytest.mark.parametrize("level", [0.05, 0.0125])
+def test_crossed_trainings(spread, level):
+    """Nine pairs of three trainings a side, both of which vary."""
+    rng, share = np.random.default_rng(4), 0.5
+
+    def drawn(difference: float) -> np.ndarray:
+        added = difference + rng.normal(0, spread, (3, 1, 1)) + rng.normal(0, spread, (1, 3, 1))
+        answers = rng.random((3, 3, 250))
+        return np.where(answers < (share + added) / 2, 1, np.where(answers > 1 - (share - added) / 2, -1, 0))
+
+    difference = float(np.median([contrast(drawn(0)).detectable(level, spread) for _ in range(15)]))
+    power = np.mean([contrast(drawn(difference)).p < level for _ in range(400)])
+    assert 0.68 < power < 0.9
+
+
 def test_a_claimed_difference_that_nothing_could_show():
     assert planned_difference(3, 0.05) == 1
     (one,) = headline_sentences(correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, could_see=100.0)], "abc"), "abc")

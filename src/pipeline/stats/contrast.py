@@ -117,6 +117,8 @@ class Contrast:
             parts.append((added + within, within, count))
         tested = self.free.variance(0.0)
         df = mixed_degrees(tested, self.noise, parts, self.n)
+        if len(parts) > 1:  # which axis varies most differs from sample to sample, and with it the test's own df
+            df = (df + min(count - 1 for *_, count in parts)) / 2
         difference = detectable_difference(math.sqrt(tested + added_by_experts(parts)), level, df)
         if isinstance(self.free, PairedScore):
             difference = max(difference, self.free.least_shown(level))
