@@ -59,23 +59,18 @@ def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
     return next((files[stem] for stem in names if stem in files), None)
 
 
-def count_questions(run: Evaluation, task: EvalTask, language: str) -> int:
-    """Return the number of questions that are asked: those available, up to eval.limit."""
-    limit, count = run.config.eval.limit, available_questions(run, task, language)
-    return min(count, math.ceil(limit * benchmark_of(task.task).parts)) if limit else count
-
-
-def available_questions(run: Evaluation, task: EvalTask, language: str) -> int:
-    """Return the number of questions of the local file if it is here or is planned, else the benchmark's published
-    size; one's own items may be more."""
-    root, benchmark = run.parents.get("data_root"), benchmark_of(task.task)
+def count_questions(run: Evaluation, task: EvalTask, language: str, limited: bool = True) -> int:
+    """Return the number of questions: those of the local file if it is here or is planned, else the benchmark's
+    published size; one's own items may be more. limited: at most eval.limit."""
+    config, root = run.config.eval, run.parents.get("data_root")
+    benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
     if benchmark.of_harness:
         file = scored_rows(task.task, root.folder if root else None)
     count = count_lines(file) if file else benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
-        count = root.config.expert.questions(run.config.eval.split) or count
-    return count
+        count = root.config.expert.questions(config.split) or count
+    return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit and limited else count
 
 
 def question_sets_of(run: Evaluation) -> list[QuestionSet]:

@@ -22,17 +22,14 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     """The lines with p_holm, p after Holm's correction over all that have one and are not exploratory, and `primary`.
     primary: left, right and place of the primary comparison."""
     is_first = [is_primary(line, primary) for line in lines]
-    ps_of_lines = [None if line.get("exploratory") else p_of_chosen(line) for line in lines]
+    ps_of_lines = [None if line["exploratory"] else p_of_chosen(line) for line in lines]
     tested = {index: p for index, p in enumerate(ps_of_lines) if p is not None}
     ps, firsts = list(tested.values()), [is_first[index] for index in tested]
     if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
         ps, firsts = [*ps, 1.0], [*firsts, True]
     corrected = holm(ps, [max(1, len(ps) - 1) if first else 1 for first in firsts])
     p_holm = dict(zip(tested, corrected, strict=False))
-    return [
-        {**line, "exploratory": bool(line.get("exploratory")), "p_holm": p_holm.get(index), "primary": is_first[index]}
-        for index, line in enumerate(lines)
-    ]
+    return [{**line, "p_holm": p_holm.get(index), "primary": is_first[index]} for index, line in enumerate(lines)]
 
 
 def is_primary(line: Line, primary: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
-from pipeline.estimate.questions import available_questions, count_questions, scored_file
+from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import (
@@ -160,7 +160,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, i
     unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
     if unknown or kind_of(task.task) in ("translation", "text"):
         return None
-    count, most = count_questions(run, task, language), available_questions(run, task, language)
+    count, most = (count_questions(run, task, language, limited) for limited in (True, False))
     if isinstance(root, Run) and root.config.expert.questions(run.config.eval.split):
         most = max(most, 2 * count)
     return task.task, count, most
