@@ -67,7 +67,8 @@ def table() -> dict[str, Any]:
         "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"}, "published": {},
         "axes": NAMES, "every": WORDS, "runs": {"type": "object", "additionalProperties": run},
         "score": side, "columns": sides, "rows": sides, "beside": LIST_OR_ONE, "compare": NAMES,
-        "primary": {"type": "array"}, "controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE,
+        "primary": {"type": "array"}, "family": LIST_OR_ONE,
+        "baselines": {"type": "object"}, "controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE,
         "free_snapshots": {"type": "boolean"},
     }  # fmt: skip
 

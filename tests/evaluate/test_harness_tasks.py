@@ -37,6 +37,7 @@ from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.lock import Lock
 from pipeline.launch.plan_file import Task
 from pipeline.launch.work import Session
+from pipeline.report.load.answers import answers_of
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
 
@@ -219,6 +220,17 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
             assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
             assert line["correct"] == (line["response"][0] == stored["answer"])
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
+    chances = {
+        "arc_easy": (4 / 3 + 3 / 4) / 7,
+        "winogrande": 1 / 2,
+        "xcopa": 1 / 2,
+        "xnli_sw": 1 / 3,
+        "global_piqa": 1 / 2,
+    }
+    if task in chances:  # arc has four questions with three options, and three with four
+        assert answers_of(("", task, where), lines).chance == pytest.approx(chances[task])
+    else:
+        assert answers_of(("", task, where), lines).chance is None
 
 
 @pytest.mark.parametrize(("by_size", "inside"), [(True, False), (False, False), (False, True)])

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
     assert (shown.verdict, shown.sentence, shown.n) == ("shown", "shown", 250)
     assert shown.difference == pytest.approx(16) and shown.low > 2 and (shown.left_value, shown.right_value) == (50, 34)
     open_ = judge_difference(claim(), contrast(won(30, 20, 200)), 0.5, 0.46)
-    assert open_.sentence == "undecided (minimum detectable difference 7.8 points)"  # about 2.80 sqrt(0.2 / 250)
+    assert open_.sentence == "undecided (minimum detectable difference 7.9 points)"  # 2.8016 2.80 sqrt(0.2 / 250)
     assert judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
 
 
@@ -109,7 +110,9 @@ def test_p_tests_the_claims_own_threshold(words, wins, losses):
 
 def test_ten_questions_all_wrong_show_no_equivalence():
     found = judge_difference(claim(direction="within", threshold=1), contrast(np.zeros(10)), 0, 0)
-    assert found.verdict == "undecided" and found.could_see == pytest.approx(48.4, abs=0.1)  # wins, of 10
+    assert found.verdict == "undecided" and found.could_see == pytest.approx(
+        56.7, abs=0.1
+    )  # (1.96 + 0.842 / 2)^2 wins, of 10
     assert found.low < -20 and found.high > 20
 
 
@@ -120,6 +123,47 @@ def test_every_place_has_to_hold():
         return claims.judge_every(claim(units="each", threshold=0), units).verdict
 
     assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    return 2 * NormalDist().cdf(-abs(wins - losses) / math.sqrt(wins + losses))
+
+
+def test_all_of_several_units_have_the_largest_p():
+    """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029: twice that in a family of two.
+    The family was corrected with the p of B, which is nearer to the threshold."""
+    units = [Unit(*unit, 0.5, 0.4) for unit in (("A", contrast(won(43, 25, 182))), ("B", contrast(won(14, 1, 385))))]
+    every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
+    assert (every.verdict, every.p) == ("shown", pytest.approx(mcnemar(43, 25)))
+    assert every.difference == pytest.approx(7.2) and "those of A" in every.detail
+    alone = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
+    both = claims.correct_verdicts([every, alone])
+    assert [one.verdict for one in both] == ["undecided", "undecided"]
+    assert [one.p for one in both] == pytest.approx([2 * mcnemar(43, 25)] * 2)
+
+
+def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is():
+    """One of ten units is against the claim with p 0.0047, 0.047 by Holm over the ten, 0.094 in a family of two."""
+    units = [Unit(f"u{at}", contrast(won(12, 10, 228)), 0.5, 0.4) for at in range(9)]
+    units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
+    every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
+    assert (every.verdict, every.p) == ("contradicted", pytest.approx(10 * mcnemar(3, 15)))
+    assert every.difference == pytest.approx(-4.8) and "those of bad" in every.detail
+    other = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
+    found, _ = claims.correct_verdicts([every, other])
+    assert (found.verdict, found.p) == ("undecided", pytest.approx(20 * mcnemar(3, 15)))
+    counted = claim(units="count", threshold=0)
+    overall = judge_difference(counted, contrast(won(123, 105, 2272)), 0.5, 0.4)
+    wins = claims.judge_wins(counted, units, overall, experts=False)
+    assert (overall.verdict, wins.verdict, wins.p) == ("undecided", "contradicted", pytest.approx(10 * mcnemar(3, 15)))
+
+
+@pytest.mark.parametrize("counts", [((60, 20), (34, 20)), ((60, 20), (20, 60)), ((12, 10), (10, 12)), ((24, 20),) * 9])
+@pytest.mark.parametrize("direction", ["higher", "lower", "within"])
+def test_p_of_several_units_agrees_with_their_verdict(counts, direction):
+    units = [Unit(str(at), contrast(won(*of, 170)), 0.5, 0.4) for at, of in enumerate(counts)]
+    found = claims.judge_every(claim(units="each", threshold=1, direction=direction), units)
+    assert (found.verdict != "undecided") == (found.p < 0.05)
 
 
 def test_friedman_needs_both_of_its_p():
@@ -144,7 +188,10 @@ def test_signed_ranks_are_corrected_within_their_family():
     ]
     found = judge_wilcoxon(list(zip(kinds, [once, once, once, opposed], strict=True)))
     assert [one.verdict for one in found] == ["undecided", "undecided", "shown", "contradicted"]
-    assert [one.p for one in found][:3] == [0.06, 0.06, 0.03]
+    assert [one.p for one in found] == [0.06, 0.06, 0.03, 0.002]
+    largest = [pair(0.02, 0.03), pair(0.01, 0.001)]  # all of both pairs
+    (all_of,) = judge_wilcoxon([(kinds[2], largest)])
+    assert (all_of.verdict, all_of.p, all_of.difference) == ("shown", 0.03, 2)
 
 
 def test_four_models_cannot_be_tested_by_signs():

@@ -15,18 +15,106 @@ from made_up_report import line_of
 from pipeline.evaluate.shown_scores import score_interval
 from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
 from pipeline.stats.contrast import contrast, expert_part
-from pipeline.stats.statistics import smallest_difference
+from pipeline.stats.detectable import CORRELATION, Detectable, planned_difference
+from pipeline.stats.statistics import detectable_difference
+
+SIMULATED = 1000  # worlds a power: its standard error is 0.013
+POWERS = (0.75, 0.88)
 
 
 @pytest.mark.parametrize(
-    "n, discordant, level", [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (30, 0.4, 0.05)]
+    "n, discordant, level", [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (40, 0.4, 0.05)]
 )
 def test_one_training_each(n, discordant, level):
-    rng, difference = np.random.default_rng(0), smallest_difference(n, discordant, level)
+    rng, difference = np.random.default_rng(0), planned_difference(n, level, discordant=discordant)
     share = max(discordant, difference)
     chances = [(share + difference) / 2, (share - difference) / 2, 1 - share]
     power = np.mean([contrast(rng.choice([1, -1, 0], n, p=chances)).p < level for _ in range(400)])
-    assert 0.73 < power < 0.87  # 80 %, of 400
+    assert 0.72 < power < 0.92  # 80 to 87 %, of 400
+
+
+def answers_of(rng: np.random.Generator, scores: int, common: float, difference: float, n: int = 250) -> np.ndarray:
+    """(worlds, n): the mean over several scores of a problem's differences, 20 % of them discordant. With probability
+    `common` a score has the problem's own difference, otherwise one of its own."""
+    size = (SIMULATED, scores, n)
+
+    def drawn(shape: tuple[int, ...]) -> np.ndarray:
+        chances = rng.random(shape, dtype=np.float32)
+        return (chances < (0.2 + difference) / 2).astype(np.int8) - (chances > 1 - (0.2 - difference) / 2)
+
+    shared, own = drawn((SIMULATED, 1, n)), drawn(size)
+    return np.where(rng.random(size, dtype=np.float32) < common, shared, own).mean(axis=1)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("languages", [1, 4, 10])
+def test_means_over_languages(languages: int, common: float) -> None:
+    """A problem is asked in several languages. Divided by the dependence twice, power was 0.35 and 0.20."""
+    rng = np.random.default_rng(languages)
+    found = [contrast(world).detectable(0.05) for world in answers_of(rng, languages, common, 0.0)[:60]]
+    difference = float(np.median(found))
+    power = np.mean([contrast(world).p < 0.05 for world in answers_of(rng, languages, common, difference)])
+    assert POWERS[0] < power < POWERS[1]
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.9])
+def test_means_over_models_and_languages(common: float) -> None:
+    """Four models in three languages, at the level of the first of ten comparisons."""
+    rng = np.random.default_rng(12)
+    found = [contrast(world).detectable(0.005) for world in answers_of(rng, 12, common, 0.0)[:60]]
+    difference = float(np.median(found))
+    power = np.mean([contrast(world).p < 0.005 for world in answers_of(rng, 12, common, difference)])
+    assert POWERS[0] < power < POWERS[1]
+
+
+@pytest.mark.parametrize("scores", [1, 3, 12])
+def test_what_a_plan_assumes(scores: int) -> None:
+    """250 problems in several languages are 250 problems: two scores share a difference with probability 0.5 here, if
+    each has the problem's own one with probability 0.5 ** 0.5."""
+    ((questions, points),) = Detectable.of("a with b", 250, 0.025, trains=False, most=250, scores=scores).points.items()
+    worlds = answers_of(np.random.default_rng(scores), scores, CORRELATION**0.5, points[0] / 100)
+    assert questions == 250 and POWERS[0] < np.mean([contrast(world).p < 0.025 for world in worlds]) < POWERS[1]
+
+
+@pytest.mark.parametrize("common", [0.0, 0.6])
+def test_questions_about_passages(common: float) -> None:
+    """1 to 5 questions a passage, which count as their sum, as `Questions.vectors` has them. Power was 0.43."""
+    rng, passages = np.random.default_rng(5), 300
+    sizes = rng.integers(1, 6, passages)
+    place, total = np.repeat(np.arange(passages), sizes), int(sizes.sum())
+
+    def drawn(difference: float) -> np.ndarray:
+        by_passage = answers_of(rng, 1, 0.0, difference, passages)[:, place]
+        own = answers_of(rng, 1, 0.0, difference, total)
+        values = np.where(rng.random(own.shape) < common, by_passage, own)
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        return passages / total * np.add.reduceat(values, starts, axis=1)
+
+    difference = float(np.median([contrast(world).detectable(0.05) for world in drawn(0.0)[:60]]))
+    power = np.mean([contrast(world).p < 0.05 for world in drawn(difference)])
+    assert POWERS[0] < power < POWERS[1]
+
+
+def test_the_formula_by_hand() -> None:
+    """(1.95996 + 0.84162) times the standard error; with two degrees of freedom the noncentral t needs 5.65 of it."""
+    assert detectable_difference(0.01) == pytest.approx(0.0280158, abs=1e-6)
+    assert detectable_difference(0.01, 0.005) == pytest.approx(0.01 * (2.80703 + 0.84162), abs=1e-6)
+    worlds = 5.65 / 3**0.5 + np.random.default_rng(3).normal(size=(20_000, 3))
+    assert np.mean(scipy.stats.ttest_1samp(worlds, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.015)
+    assert detectable_difference(1.0, df=2) == pytest.approx(5.65, abs=0.01)
+    assert detectable_difference(1.0, df=1e7) == pytest.approx(detectable_difference(1.0), abs=1e-4)
+
+
+def test_more_questions_are_advised_only_if_the_benchmark_has_them() -> None:
+    def advised(most: int) -> tuple[list[int], str]:
+        found = Detectable.of("a with b", 100, 0.05, trains=False, most=most)
+        return [*found.points], found.advice()
+
+    assert advised(100) == ([100], "12.5 points are detectable on 100 questions; there are no more questions")
+    unknown = Detectable.of("a with b", 100, 0.05, trains=False)
+    assert unknown.advice() == "12.5 points are detectable on 100 questions"
+    assert advised(250)[0] == [100, 200] and "; twice the questions helps most (8.9)" in advised(250)[1]
+    assert advised(150)[0] == [100, 150] and "; all 150 questions help most (10.2)" in advised(150)[1]
 
 
 @pytest.mark.parametrize("trainings", [3, 5])
@@ -46,8 +134,24 @@ def test_several_trainings_each(trainings, spread, level):
     assert 0.72 < power < 0.88
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.04])
+@pytest.mark.parametrize("level", [0.05, 0.0125])
+def test_crossed_trainings(spread, level):
+    """Nine pairs of three trainings a side, both of which vary."""
+    rng, share = np.random.default_rng(4), 0.5
+
+    def drawn(difference: float) -> np.ndarray:
+        added = difference + rng.normal(0, spread, (3, 1, 1)) + rng.normal(0, spread, (1, 3, 1))
+        answers = rng.random((3, 3, 250))
+        return np.where(answers < (share + added) / 2, 1, np.where(answers > 1 - (share - added) / 2, -1, 0))
+
+    difference = float(np.median([contrast(drawn(0)).detectable(level, spread) for _ in range(15)]))
+    power = np.mean([contrast(drawn(difference)).p < level for _ in range(400)])
+    assert 0.68 < power < 0.9
+
+
 def test_a_claimed_difference_that_nothing_could_show():
-    assert smallest_difference(3, 0.2) == 1
+    assert planned_difference(3, 0.05) == 1
     (one,) = headline_sentences(correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, could_see=100.0)], "abc"), "abc")
     assert "no difference could be shown with so few answers" in one
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made_up_report import results_of
 
-from pipeline.report.load.contents import CellResult
+from pipeline.report.load.contents import CellResult, RunResult
 from pipeline.report.render.latex import cell_latex, cells_latex
 from pipeline.report.write import write_report
 
@@ -39,13 +39,34 @@ def test_a_name_is_no_option_of_the_line_break_before_it() -> None:
     r"""LaTeX looks past the end of a line for the * of \\* and the [length] of \\[length]."""
     names = ["*", "[3 layers]", "swap*"]
     lines = cells_latex(results_of([CellResult(name, "math", 1.0) for name in names])).splitlines()
-    assert [line.partition(" & ")[0] for line in lines[-5:-2]] == ["{}*", "{}[3 layers]", "swap*"]
+    assert [line.partition(" & ")[0] for line in lines[-6:-3]] == ["{}*", "{}[3 layers]", "swap*"]
 
 
 def test_names_are_text() -> None:
     text = cells_latex(results_of(CELLS))
-    assert text.splitlines()[-1] == r"\end{tabular}" and r"\input" not in text.partition("tabular")[2]
+    assert (
+        text.splitlines()[-2:] == [r"\end{tabular}", r"\end{table}"] and r"\input" not in text.partition("tabular")[2]
+    )
     assert r"50 \% of \#1 \& \$x\_1\$" in text and text.count("\\\\\n") == 3  # a head and two rows
+
+
+def test_caption_label_seeds_and_baselines() -> None:
+    """The signs of baselines stand beside bold, and the caption names them; a title is text, too."""
+    cells = [CellResult("swap", "sw", 45.2, best=True, marks="†‡"), CellResult("soup", "sw", 41.0, marks="†")]
+    runs = [RunResult(f"sft-s{seed}", "sft", Path(), f"math-full-s{seed}") for seed in range(3)] + [
+        RunResult("e", "eval", Path())
+    ]
+    named = {"table": "my study", "title": HOSTILE, "baselines": {"math": "†", "mathstral": "†", "base": "‡"}}
+    text = cells_latex(results_of(cells, runs=runs, **named))
+    assert "swap & \\textbf{45.2}$^\\dagger$$^\\ddagger$ \\\\\n" in text and "soup & 41.0$^\\dagger$ \\\\\n" in text
+    (caption,) = [line for line in text.splitlines() if line.startswith(r"\caption{50 \% of \#1 \& \$x\_1\$")]
+    assert r"$^\dagger$: significantly better than math or mathstral (" in caption
+    assert r"$^\ddagger$: significantly better than base (" in caption and "Bold: " in caption
+    assert " Seeds of each training: 3. " in caption and r"\label{tab:my-study}" in text
+    one = cells_latex(results_of([CellResult("swap", "sw", 45.2)], runs=runs[:1], **named))
+    (caption,) = [line for line in one.splitlines() if line.startswith(r"\caption")]
+    assert caption.endswith(". Seeds of each training: 1.}")
+    assert "dagger" not in caption and "Bold" not in caption
 
 
 @pytest.mark.latex

@@ -11,7 +11,7 @@ import pytest
 from made_up_report import line_of, results_of, sample, score, write_eval
 from scipy import stats
 
-from pipeline.benchmarks import primary_metric
+from pipeline.benchmarks import chance_of, primary_metric
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.report import compare, page
@@ -20,6 +20,7 @@ from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.questions import Questions
 from pipeline.report.stored import NoScore, StoredAnswers
+from pipeline.stats.statistics import wilson_interval
 from pipeline.tables.plan import ScoreRef, ScoreWords
 
 
@@ -113,6 +114,50 @@ def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
     made = evaluated(tmp_path, {"base": [sample(0, "A", False)]}, task="belebele", value=value, n=100)
     assert [*samples.suspicious_scores(made)] == ([wanted] if wanted else [])
+
+
+def options(*sizes: int, right: int = 0) -> list[dict[str, Any]]:
+    """Answers to questions with so many options, of which the first `right` are right."""
+    weighed: list[dict[str, float]] = [{chr(65 + at): -float(at) for at in range(size)} for size in sizes]
+    return [sample(doc, "A", doc < right, loglikelihoods=of) for doc, of in enumerate(weighed)]
+
+
+@pytest.mark.parametrize(("task", "sizes", "chance"), [
+    ("xcopa_et", [2] * 100, 50), ("arc_easy", [4] * 96 + [3] * 2 + [5] * 2, 25), ("global_mmlu", [4] * 100, 25),
+    ("belebele", [4] * 100, 25),
+])  # fmt: skip
+def test_options_of_stored_answers_have_a_chance_level(tmp_path, task, sizes, chance):
+    """`doc_to_choice` of a task of lm_eval may give each question its own options."""
+    made = evaluated(tmp_path, {"e": options(*sizes)}, task=task, value=chance / 100 + 0.02, n=100)
+    (problem, told) = next(iter(samples.suspicious_scores(made).items()))
+    assert problem == "at chance" and f"where guessing gives {chance} ±" in told["e"][0]
+    made = evaluated(tmp_path / "better", {"e": options(*sizes)}, task=task, value=chance / 100 + 0.15, n=100)
+    assert samples.suspicious_scores(made) == {}
+
+
+def test_a_list_of_choices_in_a_task_file_has_a_chance_level():
+    """Of lm_eval 0.4: A to D; no and yes; a question's own column; and no choices at all."""
+    tasks = ("mmlu_anatomy", "boolq", "arc_easy", "gsm8k")
+    assert [chance_of(task) for task in tasks] == [1 / 4, 1 / 2, None, None]
+
+
+@pytest.mark.parametrize(("value", "n", "role", "marked"), [
+    (30.0, 500, "expert", True), (50.0, 500, "expert", False), (30.0, 500, "merge", False), (40.0, 500, "expert", True),
+    (40.0, 10, "expert", False),  # 2.7 of ten: nothing is sure
+])  # fmt: skip
+def test_an_expert_that_falls_from_67_to_30_of_four_choices_is_marked(tmp_path, value, n, role, marked):
+    """It has kept 5 of the 42 points that the base has above guessing; 30 of 500 questions is not at chance itself."""
+    folders, cells = {}, []
+    for row, share, of in (("base", 67.0, "base"), ("Swahili", value, role)):
+        row_of = score("arc_easy", share / 100, n, "en")
+        lines = {"arc_easy.en": options(*[4] * 4, right=2)}
+        folders[row] = write_eval(tmp_path / row, [row_of], lines)
+        scores = [CellScore(row, {})]
+        low, high = (100 * end for end in wilson_interval(share / 100, n))
+        cells.append(CellResult(row, "arc", share, low, high, 1, runs=[row], scores=scores, task="arc_easy", role=of))
+    marks = samples.suspicious_scores(results_of(cells, folders))
+    told = f"arc: {value:.1f} of 100, where the base has 67.0 and guessing gives 25; merges of it measure this damage"
+    assert marks.get("damaged", {}) == ({"Swahili": [told]} if marked else {})
 
 
 @pytest.mark.parametrize(("bits", "marked"), [(-31.0, True), (-30.9, False), (-20.0, False)])

@@ -9,14 +9,9 @@ import simulations.simulate_statistics as simulate
 
 from pipeline.stats import statistics
 from pipeline.stats.contrast import contrast, expert_part
-from pipeline.stats.statistics import resample_weights, share_interval, smallest_difference, value_per_question
+from pipeline.stats.statistics import resample_weights, share_interval, value_per_question
 
 # ---------------------------------------------------------------------------------------------------- two models
-
-
-def test_the_smallest_difference_by_hand():
-    assert 100 * smallest_difference(250, 0.2) == pytest.approx(7.9, abs=0.2)
-    assert 100 * smallest_difference(3 * 250, 0.2) == pytest.approx(4.6, abs=0.1)
 
 
 def outcome(won: int, lost: int, n: int) -> np.ndarray:

@@ -133,7 +133,7 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     listed, _ = planned(*words, "plan.lines=2")
     keys, _ = planned(*words, "plan.keys=true")
     assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
-    assert "claim sandbox_swap_base: minimum detectable difference 11.9 points" in listed
+    assert "claim sandbox_swap_base: minimum detectable difference 12.5 points" in listed
     assert keys.startswith(plain) and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
     assert "run hashes" not in plain + listed
 
@@ -158,10 +158,24 @@ def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
     assert any(line.startswith(started) for line in lines) and " sft.epochs 1\n" in text
 
 
+def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exist(tmp_path: Path) -> None:
+    """MGSM has 250 problems, also in three languages and of four models. By hand, the mean of twelve scores with a
+    correlation of 0.5 has (1 + 11 / 2) / 12 of a single variance: 3.083 sqrt(0.2 * 0.542 / 250) = 6.4 points."""
+    words = ["table=unreasonable_table3", f"runs_dir={tmp_path}", "hardware=h100_80x1", "plan.lines=1"]
+    told = planned(*words)[0]
+    (line,) = [line for line in told.splitlines() if line.startswith("6.4 points are detectable on 250 questions, ")]
+    assert "in the mean of 12 scores each (languages or models; assumed correlation 0.5)" in line
+    assert "there are no more questions" in line and "twice the questions" not in told and "750" not in line
+    few = planned(*words, "every.eval.limit=100")[0]
+    assert re.search(r"^10\.\d points are detectable on 100 questions, .*; twice the questions helps most", few, re.M)
+    many = planned(*words, "every.eval.limit=200")[0]
+    assert re.search(r"^7\.\d points are detectable on 200 questions, .*; all 250 questions help most", many, re.M)
+
+
 @pytest.mark.parametrize("seeds", [0, 3])
 def test_the_advice_is_what_helps_most(seeds: int) -> None:
     """Three seeds are the first to speak about trainings in general, and see less than one of these questions."""
-    found = Detectable.of("a with b", 100, 0.025, seeds)
+    found = Detectable.of("a with b", 100, 0.025, seeds, most=250)
     (count, now), (twice, doubled) = found.points.items()
     assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]
     assert doubled[0] < now[0] < now[8] < now[5] < now[3]

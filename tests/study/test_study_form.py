@@ -36,6 +36,7 @@ def test_a_study_is_written_out_as_this_table() -> None:
     assert expand_study(STUDY | {"controls": True, "every": {"data_root": "./data"}}, "swahili.yaml") == {
         "name": "swahili", "title": "Merges of experts", "controls": True,
         "primary": ["layer_swap", "math", "mgsm sw"],
+        "family": ["mgsm sw"], "baselines": {"math": "†", "base": "‡"},
         "every": {"model": "./base", "data_root": "./data"},
         "runs": {
             "base": {}, "math": {"checkpoint": "./math"}, "sw": {"checkpoint": "./sw"},

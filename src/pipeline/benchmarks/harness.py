@@ -97,10 +97,12 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         metric = aggregates[0]["metric"]
         filters = [*(aggregates[0].get("filter_list") or []), *filters]
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
+    choices = body.get("doc_to_choice") if kind == "choice" and len(parts) == 1 else None
     questions = next((count for family, count in PUBLISHED.items() if task.startswith(family)), ASSUMED_QUESTIONS)
     return Benchmark(
         name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
         texts=lambda row: [], sources=lambda language: [], questions=questions * len(parts),
+        choices=len(choices) if isinstance(choices, list) else 0,
         tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
     )  # fmt: skip
 

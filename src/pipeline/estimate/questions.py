@@ -59,9 +59,9 @@ def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
     return next((files[stem] for stem in names if stem in files), None)
 
 
-def count_questions(run: Evaluation, task: EvalTask, language: str) -> int:
-    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size;
-    of one's own items there may be more."""
+def count_questions(run: Evaluation, task: EvalTask, language: str, limited: bool = True) -> int:
+    """Return the number of questions: those of the local file if it is here or is planned, else the benchmark's
+    published size; one's own items may be more. limited: at most eval.limit."""
     config, root = run.config.eval, run.parents.get("data_root")
     benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
@@ -70,7 +70,7 @@ def count_questions(run: Evaluation, task: EvalTask, language: str) -> int:
     count = count_lines(file) if file else benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
         count = root.config.expert.questions(config.split) or count
-    return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit else count
+    return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit and limited else count
 
 
 def question_sets_of(run: Evaluation) -> list[QuestionSet]:

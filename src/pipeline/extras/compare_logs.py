@@ -23,7 +23,7 @@ from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
 from pipeline.report.collect import fill_cells
-from pipeline.report.contrasts import measure_pairs
+from pipeline.report.contrasts import mark_best, measure_pairs
 from pipeline.report.load.answers import Evaluation, Place, Vector
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.stored import NoScore, StoredAnswers
@@ -140,12 +140,13 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
         for model, own in listed.items()
     }
     measured, parquet = fill_cells(stored, evaluations)
+    contrasts = measure_pairs(plan, stored, dict.fromkeys(pairs, 1))
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
-        note=note_of(computed), command=command, rows=titles, columns=plan.columns, cells=measured, computed=computed,
+        note=note_of(computed), command=command, rows=titles, columns=plan.columns,
+        cells=mark_best(plan, stored, measured), computed=computed, contrasts=contrasts,
         runs=[run_of(title, list(logs.values())) for title, logs in models.items()],
         versions={"pipeline": package_version(DISTRIBUTION)}, primary=primary,
-        contrasts=measure_pairs(plan, stored, dict.fromkeys(pairs, 1)),
         evaluations=evaluations, answers=stored.answers, parquet=parquet,
     )  # fmt: skip
 

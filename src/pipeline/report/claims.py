@@ -90,8 +90,8 @@ class Claim:
 class Verdict:
     """The verdict on a claim. Values, difference, interval and could_see are in points.
 
-    p: two-sided, at the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: further
-    statistics.
+    p: at the claim's threshold, two-sided but for `alike`; could_see: the minimum detectable difference at power 80 %;
+    detail: further statistics.
     """
 
     claim: Claim
@@ -236,22 +236,34 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 
 
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
-    """The verdict over separate units: shown if all are, contradicted if one is, at 5 % after Holm's correction over
-    all units. The numbers are those of the unit that is furthest from the claim."""
+    """Return the verdict over separate units: shown if all are, contradicted if one is.
+
+    All of several units is tested at the largest of their p. A contradiction can come from any of them, so its p is
+    Holm-corrected over all units. The numbers are those of the unit whose p decides.
+    """
     verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
-    judged = [
-        verdict.verdict if verdict.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
-        for verdict, p in zip(verdicts, corrected, strict=True)
-    ]
-    furthest = min(range(len(units)), key=lambda index: claim.excess(units[index].contrast.difference))
+    words, ps = [], []
+    for verdict, p in zip(verdicts, corrected, strict=True):
+        is_against = verdict.verdict == CONTRADICTED
+        words.append(UNDECIDED if is_against and p >= LEVEL else verdict.verdict)
+        ps.append(p if is_against else verdict.p or 0.0)
+    decides = deciding_part(words, ps)
     won, text = count_units(claim, units)
     return replace(
-        verdicts[furthest], verdict=word_of_all(judged),
+        verdicts[decides], verdict=word_of_all(words), p=ps[decides],
         could_see=max(verdict.could_see or 0.0 for verdict in verdicts),
-        detail=f"{won} of {len(units)} on its side, {judged.count(SHOWN)} shown; "
-        f"the numbers are those of {units[furthest].name}: {text}",
+        detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
+        f"the numbers are those of {units[decides].name}, whose p decides: {text}",
     )  # fmt: skip
+
+
+def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
+    """Return the index of the part whose p is that of all: the clearest contradiction, otherwise the largest p."""
+    against = [index for index, word in enumerate(words) if word == CONTRADICTED]
+    if against:
+        return min(against, key=lambda index: ps[index])
+    return max(range(len(ps)), key=lambda index: ps[index])
 
 
 def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:
@@ -259,10 +271,14 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
     significantly (a count alone proves nothing, as units share experts and questions); contradicted if the mean is, or
     if `every` unit of its own is. Of units that are pairs of experts only the mean counts how much experts differ."""
     won, text = count_units(claim, units)
-    verdict = overall.verdict if won == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
-    if not experts and judge_every(claim, units).verdict == CONTRADICTED:
-        verdict = CONTRADICTED
-    return replace(overall, verdict=verdict, detail=f"{won} of {len(units)} on its side: {text}")
+    verdict, p = overall.verdict, overall.p
+    if won < len(units) and verdict == SHOWN:
+        verdict = UNDECIDED
+    if not experts and verdict != CONTRADICTED:
+        every = judge_every(claim, units)
+        if every.verdict == CONTRADICTED:
+            verdict, p = CONTRADICTED, every.p
+    return replace(overall, verdict=verdict, p=p, detail=f"{won} of {len(units)} on its side: {text}")
 
 
 def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
@@ -319,9 +335,8 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
     for claim, pairs in claims:
         family, clusters = family_of(claim), min(pair.clusters for pair in pairs)
         count, tested = len(families[family]), [(pair, next(adjusted[family])) for pair in pairs]
-        verdict = word_of_all(
-            word_of(claim, member.difference, member.difference) if p < LEVEL else UNDECIDED for member, p in tested
-        )
+        words = [word_of(claim, pair.difference, pair.difference) if p < LEVEL else UNDECIDED for pair, p in tested]
+        verdict = word_of_all(words)
         text = "; ".join(
             f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
             for pair, p in tested
@@ -329,8 +344,8 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
         if (least := count * 2 / 2**clusters) >= LEVEL:
             verdict = NOT_TESTABLE
             text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
-        worst, p = max(tested, key=lambda member: (-claim.excess(member[0].difference), member[1]))
-        verdicts.append(Verdict(claim, verdict, difference=100 * worst.difference, p=p, n=worst.blocks, detail=text))
+        pair, p = tested[deciding_part(words, [p for _, p in tested])]
+        verdicts.append(Verdict(claim, verdict, difference=100 * pair.difference, p=p, n=pair.blocks, detail=text))
     return verdicts
 
 

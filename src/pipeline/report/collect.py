@@ -14,7 +14,7 @@ from pipeline.config.stages import EvalStage, MergeStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
-from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
+from pipeline.report.contrasts import compared_pairs, mark_best, mark_gains, measure_pairs, sampled_axes
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
@@ -45,6 +45,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     scored = [run for run in evals if not stored.damage(run)]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
+    contrasts = measure_pairs(plan, stored, compared_pairs(plan, measured))
+    measured = mark_gains(mark_best(plan, stored, measured), contrasts, table.baselines)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, failed, reasons)
     typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
@@ -58,8 +60,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
         computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),
-        contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
-        declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
+        contrasts=contrasts, declared=bool(plan.compare),
+        primary=table.primary, baselines=table.baselines, verdicts=judge_claims(plan, stored),
         choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
     )  # fmt: skip
 
@@ -69,8 +71,7 @@ def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> 
     plan = stored.table.plan
     cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    results = [cell_result(stored, plan.cells[key], described) for key, described in cells.items()]
-    return mark_best(plan, stored, results), parquet
+    return [cell_result(stored, plan.cells[key], described) for key, described in cells.items()], parquet
 
 
 def command_of(config: TableStage) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL
+from pipeline.text import pluralize
 
 MOST_SENTENCES = 4  # on significant differences
 
@@ -18,10 +19,11 @@ PAIR = ("left", "right", "place")  # of a line: what it compares
 
 
 def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
-    """The lines with p_holm, p after Holm's correction over all that have one, and `primary`. primary: left, right and
-    place of the primary comparison."""
+    """The lines with p_holm, p after Holm's correction over all that have one and are not exploratory, and `primary`.
+    primary: left, right and place of the primary comparison."""
     is_first = [is_primary(line, primary) for line in lines]
-    tested = {index: p for index, line in enumerate(lines) if (p := p_of_chosen(line)) is not None}
+    ps_of_lines = [None if line["exploratory"] else p_of_chosen(line) for line in lines]
+    tested = {index: p for index, p in enumerate(ps_of_lines) if p is not None}
     ps, firsts = list(tested.values()), [is_first[index] for index in tested]
     if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
         ps, firsts = [*ps, 1.0], [*firsts, True]
@@ -61,7 +63,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     pair = [line for line in tested if line["primary"]]
     missing = [missing_sentence(lines, primary)] if primary and not pair else []
     if not tested:
-        return [*missing, "No two models have answers to compare."]
+        return [*missing, "No two models have answers to compare.", *exploratory_sentence(lines)]
     same_pair = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line not in pair]
     pair += [line for line in same_pair if line["place"] in places][: MOST_SENTENCES - 1]
     further = [line for line in tested if line not in pair]
@@ -72,7 +74,16 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     if omitted > 0:
         sentences += [f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."]
     insignificant = [line for line in further if not is_significant(line)]
-    return sentences + others_sentence(insignificant, "other " if sentences else "")
+    sentences += others_sentence(insignificant, "other " if sentences else "")
+    return sentences + exploratory_sentence(lines)
+
+
+def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
+    """Say how many differences are not tested."""
+    count = sum(bool(line["exploratory"] and line["n"]) for line in lines)
+    return (
+        [f"Exploratory, with intervals and no test: {pluralize(count, 'difference')} in other places."] if count else []
+    )
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure, primary_metric
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
@@ -63,16 +63,39 @@ def mark_lines(marks: Marks) -> list[str]:
 
 
 def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
-    """Each expert that does worse than the base even without a question's text (`Benchmark.lost_skill`), and by how
-    much: merges of it measure its damage, not its language."""
-    bases = {(cell.column, cell.task): cell.value for cell in results.cells if cell.role == "base"}
+    """Each expert that has lost the base's skill, and by how much: merges of it measure its damage, not its language.
+
+    It does worse than the base even without a question's text (`Benchmark.lost_skill`), or it has lost more than half
+    of what the base has above guessing, and their intervals do not overlap.
+    """
+    bases = {(cell.column, cell.task): cell for cell in results.cells if cell.role == "base"}
     for cell in results.cells:
-        benchmark, base = find_benchmark(cell.task), bases.get((cell.column, cell.task))
-        task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
-        if cell.role != "expert" or cell.task != task or not is_measure(cell.metric):
+        base = bases.get((cell.column, cell.task))
+        if cell.role != "expert" or base is None or cell.value is None or base.value is None:
             continue
-        if cell.value is not None and base is not None and base - cell.value > most_lost:
-            yield cell, f"{base - cell.value:.1f} bits below the base, where {most_lost:g} is allowed"
+        lost, chance = base.value - cell.value, chance_in(cell, results.answers)
+        if is_measure(cell.metric):
+            benchmark = find_benchmark(cell.task)
+            task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
+            if cell.task == task and lost > most_lost:
+                yield cell, f"{lost:.1f} bits below the base, where {most_lost:g} is allowed"
+        elif chance and lost > (base.value - 100 * chance) / 2 and (cell.high or 0) < (base.low or 0):
+            level = f"the base has {base.value:.1f} and guessing gives {100 * chance:.0f}"
+            yield cell, f"{cell.value:.1f} of 100, where {level}"
+
+
+def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:
+    """Return the share of right answers by guessing in a cell; None where nothing can be guessed."""
+    sources = score_rows_of([cell])
+    stored = answers.get(sources[0].place) if sources else None
+    return chance_of_score(cell.task, cell.metric, stored or Answers())
+
+
+def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
+    """Return the share of right answers by guessing: by the options of the stored answers, else of the benchmark."""
+    if not (metric or primary_metric(task)[0]).startswith("acc"):
+        return None
+    return answers.chance or chance_of(task)
 
 
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
@@ -85,7 +108,7 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         return
     elif value == 0:
         yield "exactly 0", "no answer was correct"
-    elif n and (chance := chance_of(score.task)):
+    elif n and (chance := chance_of_score(score.task, score.metric, answers)):
         error = standard_error(chance, n)
         if value <= chance + 2 * error:
             level = "below chance" if value < chance - 2 * error else "at chance"

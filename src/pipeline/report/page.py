@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
-from pipeline.benchmarks import chance_of, is_measure
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
@@ -17,7 +16,7 @@ from pipeline.report.claims import VERDICTS
 from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
-from pipeline.report.marks import Marks, browsed
+from pipeline.report.marks import Marks, browsed, chance_in
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
@@ -56,8 +55,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     column = next((name for name in columns if name in results.columns), "")
     of_place = [line for line in lines if line["column"] == column]
     first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
-    trainings = [run.label for run in results.runs if run.stage in TRAININGS and run.finished]
-    detectable = measured_detectable(results.contrasts, trainings)
+    detectable = measured_detectable(results.contrasts, results.seeds)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
@@ -69,7 +67,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     verdicts = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
-        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
+        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results, PAPER)
         + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
         bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
         choices=choice_lines(results),
@@ -139,7 +137,7 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
-            chance = None if is_measure(cell.metric) else chance_of(cell.task)
+            chance = chance_in(cell, results.answers)
             lines.append({**line, "best": cell.best, "chance": 100 * chance if chance else None})
     return lines
 

@@ -48,12 +48,14 @@ def first_failure(name: str, failed: Mapping[str, str]) -> str:
 @dataclass
 class StoredAnswers:
     """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: by `read_answers`;
-    draws: number of draws of each bootstrap over questions."""
+    draws: number of draws of each bootstrap over questions; ratios: the pooled variances between experts, by metric and
+    axis, once the table's comparisons are measured."""
 
     table: Planning
     failed: Mapping[str, str] = field(default_factory=dict)
     answers: dict[Place, Answers] = field(default_factory=dict)
     draws: int = DRAWS
+    ratios: dict[Any, float] = field(default_factory=dict)
     _vectors: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
     _damage: dict[str, str] = field(default_factory=dict)
 

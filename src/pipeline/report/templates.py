@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "†": r"$^\dagger$",
+       "‡": r"$^\ddagger$"}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Return a text with the characters escaped that LaTeX would take for commands."""
+    return re.sub(r"[\\~^†‡&%$#_{}]", lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
 
 
 @lru_cache(maxsize=1)
@@ -31,7 +40,7 @@ def environment() -> Environment:
     templates.filters |= {
         "points": format_points, "signed": lambda value: format_points(value, "+").replace("-", "−"),
         "p_text": p_text, "duration": format_duration, "line": one_line, "markdown_line": markdown_line,
-        "markdown": markdown_text, "csp_hash": csp_hash,
+        "markdown": markdown_text, "csp_hash": csp_hash, "latex": latex_text,
     }  # fmt: skip
     templates.tests["significant"] = is_significant
     return templates

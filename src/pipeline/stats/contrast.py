@@ -5,20 +5,12 @@ each, from which the interval, p and the minimum detectable difference are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pipeline.stats.statistics import (
-    LEVEL,
-    POWER,
-    NormalTest,
-    PairedScore,
-    least_detected,
-    smallest_difference,
-    t_quantile,
-)
+from pipeline.stats.statistics import LEVEL, NormalTest, PairedScore, detectable_difference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +24,9 @@ class Contrast:
     """A difference of two scores, as shares: left minus right.
 
     free: the equation behind p and interval, without experts; parts: (variance between experts, within, experts) of
-    each axis; n: problems; discordant: the measured share of discordant answers, None for translations; noise: of the
-    problems' variance.
+    each axis; n: problems; discordant: the share of discordant answers, of means the one with the same error, None for
+    translations and measures without bounds; noise: squared standard error of the problems' variance, for its degrees
+    of freedom.
     """
 
     free: PairedScore | NormalTest
@@ -113,27 +106,23 @@ class Contrast:
         return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not further_parts else None
 
     def detectable(self, level: float, spread: float | None = None) -> float:
-        """The minimum detectable difference at a level, with POWER. spread: the standard deviation of the difference
-        from expert to expert on each axis, instead of the measured one.
+        """Return the minimum detectable difference of this test at a level, with POWER.
 
-        Over experts, the test's own estimate of their variance varies from sample to sample as a chi-squared number
-        does: its power is the mean over that."""
-        reach, least = self.free.reach, 0.0
-        if isinstance(self.free, PairedScore):
-            least = reach * smallest_difference(self.n / self.free.dependence, self.discordant or 0.0, level)
-        if not self.parts:
-            return (
-                least
-                if least
-                else min(reach, (t_quantile(1 - level / 2, self.df) + t_quantile(POWER, self.df)) * self.error)
-            )
-        added = [
-            max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
-        ]
+        Its error is that of the test of no difference. spread: the standard deviation of the difference from expert to
+        expert on each axis; None: as measured.
+        """
+        parts = []
+        for between, within, count in self.parts:
+            added = max(0.0, between - within) if spread is None else spread**2 / count
+            parts.append((added + within, within, count))
         tested = self.free.variance(0.0)
-        largest_difference = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
-        parts = [(variance, within, count) for variance, (_, within, count) in zip(added, self.parts, strict=True)]
-        return max(least, least_detected(power_over_experts(tested, parts, level), largest_difference))
+        df = mixed_degrees(tested, self.noise, parts, self.n)
+        if len(parts) > 1:  # which axis varies most differs from sample to sample, and with it the test's own df
+            df = (df + min(count - 1 for *_, count in parts)) / 2
+        difference = detectable_difference(math.sqrt(tested + added_by_experts(parts)), level, df)
+        if isinstance(self.free, PairedScore):
+            difference = max(difference, self.free.least_shown(level))
+        return min(self.free.reach, difference)
 
 
 def contrast(
@@ -188,8 +177,7 @@ def contrast(
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
-    unlike = float(np.mean((reach * by_problem) ** 2))
-    return Contrast(test, parts, n, unlike)
+    return Contrast(test, parts, n, n * test.variance(0.0) / reach**2)
 
 
 def corpus_contrast(
@@ -259,28 +247,6 @@ def mixed_degrees(problems: float, noise: float, parts: Sequence[ExpertPart], n:
 def added_by_experts(parts: Sequence[ExpertPart]) -> float:
     """The variance that experts add: between them, less that within, of each axis."""
     return math.fsum(max(0.0, between - within) for between, within, _ in parts)
-
-
-def power_over_experts(problems: float, parts: Sequence[ExpertPart], level: float) -> Callable[[float], float]:
-    """Function from a true difference to the power of its test. problems: the variance due to the problems; parts:
-    (true variance of the mean due to experts, within, experts) of each axis."""
-    import numpy as np
-    from scipy.special import chdtri, ndtr, stdtrit
-
-    size = 200 if len(parts) == 1 else 20
-    chances = (np.arange(size) + 0.5) / size
-    betweens = np.meshgrid(
-        *((added + within) * chdtri(count - 1, chances) / (count - 1) for added, within, count in parts)
-    )
-    excess = sum(np.maximum(0.0, b - within) for b, (_, within, _) in zip(betweens, parts, strict=True))
-    among = sum(b**2 / (count - 1) for b, (*_, count) in zip(betweens, parts, strict=True)) / np.maximum(
-        1e-300, sum(betweens)
-    )
-    variance = problems + excess
-    df = np.minimum(1e9, np.maximum(variance / np.maximum(among, 1e-300), min(count - 1 for *_, count in parts)))
-    critical = stdtrit(df, 1 - level / 2) * np.sqrt(variance)
-    error = math.sqrt(problems + math.fsum(added for added, *_ in parts))
-    return lambda difference: float(np.mean(ndtr((difference - critical) / max(error, 1e-12))))
 
 
 def expert_part(values: np.ndarray, means: np.ndarray, n: int = 1) -> ExpertPart:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 PERMUTATIONS = 10_000
+EXACT_CLUSTERS = 16  # 65,536 sign flips
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ def critical_difference(treatments: int, blocks: int) -> float:
     return quantile * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
 
 
-def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
-    """Two-sided p of the Wilcoxon signed-rank test of one difference per block, by all sign flips; zeros are omitted.
+def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> float:
+    """Return the two-sided p of the Wilcoxon signed-rank test of one difference per block. Zeros are omitted.
 
     clusters: blocks whose signs flip together, such as those of one model; with c clusters the smallest p is 2 / 2^c.
-    Exact up to 16 clusters, above that SciPy's, which treats blocks as independent.
+    All sign flips are enumerated up to EXACT_CLUSTERS. For more clusters, PERMUTATIONS of the flips are drawn.
     """
     import numpy as np
     from scipy import stats
@@ -110,9 +111,10 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
     for name, rank in zip(range(len(array)) if clusters is None else clusters, signed, strict=True):
         if rank:
             sums[name] = sums.get(name, 0.0) + rank
-    if len(sums) > 16:
-        return float(stats.wilcoxon(array[nonzero]).pvalue)
-    flipped = stats.permutation_test(([*sums.values()],), np.sum, permutation_type="samples", n_resamples=np.inf)
+    flips = 2 ** len(sums) if len(sums) <= EXACT_CLUSTERS else PERMUTATIONS
+    flipped = stats.permutation_test(
+        ([*sums.values()],), np.sum, permutation_type="samples", n_resamples=flips, random_state=seed
+    )
     return float(flipped.pvalue)
 
 

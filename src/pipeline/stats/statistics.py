@@ -10,7 +10,7 @@ Differences of two scores are in contrast.py, tests on ranks (Friedman, Wilcoxon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
@@ -66,47 +66,18 @@ def standard_error(fraction: float, n: int) -> float:
     return math.sqrt(fraction * (1 - fraction) / n)
 
 
-def smallest_difference(questions: float, discordant: float, level: float = LEVEL) -> float:
-    """The minimum detectable difference (as a share) of a test on the same questions, at `level` and with POWER.
+def detectable_difference(error: float, level: float = LEVEL, df: float = math.inf) -> float:
+    """Return the true difference that a test at `level` detects with POWER, in the unit of its standard error.
 
-    McNemar's test in its normal approximation: (b - c) / sqrt(b + c) of questions that only the one or only the other
-    model answers correctly. Of n questions a share d is discordant, and at least the difference itself: where nothing
-    differs so far, the better model must win so many that they alone are significant. Power is that of the multinomial
-    distribution, summed; for many questions (z_level + z_POWER) sqrt(d / n) is much the same.
-    `discordant` is measured, or assumed before there are measurements. 1 if no difference would be detected.
+    This is (z_level + z_POWER) * error. With finite degrees of freedom the factor is the noncentrality at which
+    Student's t has this power: its quantiles alone are too small for few trainings.
     """
+    from scipy.special import nctdtrinc
 
-    import numpy as np
-    from scipy.special import bdtr, gammaln
-
-    n, critical = max(1, round(questions)), t_quantile(1 - level / 2, math.inf)
-    counts = np.arange(1, min(n, 5_000) + 1)  # discordant answers, of which more than `most_lost` wins are significant
-    most_lost = np.minimum(np.floor((counts - critical * np.sqrt(counts)) / 2), counts)
-    ways = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
-
-    def power(difference: float) -> float:
-        share = min(1.0, max(discordant, difference))
-        if n > 5_000:
-            spread = math.sqrt(max(1e-12, share - difference**2) / n)
-            return t_tail((critical * math.sqrt(share / n) - difference) / spread, math.inf)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logarithm = ways + (counts * np.log(share) + np.where(counts < n, (n - counts) * np.log1p(-share), 0))
-        lost = min(1.0, max(0.0, (1 - difference / share) / 2))
-        significant = np.where(most_lost >= 0, bdtr(np.maximum(most_lost, 0), counts, lost), 0)
-        return float(np.sum(np.exp(logarithm) * significant))
-
-    return least_detected(power)
-
-
-def least_detected(power: Callable[[float], float], largest_difference: float = 1.0) -> float:
-    """The difference that is detected with POWER; `most` if none is."""
-    low, high = 0.0, largest_difference
-    if power(high) < POWER:
-        return largest_difference
-    while high - low > 1e-4 * largest_difference:
-        middle = (low + high) / 2
-        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high
+    critical = t_quantile(1 - level / 2, df)
+    if math.isinf(df):
+        return (critical + t_quantile(POWER, df)) * error
+    return float(nctdtrinc(df, 1 - POWER, critical)) * error
 
 
 # ------------------------------------------------------------------------------------------- two models
@@ -148,6 +119,14 @@ class PairedScore:
         root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * shifted * (1 - shifted)))
         one_answer = max(0.0, (root - linear) / (2 * self.n) + shifted * (1 - shifted))
         return self.reach**2 * self.dependence * one_answer / self.n + self.experts
+
+    def least_shown(self, level: float) -> float:
+        """Return the difference that is detected if one side wins every discordant answer.
+
+        McNemar's statistic is then the square root of the number of wins, whose standard deviation is 1/2.
+        """
+        root = t_quantile(1 - level / 2, math.inf) + t_quantile(POWER, math.inf) / 2
+        return self.reach * self.dependence * root**2 / self.n
 
     def statistic(self, difference: float) -> float:
         distance, variance = self.difference - difference, self.variance(difference)

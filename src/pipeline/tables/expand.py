@@ -111,7 +111,7 @@ class Expansion:
         return plan
 
     def refuse_primary(self) -> None:
-        """Refuse a primary comparison that is not one of the table's."""
+        """Refuse a primary comparison that is not one of the table's, and unknown names of the family and baselines."""
         plan, primary = self.table_plan, self.table.primary
         *sides, slot = primary or ("",)
         keys = {key for name in sides for key in ((name, slot), (slot, name))}
@@ -119,6 +119,10 @@ class Expansion:
             raise self.table.refuse(
                 "primary", f"{list(primary)} is not [LEFT, RIGHT, PLACE] of a comparison in compare or controls"
             )
+        known = [*plan.rows, *plan.columns]
+        for name in (*self.table.family, *self.table.baselines):
+            if name not in known:
+                raise self.table.refuse("family, baselines", f"{name!r} is no row or column: {suggest(name, known)}")
 
     def expand_names(self, kind: str, side: Side) -> list[tuple[str, At]]:
         """(name, axis values) of a row or column, for each combination of the axes in its name."""

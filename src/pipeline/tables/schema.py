@@ -10,6 +10,9 @@
     compare  column -> columns (or row -> rows) that it is held against
     primary  [LEFT, RIGHT, PLACE]: the comparison that is reported first and weighs as much as all others together; each
              table names its own
+    family   [PLACE, ...]: the columns (or rows) whose comparisons are tested, with Holm's correction; all others are
+             exploratory, with intervals and without a verdict. Without it all are tested
+    baselines {NAME: SIGN, ...}: a cell that is significantly better than this column (or row) has the sign, such as †
     controls true, or the runs of language experts: each merge of them again with the base in their place, compared
              with the merge (tables/controls.py)
     defaults tables that this one starts from: their axes, every and runs entry by entry (null takes one away), the rest
@@ -131,6 +134,8 @@ class Table:
     free_snapshots: bool
     controls: Any = False  # as written: true, or names of runs
     primary: tuple[str, ...] = ()
+    family: tuple[str, ...] = ()
+    baselines: Words = field(default_factory=dict)  # name -> sign
     pooled: Axes = ()  # axes that each cell is the mean of where it says nothing else
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
@@ -205,7 +210,9 @@ class Reader:
             self.axes_in("", "beside", raw.get("beside") or []),
             [(str(name), str(right)) for name, rights in raw["compare"].items() for right in as_list(rights)],
             raw.get("free_snapshots", False), raw.get("controls", False),
-            tuple(str(name) for name in as_list(raw.get("primary") or [])),
+            primary=tuple(map(str, as_list(raw.get("primary") or []))),
+            family=tuple(map(str, as_list(raw.get("family") or []))),
+            baselines=as_mapping(self.file, "baselines", raw.get("baselines")),
         )  # fmt: skip
 
     def read_values(self, where: str, example: str, values: Any) -> list[Any]:

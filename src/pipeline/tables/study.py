@@ -13,7 +13,8 @@
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method, and each merge is compared with both and with the base. Where
+A math expert meets each language expert in each method, and each merge is compared with both and with the base. These
+comparisons are tested on the first benchmark in the languages other than English, and exploratory elsewhere. Where
 language experts are of several of the study's languages, a merge is scored in its own and in English. A file of
 mergekit is a method, {merge: mergekit, file: ./recipe.yaml}, whose models 0 and 1 are the math and the language expert.
 Whatever the form cannot say, the table language can (tables/schema.py): stage=plan plan.expand=true prints the table
@@ -116,6 +117,10 @@ def expand_study(study: Words, file: str) -> Words:
     several = len({*spoken.values()} & {*languages}) > 1
     own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
+    if compare:
+        primary_column = first_column or next(iter(columns))
+        optional["family"] = tested_columns(columns, primary_column)
+        optional["baselines"] = {**dict.fromkeys(sides["math"], "†"), **dict.fromkeys(base_row, "‡")}
     if compare and first_column:
         first = next(iter(compare))
         in_own = (name for name, column in columns.items() if column["in"] == own_language.get(first))
@@ -129,6 +134,13 @@ def expand_study(study: Words, file: str) -> Words:
         "every": {**({"model": base} if base else {}), **every},
         "runs": runs, "columns": columns, "compare": compare, "rows": rows,
     }  # fmt: skip
+
+
+def tested_columns(columns: Words, primary: str) -> list[str]:
+    """The columns of the primary column's benchmark in the target languages; comparisons elsewhere are exploratory."""
+    benchmark = primary.rpartition(" ")[0]
+    targets = [name for name, words in columns.items() if words["in"] != "en"]
+    return [name for name in targets if name.rpartition(" ")[0] == benchmark] or [primary]
 
 
 def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:

@@ -16,8 +16,9 @@ from pipeline.tables.study import expand_study
 from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "runs", "score", "columns", "rows", "beside",
-        "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
+        "compare", "primary", "family", "baselines", "controls", "defaults", "free_snapshots")  # fmt: skip
 SECTIONS = ("axes", "every", "runs", "score", "columns", "rows", "compare")
+OWN = ("primary", "family", "baselines")  # each table names its own
 INHERITED = ("axes", "every", "runs")  # entry by entry; the rest whole
 RUN_KEYS = frozenset(
     {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
@@ -40,7 +41,8 @@ def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) ->
         if name in above:
             raise table_error(file, "", f"defaults: {name} starts from itself")
         merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
-    merged.pop("primary", None)
+    for key in OWN:
+        merged.pop(key, None)
     merge_words(merged, settings, file)
     return merged
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kind_of, primary_metric
@@ -44,7 +45,8 @@ class Answers:
     """One model's answers to one task in one language (or pair).
 
     file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference, translation); groups:
-    doc_id -> passage, of tasks that have them; text: hash of all responses, 0 if there are none; first: the first
+    doc_id -> passage, of tasks that have them; chance: the share of right answers by guessing among stored options;
+    text: hash of all responses, 0 if there are none; first: the first
     questions, as the page shows them.
     """
 
@@ -52,6 +54,7 @@ class Answers:
     n: int = 0
     unparsed: int = 0
     cut_off: int = 0
+    chance: float | None = None
     strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
     text: int = 0
     first: list[list[Any]] = field(default_factory=list)
@@ -160,6 +163,7 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         n=len(samples),
         unparsed=0 if kind_of(task) in ("choice", "text") else sum(lost),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
+        chance=chance_by_options(samples),
         strange=in_another_script(task, language, responses),
         text=hash((*responses, *(str(sample["doc_id"]) for sample in samples))) if any(responses) else 0,
         first=list(map(page_item, samples[:keep])),
@@ -172,6 +176,13 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
     if benchmark and benchmark.passage:
         answers.groups = {sample["doc_id"]: sample["group"] for sample in samples}
     return answers
+
+
+def chance_by_options(samples: Sequence[Sample]) -> float | None:
+    """Return the share of right answers by guessing among the options that were weighed; None without options, and for
+    answers that are neither right nor wrong."""
+    counts = [len(sample.get("loglikelihoods") or ()) for sample in samples if sample.get("correct") is not None]
+    return fmean(1 / count for count in counts) if counts and min(counts) > 1 else None
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
+from pipeline.tables.schema import TRAININGS
 from pipeline.text import first_few
 
 MOST_MERGES = 2  # that are named of a row
@@ -84,6 +87,7 @@ class CellResult:
     pair: str | None = None
     role: str = ""
     best: bool = False
+    marks: str = ""  # of the baselines that it is significantly better than
 
     def decimal(self, value: float | None) -> str:
         """A number of the cell's own scale, with the decimals that it shows."""
@@ -136,6 +140,7 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     declared: bool = True
     primary: Sequence[str] = ()
+    baselines: Mapping[str, str] = field(default_factory=dict)  # name -> the mark of cells that are better
     verdicts: Sequence[Verdict] = ()
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     answers: Mapping[Place, Answers] = field(default_factory=dict)
@@ -157,6 +162,12 @@ class Results:
                 texts |= {of_run[name]: None for name in cell.runs if name in of_run}
         shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
         return [f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}" for name, texts in shorter.items() if texts]
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a training; 0 without trainings."""
+        labels = {run.label for run in self.runs if run.stage in TRAININGS and run.finished}
+        return max(Counter(re.sub(r"-s\d+$", "", label) for label in labels).values(), default=0)
 
     @property
     def languages_of_primary(self) -> list[str]:

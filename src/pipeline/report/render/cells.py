@@ -20,7 +20,7 @@ BOLD = (
     "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
     "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
 )
-HOLM = "p (Holm): corrected over all comparisons of the table."
+HOLM = "p (Holm): corrected over all tested comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
@@ -52,7 +52,7 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     is reduced from if more than one, a best configuration's maximum, the published number."""
     if cell is None:
         return ""
-    parts = [cell.decimal(cell.value) or MISSING]
+    parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
     parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"] if interval and cell.low is not None else []
     parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
     parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
@@ -60,11 +60,20 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     return " ".join(parts)
 
 
-def legend(cells: Sequence[CellResult], published: str) -> list[str]:
-    """What the marks of these cells mean, those that they have; published: of the published numbers."""
-    notes = [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
+def legend(results: Results, published: str) -> list[str]:
+    """What the marks of the cells mean, those that they have; published: of the published numbers."""
+    cells = results.cells
+    notes = baseline_notes(results)
+    notes += [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
     notes += [published] if any(cell.published is not None for cell in cells) else []
     return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
+
+
+def baseline_notes(results: Results) -> list[str]:
+    """Name the baselines of each mark that a cell has."""
+    used = sorted({*"".join(cell.marks for cell in results.cells)})
+    names = {sign: [name for name, mark in results.baselines.items() if mark == sign] for sign in used}
+    return [f"{sign}: significantly better than {' or '.join(names[sign])} (Holm-corrected p < 0.05)." for sign in used]
 
 
 def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
@@ -93,7 +102,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     text = render(
         "cells.md.j2", results=results, headline=headline,
-        notes=[*legend(results.cells, PUBLISHED), *results.merged, *notes],
+        notes=[*legend(results, PUBLISHED), *results.merged, *notes],
         rows=cell_texts(results), lines=[*choice_lines(results), *missing_lines(results)], named_at_most=NAMED_AT_MOST,
     )  # fmt: skip
     return escape(text.rstrip(), quote=False) + "\n"
@@ -108,7 +117,7 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
     comparisons = comparison_lines(results.contrasts)
-    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + [HOLM] * bool(comparisons)
+    notes = [INTERVAL] * has_interval + legend(results, PUBLISHED) + [HOLM] * bool(comparisons)
     notes += [*results.merged, *results.other_bases]
     parts = [[results.title, *headline], table, comparisons, notes]
     parts += [[*missing_lines(results), *marks]]
