@@ -146,3 +146,26 @@ def test_without_a_study_and_the_hub_the_card_names_what_was_not_compared(folder
     assert json.loads((data / "manifest.json").read_text())["facts"]["benchmarks"] == {}
     without = call(*words, "expert.sources.own.completion='{a}'", "data.benchmarks=none", *QUIET, status=0)
     assert Path(without.out.strip()).name != data.name  # another choice, another hash
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ("data.size=100", "ask for 100 rows, expert=own has 21"),
+        ("data.size=15 data.validation=10", "ask for 25 rows, expert=own has 21"),
+        ("expert.sources.own.share=1", "has shares (own) of no size: give data.size"),
+        ("expert.sources.own.language=te", "rows hold a letter of the script of language=te"),
+        ("data.size=100 data.allow_fewer=true", ""),
+    ],
+)
+def test_a_plan_finds_what_its_data_run_would_fail_of(folder: Path, call: Call, knobs: str, why: str) -> None:
+    own = [
+        "expert.sources.own.url=./rows.csv",
+        "expert.sources.own.prompt='{q}'",
+        "expert.sources.own.completion='{a}'",
+    ]
+    words = ["expert=own", "model=trained", "model.path=./base", *own, *FEW, "data.benchmarks=none", *knobs.split()]
+    planned = call("stage=plan", "plan.stage=sft", *words, *QUIET)
+    trained = call("stage=sft", *words, *QUIET)
+    assert (planned.status, trained.status) == ((1, 1) if why else (0, 0))
+    assert why in planned.err and why in trained.err

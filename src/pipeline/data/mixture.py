@@ -114,10 +114,12 @@ def count_parts(source: Source, rows: Iterator[Row], counts: dict[str, int]) -> 
         yield row
 
 
-def refuse_unusable(name: str, source: Source, data_root: Path | None) -> None:
+def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bool = False) -> None:
     """Raise the PipelineError of a source that cannot be read, or of whose rows none can be used. Reads up to the first
-    that can."""
-    next(examples_of(name, source, open_source(name, source, data_root), {"rows": 0, "empty": 0}), None)
+    that can, or all rows if `whole`."""
+    for _ in examples_of(name, source, open_source(name, source, data_root), {"rows": 0, "empty": 0}):
+        if not whole:
+            return
 
 
 def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> dict[str, list[int]]:

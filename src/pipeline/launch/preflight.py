@@ -25,6 +25,7 @@ from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import contaminated_since
+from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
@@ -49,11 +50,13 @@ from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Folder, Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
+from pipeline.stages.lengths import LARGE, rows_of
 from pipeline.stages.merge import has_full_weights, is_external
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
+MOST_ROWS = 1_000_000  # of a file whose rows are drawn in a plan
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
 
 
@@ -80,16 +83,31 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 problems[str(error)] = None
         if isinstance(run.config, DataStage):
             root = run.parents["data_root"].folder if "data_root" in run.parents else None
-            file_names = {name for name, _, _ in source_files(run)}
+            files = {name: file for name, _, file in source_files(run)}
             for name, source in run.config.expert.sources.items():
                 of_hub = source.hub is not None or "://" in (source.url or "")
-                if name not in file_names and (root is not None or of_hub):
+                if name not in files and (root is not None or of_hub):
                     continue  # what another run will write, or what is to be fetched
                 try:
-                    refuse_unusable(name, source, root)
-                except PipelineError as error:
+                    refuse_unusable(name, source, root, name in files and files[name].stat().st_size <= LARGE)
+                except (PipelineError, OSError) as error:
                     problems[str(error)] = None
+            if problem := too_few_rows(run):
+                problems[problem] = None
     return [*problems, *row_problems(unfinished)]
+
+
+def too_few_rows(run: Run[DataStage]) -> str:
+    """Return why a data run cannot draw its rows from the files that are here, of which some may still be dropped."""
+    sources = run.config.expert.sources
+    counts = {name: rows_of(file, source) or 0 for name, source, file in source_files(run)}
+    if not counts or counts.keys() != sources.keys() or not all(0 < count <= MOST_ROWS for count in counts.values()):
+        return ""
+    try:
+        draw_rows(run.config, {name: [*range(count)] for name, count in counts.items()})
+    except PipelineError as error:
+        return str(error)
+    return ""
 
 
 def check_base_files(run: Run[TrainStage]) -> None:
