@@ -87,6 +87,7 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.shuffle": Change("sft.shuffle=false"),
     "sft.loss_on": Change("sft.loss_on=all"),
     "sft.template": Change("sft.template=chat"),
+    "sft.chat_template_args": Change("sft.chat_template_args={date_string:monday}", given=CHAT),
     "sft.template_date": Change("sft.template_date=2025-01-01", given=CHAT),
     "sft.separator": Change("sft.separator='a'"),
     "sft.eos_token": Change("sft.eos_token='<s>'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-MARKUP = re.compile(r"[\\`*\[\]]")
+MARKUP = re.compile(r"[\\`*]|\](?=[(\[:])")  # a ] in brackets alone, as [47.8], makes no link
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # which change the order of letters
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *DIRECTIONS), "\ufffd")

@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a field of another type": (
         lambda folder: reconfigure(folder, hidden_size="wide"),
-        "transformers cannot build a model from its config.json",
+        "config.json: hidden_size has the value 'wide'",
     ),
 }
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.models.load import with_template_date
+from pipeline.models.load import with_template_variables
 from pipeline.train.examples import check_rows, datasets_of
 from pipeline.train.load import make_bpe
 from pipeline.train.stage import check_early
@@ -194,7 +194,7 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
     def learnt_from(date: str | None) -> str:
         made = real_tokenizer("llama3_2")
         if date:
-            with_template_date(made, date)
+            with_template_variables(made, date)
         return made.decode(trained_on(ROWS[:1], made, tmp_path)[0]["input_ids"])
 
     assert "Today Date: 26 Jul 2024" in learnt_from(Sft(name="x").template_date)
@@ -202,6 +202,25 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
     assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
     with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is not a date: give one as 2024-07-26"):
         learnt_from("26 Jul 2024")
+
+
+def test_variables_of_a_template_are_those_that_transformers_gives_it(tmp_path: Path) -> None:
+    """As enable_thinking=False of Qwen 3: a template with a variable, trained on as apply_chat_template renders it."""
+    text = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    text = "{% if enable_thinking is defined and not enable_thinking %}<quick>{% endif %}" + text
+    stock, ours = tokenizer(text), tokenizer(text)
+    turns = [
+        {"role": "user", "content": ROWS[0]["prompt"]},
+        {"role": "assistant", "content": ROWS[0]["completion"]},
+    ]
+    expected = stock.apply_chat_template(turns, tokenize=False, enable_thinking=False)
+    with_template_variables(ours, "2024-07-26", {"enable_thinking": False})
+    learnt = ours.decode(trained_on(ROWS[:1], ours, tmp_path)[0]["input_ids"])
+    assert learnt == expected and expected.startswith("<quick>")
 
 
 TALKS = [

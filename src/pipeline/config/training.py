@@ -100,6 +100,8 @@ class Sft(Knobs):
     # response: the last turn of a conversation; assistant_turns: all of the assistant's, needs sft.template=chat
     loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
+    # further variables of the chat template: {enable_thinking: false} of Qwen 3 and SmolLM3
+    chat_template_args: dict[str, Any] = knob({}, read=(lambda sft: sft.template == "chat", "sft.template=chat"))
     # the date for chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat"))
     # between prompt and completion where sft.template=plain; null: nothing for prompts of your own (rows=template,

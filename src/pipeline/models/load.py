@@ -84,9 +84,10 @@ def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
     return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
 
 
-def with_template_date(tokenizer: Any, date: str) -> Any:
-    """The tokenizer, whose chat template uses this date as today's wherever it is applied."""
-    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **date_of_templates(date))
+def with_template_variables(tokenizer: Any, date: str, variables: dict[str, Any] | None = None) -> Any:
+    """Return the tokenizer, whose chat template has these variables and this date as today's wherever it is applied."""
+    given = date_of_templates(date) | (variables or {})
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **given)
     return tokenizer
 
 

@@ -70,9 +70,11 @@ def check_rule(config: SelectStage) -> None:
 def refuse_other_losses(trainings: list[Parent]) -> None:
     """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
     recipes = {training.name: recipe_of(training) for training in trainings}
-    for key in ("loss_on", "template", "separator", "template_date", "seq_length", "packing"):
+    for key in ("loss_on", "template", "separator", "template_date", "chat_template_args", "seq_length", "packing"):
         named = {
-            recipe[key]: f"{name} with sft.{key}={recipe[key]!r}" for name, recipe in recipes.items() if key in recipe
+            str(recipe[key]): f"{name} with sft.{key}={recipe[key]!r}"
+            for name, recipe in recipes.items()
+            if key in recipe
         }
         if len(named) > 1:
             first, second, *_ = named.values()

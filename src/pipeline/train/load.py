@@ -52,8 +52,10 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
     tokenizer = load.with_end_token(load.load_tokenizer(folder), run.config.sft.eos_token)
     if tokenizer.eos_token is None:
         raise PipelineError(f"the tokenizer of {folder} has no end-of-sequence token: give sft.eos_token")
-    date = run.config.sft.template_date
-    return load.with_template_date(tokenizer, date) if run.config.sft.template == "chat" else tokenizer
+    sft = run.config.sft
+    if sft.template != "chat":
+        return tokenizer
+    return load.with_template_variables(tokenizer, sft.template_date, sft.chat_template_args)
 
 
 def check_base(base: Path, tokenizer: Any, rows: Sequence[Example] = ()) -> None:
