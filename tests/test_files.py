@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pipeline import files
+from pipeline.benchmarks.local_files import lines_of
 from pipeline.errors import PipelineError
 from pipeline.files import (
     FileState,
@@ -202,3 +203,10 @@ def test_yaml_that_explodes_or_runs_is_refused(text, why, tmp_path):
             read(tmp_path / "t.yaml")
     (tmp_path / "t.yaml").write_text("a: &a [x, y]\nb: [*a, *a]\n")
     assert read_yaml(tmp_path / "t.yaml")["b"] == [["x", "y"]] * 2
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_yaml, lines_of):
+        with pytest.raises(PipelineError, match="pipe is a named pipe: give a file"):
+            read(tmp_path / "pipe")
