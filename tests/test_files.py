@@ -25,6 +25,7 @@ from pipeline.files import (
     readable_yaml,
     write_atomically,
 )
+from pipeline.models.checkpoint import read_json
 from pipeline.tables.table_yaml import parsed_yaml
 
 
@@ -207,6 +208,6 @@ def test_yaml_that_explodes_or_runs_is_refused(text, why, tmp_path):
 
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for read in (read_yaml, lines_of):
+    for read in (read_yaml, lines_of, read_json):
         with pytest.raises(PipelineError, match="pipe is a named pipe: give a file"):
             read(tmp_path / "pipe")
