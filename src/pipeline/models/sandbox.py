@@ -1,4 +1,4 @@
-"""Jinja's sandbox with limits of time and memory, for templates from outside: those of task files and chat templates."""
+"""Jinja's sandbox with limits of time and memory, for the templates of task files and models."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ def multiply(environment: Any, context: Any, operator: str, left: Any, right: An
 # Also of the environment in which transformers renders chat templates
 SandboxedEnvironment.template_class = Limited
 SandboxedEnvironment.intercepted_binops = frozenset("*")
-SandboxedEnvironment.call_binop = multiply  # type: ignore[method-assign]
+SandboxedEnvironment.call_binop = multiply  # type: ignore[method-assign, assignment]
