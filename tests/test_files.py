@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pipeline import files
+from pipeline.benchmarks.local_files import lines_of
 from pipeline.errors import PipelineError
 from pipeline.files import (
     FileState,
@@ -24,6 +25,7 @@ from pipeline.files import (
     readable_yaml,
     write_atomically,
 )
+from pipeline.models.checkpoint import read_json
 from pipeline.tables.table_yaml import parsed_yaml
 
 
@@ -202,3 +204,10 @@ def test_yaml_that_explodes_or_runs_is_refused(text, why, tmp_path):
             read(tmp_path / "t.yaml")
     (tmp_path / "t.yaml").write_text("a: &a [x, y]\nb: [*a, *a]\n")
     assert read_yaml(tmp_path / "t.yaml")["b"] == [["x", "y"]] * 2
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_yaml, lines_of, read_json):
+        with pytest.raises(PipelineError, match="pipe is a named pipe: give a file"):
+            read(tmp_path / "pipe")

@@ -253,12 +253,19 @@ def check_aliases(text: str) -> str:
     return text
 
 
+def refuse_pipe(file: Path) -> Path:
+    """Return the file. Raise PipelineError for a named pipe, from which a reader waits without end."""
+    if file.is_fifo():
+        raise PipelineError(f"{file} is a named pipe: give a file")
+    return file
+
+
 def read_yaml(file: Path, named: str = "", loader: Any = None) -> Any:
     """The content of a YAML file, which errors name as `named`."""
     import yaml
 
     with readable_yaml(named or file):
-        return yaml.load(check_aliases(file.read_text(encoding="utf-8")), loader or yaml.SafeLoader)
+        return yaml.load(check_aliases(refuse_pipe(file).read_text(encoding="utf-8")), loader or yaml.SafeLoader)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -71,7 +71,7 @@ HARNESS = str(shipped_folder())
         ({"fewshot_config": {"doc_to_text": CYCLER}}, r"own.yaml: fewshot_config.doc_to_text reaches"),
         ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"doc_to_text reaches Python's internals \(__class__\)"),
         ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
-        ({"doc_to_text": "{{ 'x' * 10**15 }}"}, r"doc_to_text is refused by the sandbox of templates \(it fills"),
+        ({"doc_to_text": "{{ 'x' * 10**9 }}"}, r"doc_to_text is refused by the sandbox of templates \(it repeats"),
         ({"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"}, r"doc_to_text is refused .*Range too big"),
         ({"process_results": None, "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
         ({"process_results": "q", "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
@@ -157,6 +157,7 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     ("template", "why"),
     [
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{{ 20000000000 * 'a' }}", "it repeats a text too often"),
         ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "takes more than"),
     ],
 )
