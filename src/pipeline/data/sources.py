@@ -257,7 +257,7 @@ def source_columns(name: str, source: Source) -> dict[str, bool]:
                 f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
             )
         return dict.fromkeys(turn_columns(source), True)
-    for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
+    for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "' {answer}'")):
         template = getattr(source, knob)
         if source.rows in ("template", "bitext") and not are_columns(template):
             raise PipelineError(

@@ -5,7 +5,7 @@
       math: ./math                      # a folder, whole or an adapter, a run, or hub:org/name
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
-      bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
+      bn: {train: mine.csv, prompt: "{q}", completion: " {a}", language: bn, sft: lora} # on rows of one's own
     methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
     benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null} where its items are elsewhere, and
