@@ -172,7 +172,7 @@ def test_friedman_needs_both_of_its_p():
     apart = np.arange(3) + np.random.default_rng(0).random((12, 3)) / 2
     assert claims.judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict == "shown"
     one_model = claims.judge_friedman(kind, friedman(apart, ["same"] * 12), 12)
-    assert one_model.verdict == "undecided" and "mean ranks: x 3.00, y 2.00, z 1.00" in one_model.detail
+    assert one_model.verdict == "undecided"
 
 
 def pair(difference: float, p: float, clusters: int = 12) -> claims.Ranked:

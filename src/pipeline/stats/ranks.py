@@ -1,7 +1,7 @@
 """Tests on ranks, for tables whose blocks are models and languages. Pure functions on arrays.
 
-SciPy and scikit-posthocs do the work and are imported where they are needed; implemented here are the permutations
-within clusters, since blocks of one model share its math expert, and the pooling of correlations.
+SciPy does the work and is imported where it is needed; implemented here are the permutations within clusters, since
+blocks of one model share its math expert, and the pooling of correlations.
 """
 
 from __future__ import annotations
@@ -24,22 +24,15 @@ EXACT_CLUSTERS = 16  # 65,536 sign flips
 class Friedman:
     """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by permutation of the
     treatments' labels within clusters of blocks, the valid one if blocks are not independent.
-
-    mean_ranks: (treatments,), 1 is the highest score. nemenyi, conover: (treatments, treatments) p of each pair,
-    Conover's Holm-corrected. critical_difference: Nemenyi's, of mean ranks at 5 %.
     """
 
     statistic: float
     p: float
     permuted: float
-    mean_ranks: np.ndarray
-    nemenyi: np.ndarray
-    conover: np.ndarray
-    critical_difference: float
 
 
 def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Friedman:
-    """Friedman's test of scores (blocks, treatments), with its post hoc tests (Demsar 2006).
+    """Return Friedman's test of scores (blocks, treatments).
 
     clusters: the cluster of each block (its model); None: every block is its own cluster. Without an effect of the
     treatments, the labels of a cluster are exchangeable, jointly in all of its blocks: p is the share of permutations
@@ -47,7 +40,6 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     docs/reports.md has the rates. Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
-    import scikit_posthocs
     from scipy.stats import chi2, rankdata
 
     array = np.asarray(scores, dtype=float)
@@ -71,25 +63,8 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
     drawn = chi_squared(sums)
-    with np.errstate(divide="ignore", invalid="ignore"):  # all blocks agree, or all are tied
-        conover = np.nan_to_num(scikit_posthocs.posthoc_conover_friedman(array).to_numpy(), nan=1.0)
-    pairs = np.triu_indices(treatments, 1)
-    conover[pairs] = conover.T[pairs] = holm(conover[pairs].tolist())
-    return Friedman(
-        statistic=statistic, p=float(chi2.sf(statistic, treatments - 1)),
-        permuted=float((1 + np.sum(drawn >= statistic - 1e-9)) / (1 + PERMUTATIONS)), mean_ranks=ranks.mean(axis=0),
-        nemenyi=scikit_posthocs.posthoc_nemenyi_friedman(array).to_numpy(),
-        conover=conover,
-        critical_difference=critical_difference(treatments, blocks),
-    )  # fmt: skip
-
-
-def critical_difference(treatments: int, blocks: int) -> float:
-    """Nemenyi's critical difference of mean ranks at 5 %. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
-    from scipy.stats import studentized_range
-
-    quantile = float(studentized_range.ppf(0.95, treatments, math.inf)) / math.sqrt(2)
-    return quantile * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
+    permuted = float((1 + np.sum(drawn >= statistic - 1e-9)) / (1 + PERMUTATIONS))
+    return Friedman(statistic, float(chi2.sf(statistic, treatments - 1)), permuted)
 
 
 def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> float:
