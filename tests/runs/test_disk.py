@@ -51,10 +51,25 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HOME", "/dev/null")
     assert unusable_cache() == (
         "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a directory): set HF_HOME "
-        "to a folder that can be written"
+        "to a folder on a disk that can be written"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "new"))
     assert unusable_cache() == ""
+
+
+def test_a_cache_in_which_no_file_can_be_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network file system without a lock daemon: datasets locks what it reads."""
+
+    def refused(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    assert unusable_cache() == ""
+    monkeypatch.setattr("fcntl.flock", refused)
+    assert unusable_cache().startswith(
+        f"HF_HOME={tmp_path}/home cannot be written (No locks available): set HF_HOME to"
+    )
 
 
 def test_a_closed_output_is_one_sentence() -> None:

@@ -6,12 +6,14 @@ Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from pipeline.config.data import Source
@@ -29,15 +31,18 @@ def hub_cache() -> Path:
 
 
 def unusable_cache() -> str:
-    """Return why the Hub's cache, to which libraries also write what they read of local files, cannot be written."""
+    """Return why the Hub's cache, to which libraries also write what they read of local files, cannot be used: no file
+    can be written or locked there."""
     folder = hub_cache().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        problem = "" if os.access(folder, os.W_OK) else "no permission"
+        with TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        problem = error.strerror or "unusable"
-    name = "HF_HOME" if "HF_HOME" in os.environ else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
-    return problem and f"{name}={folder} cannot be written ({problem}): set HF_HOME to a folder that can be written"
+        name = "HF_HOME" if "HF_HOME" in os.environ else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
+        reason = error.strerror or "unusable"
+        return f"{name}={folder} cannot be written ({reason}): set HF_HOME to a folder on a disk that can be written"
+    return ""
 
 
 def cached_snapshot(kind: str, name: str, revision: str) -> Path:
