@@ -230,11 +230,19 @@ def test_a_run_that_changed_on_disk_stops_what_needs_it(table: list[str], tmp_pa
     assert len(failed) == 1 + 3 * 5 + 4 and len(told) == 1
 
 
-def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, world: Path, base: Path) -> None:
-    few = ["data.size=1000000", "model=trained", f"model.path={base}", f"data_root={world}"]
-    told = call("stage=sft", "expert=math", *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, base: Path) -> None:
+    """One of two rows is a question of the benchmark, which only the data run finds."""
+    question = " ".join(f"word{number}" for number in range(20))
+    (tmp_path / "data/mgsm/en").mkdir(parents=True)
+    item = {"question": question, "answer": None, "answer_number": 1}
+    (tmp_path / "data/mgsm/en/test.jsonl").write_text(json.dumps(item) + "\n")
+    rows = [{"q": question, "a": "1"}, {"q": "another", "a": "2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = f"expert.sources.own={{url: {tmp_path}/rows.jsonl, rows: template, prompt: '{{q}}', completion: '{{a}}'}}"
+    few = ["data.size=2", "sft.batch_size=1", "model=trained", f"model.path={base}", f"data_root={tmp_path}/data"]
+    told = call("stage=sft", "expert=own", own, *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
     assert told.status == 1 and told.err.count("error: ") == 1
-    assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
+    assert told.err.splitlines()[-1].startswith("error: data-own-") and "has 1: ask for fewer" in told.err
 
 
 def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: Patch, base: Path) -> None:
