@@ -6,14 +6,18 @@ table; table and report print the path of index.html. All else goes to standard 
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__" and sys.path[0] == os.getcwd():  # of python -m: a file there could stand for a library
+    del sys.path[0]
+
 from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, handle_signals, handled_signals, stop_signal_name
 
 if __name__ == "__main__":
     answer_early()
 
-import os
 import signal
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress

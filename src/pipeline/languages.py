@@ -59,13 +59,21 @@ def language(code: str) -> Language:
     raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
+def is_known(code: str) -> bool:
+    """Return True if a language is shipped, constructed, or has a file in a folder of --config-dir."""
+    return code in shipped_languages() or code in own_files() or re.fullmatch("q[a-t][a-z]", code) is not None
+
+
 def named_language(code: str) -> Language:
     """Return the language of a code, or one of which only the code is known: a task with one test set needs no more.
 
     Raises PipelineError for what is no code, such as the name of a language.
     """
-    known = code in shipped_languages() or code in own_files()
-    return language(code) if known or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code) else Language(code, code, code)
+    return (
+        language(code)
+        if is_known(code) or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code)
+        else Language(code, code, code)
+    )
 
 
 @cache

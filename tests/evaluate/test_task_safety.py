@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import texts_of
+from pipeline.benchmarks.task_safety import refuse_card, texts_of
 from pipeline.config.harness_tasks import forget_files, include, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
@@ -21,7 +23,9 @@ from pipeline.evaluate.tasks import task_definitions
 from pipeline.evaluate.templates import render
 from pipeline.hub.lock import Lock
 from pipeline.limits import time_limit
+from pipeline.merge.write import refuse_link_outside
 from pipeline.models.load import load_config, load_tokenizer
+from pipeline.tables.schema import read_table
 
 SHELL = "os.system('touch CODE_RAN')"
 CYCLER = "{{ cycler.__init__.__globals__." + SHELL + " }}{{q}}"
@@ -182,3 +186,86 @@ def test_a_limit_inside_of_a_limit_ends_neither() -> None:
                 os.getpid()
     with pytest.raises(PipelineError, match="pattern"), time_limit(0.2, "pattern"):
         re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
+    """The harness resolves a link before it reads `include`: so does the check, which looked beside the link."""
+    own_task()
+    Path("tasks/own.yaml").unlink()
+    Path("tasks/sub").mkdir()
+    body = yaml.safe_dump({"task": "own", **OWN, "include": "inc.yml"})
+    Path("tasks/sub/b.yml").write_text(body)
+    Path("tasks/inc.yml").write_text("description: harmless\n")
+    Path("tasks/sub/inc.yml").write_text("process_docs: !function evil.f\n")
+    Path("tasks/sub/evil.py").write_text(f"import os\n{SHELL}\ndef f(rows):\n    return rows\n")
+    Path("tasks/own.yaml").symlink_to("sub/b.yml")
+    with pytest.raises(PipelineError, match="runs Python: inc.yml has !function"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("place", "entry"),
+    [
+        ("every", {"eval.run_code": True}),
+        ("every", {"eval": {"run_code": True}}),
+        ("methods", {"theirs": {"merge": "mergekit", "file": "./r.yaml", "mergekit_python": "./evil.sh"}}),
+    ],
+)
+def test_a_study_gives_itself_no_consent(place: str, entry: dict[str, Any]) -> None:
+    """Another person's study neither allows code nor names a program: the command line alone does."""
+    study = {"base": "./b", "experts": {"math": "./m", "sw": "./s"}, "languages": ["sw"], "benchmarks": ["mgsm_0shot"]}
+    text = yaml.safe_dump({"methods": ["soup"], **study, place: entry})
+    with pytest.raises(PipelineError, match="lets code run, which no table may: give every.*=VALUE in the command"):
+        read_table(text, "s.yaml", lambda name: ("", name), {})
+    if place == "every":
+        plain = yaml.safe_dump({"methods": ["soup"], **study})
+        assert read_table(plain, "s.yaml", lambda name: ("", name), {"eval.run_code": True}).every["eval.run_code"]
+
+
+def test_a_file_of_the_working_directory_stands_for_no_library() -> None:
+    for name in ("yaml", "blake3", "hydra", "omegaconf"):
+        Path(f"{name}.py").write_text(f"import os\n{SHELL}\n")
+    Path("runs").mkdir()
+    ended = subprocess.run([sys.executable, "-m", "pipeline", "stage=status"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("value", ["a/b", {"": "a/b"}, [{"x": ["a/b"]}]])
+def test_compiled_kernels_of_the_hub_are_refused_in_any_form(value: Any) -> None:
+    Path("config.json").write_text(json.dumps({"model_type": "llama", "attn_implementation": value}))
+    with pytest.raises(PipelineError, match="names code on the Hub"):
+        load_config(Path())
+
+
+@pytest.mark.parametrize("named", ["/etc/hostname", "../../outside.jsonl", "~/x.jsonl", "file:///etc/hostname"])
+def test_a_card_of_rows_names_no_file_outside(named: str) -> None:
+    own_task(dataset_path="tasks/d", dataset_kwargs=None)
+    write_rows(Path("tasks/d/test.jsonl"), [{"q": "1?", "a": "1"}])
+    Path("tasks/d/README.md").write_text(f"---\nconfigs: [{{config_name: default, data_files: '{named}'}}]\n---\n")
+    with pytest.raises(PipelineError, match="names rows outside of its folder"):
+        load()
+    Path("tasks/d/README.md").write_text("---\nconfigs: [{config_name: default, data_files: test.jsonl}]\n---\n")
+    refuse_card(Path("tasks/d"))
+
+
+@pytest.mark.parametrize("key", ["data_dir", "cache_dir"])
+def test_a_home_folder_is_outside_too(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write_rows(tmp_path / "home/.ssh/test.jsonl", [{"q": "1?", "a": "1"}])
+    own_task(dataset_kwargs={**OWN["dataset_kwargs"], key: "~/.ssh"})  # type: ignore[dict-item]
+    with pytest.raises(PipelineError, match="outside of eval.include_path="):
+        load()
+
+
+def test_a_linked_file_of_a_model_is_not_copied_into_a_merge(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("key")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/vocab.txt").symlink_to("../secret")
+    with pytest.raises(PipelineError, match="vocab.txt is a link to .*secret, outside of its model"):
+        refuse_link_outside(tmp_path / "model/vocab.txt")
+    blobs, snapshot = tmp_path / "models--a/blobs", tmp_path / "models--a/snapshots/1"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "x").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/x")
+    refuse_link_outside(snapshot / "config.json")

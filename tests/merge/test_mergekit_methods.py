@@ -154,7 +154,6 @@ def test_a_row_of_a_table(
             "merge": "mergekit",
             "merge.experts": ["math", "language"],
             "merge.file": str(write(tmp_path / "mine.yaml", config_of("model_stock", ROLES))),
-            "merge.mergekit_python": os.environ["PIPELINE_TEST_MERGEKIT"],
         },
     }
     table = {
@@ -166,6 +165,7 @@ def test_a_row_of_a_table(
         f"table={write(tmp_path / 'table.yaml', table)}",
         f"runs_dir={tmp_path / 'runs'}",
         "tracking.mode=disabled",
+        f"every.merge.mergekit_python={os.environ['PIPELINE_TEST_MERGEKIT']}",
     ]
     assert main(["stage=table", *words, "launcher.workers=1"]) == 0, capfd.readouterr().err
     (folder,) = (tmp_path / "runs").glob("eval-*mergekit-model_stock-*")

@@ -404,7 +404,7 @@ def test_no_credential_of_a_url_is_written(
     assert sys.argv == ["pipeline", *words, local]
     assert main(last_of(["-m", *words, local, "seed=3", "tracking.mode=disabled"])) == 0
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-    assert len([path for path in files if path.suffix == ".wandb"]) == 3
+    assert len([path for path in files if path.suffix == ".wandb"]) == 2  # too few rows are refused before a run begins
     for path in files:
         assert not [secret for secret in SECRETS if secret.encode() in path.read_bytes()], path
     told = capfd.readouterr()

@@ -334,8 +334,6 @@ def test_all_mistakes_of_a_study_are_told_at_once() -> None:
         "{mine: {sw: mine_sw, te: mine_te}}]",
         "s.yaml, experts: math: seed=[0, 1]: write every: {seed: [0, 1, 2]}, for all trainings that set no seed",
         "s.yaml, experts: sw: side=left is neither math nor language: write one of them",
-        "s.yaml, experts: no expert of side math: give one its side, as in {math: ./FOLDER, sw: {run: ./FOLDER, side: "
-        "language}}",
     ]
 
 

@@ -17,7 +17,13 @@ from typing import Any
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_task
-from pipeline.benchmarks.task_safety import outside_paths, refuse_internals, runs_model_programs, why_unsafe
+from pipeline.benchmarks.task_safety import (
+    outside_paths,
+    refuse_card,
+    refuse_internals,
+    runs_model_programs,
+    why_unsafe,
+)
 from pipeline.config.harness_tasks import (
     data_files,
     data_folders,
@@ -198,6 +204,8 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
                 "trust it, or remove that key"
             )
         refuse_internals(file)
+        for rows_folder in data_folders(stock):
+            refuse_card(rows_folder)
         refuse_includes_outside(task, folder, included)
         if not local:
             refuse_files_outside(task, stock, included)

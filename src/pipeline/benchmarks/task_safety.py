@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config.harness_tasks import READERS, FunctionName, chain_of, own_files
 from pipeline.errors import PipelineError
+from pipeline.files import readable_yaml
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name on the Hub, or an old name without an owner
 REMOTE = re.compile(r"(https?|hf|s3|gs)://(?!.*(::|file:)).*")  # a chain of addresses may end in a local file
@@ -66,13 +69,36 @@ def runs_model_programs(file: Path) -> bool:
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """The paths that a user-defined task reads its rows from outside of its folder, whose content identifies a run."""
     kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
-    is_reader = source in READERS
     named = kwargs.get("data_files") or []
-    paths = [kwargs.get("cache_dir"), kwargs.get("data_dir") if is_reader else None]
-    if not is_reader and (Path(source).exists() or not REPOSITORY.fullmatch(source)):
+    paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
+    if source not in READERS and (Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)):
         paths.append(source)
     for value in named.values() if isinstance(named, dict) else [named]:
         paths += [value] if isinstance(value, str) else value
     for path in map(str, filter(None, paths)):
-        if not REMOTE.fullmatch(path) and ("://" in path or folder not in (Path(path).resolve() / "x").parents):
+        place = Path(path).expanduser().resolve()
+        if not REMOTE.fullmatch(path) and ("://" in path or folder not in (place / "x").parents):
             yield path
+
+
+def refuse_card(folder: Path) -> None:
+    """Raise PipelineError for a local folder of rows whose card names files outside of it: `datasets` reads them."""
+    for card in (folder / name for name in ("README.md", ".huggingface.yaml")):
+        if not card.is_file():
+            continue
+        text = card.read_text(encoding="utf-8", errors="replace")
+        head = text if card.suffix == ".yaml" else text.partition("---")[2].partition("\n---")[0]
+        with readable_yaml(card):
+            settings = yaml.safe_load(head)
+        for name in strings_in(settings.get("configs") if isinstance(settings, dict) else None):
+            if name.startswith(("/", "~")) or ".." in Path(name).parts or "://" in name:
+                raise PipelineError(f"{card} names rows outside of its folder ({name}): correct its configs")
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield the texts in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(part)

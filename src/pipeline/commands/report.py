@@ -48,7 +48,9 @@ def write_results(
 
     folder = report_folder(planning)
     results = gather_results(planning, reported.failed, reasons)
-    reported.refuse_fewer(folder, results.finished, report.fewer)
+    reported.refuse_fewer(
+        folder, results.finished, report.fewer, [cell.missing for cell in results.cells if cell.missing]
+    )
     page = write_report(results, folder)
     say((folder / "summary.txt").read_text(encoding="utf-8"))
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):

@@ -154,7 +154,7 @@ def data_files(body: Mapping[str, Any]) -> Any:
 def data_folders(body: Mapping[str, Any]) -> list[Path]:
     """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
     names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
-    folders = [Path(name) for name in names if isinstance(name, str) and name not in READERS]
+    folders = [Path(name).expanduser() for name in names if isinstance(name, str) and name not in READERS]
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -297,9 +297,9 @@ def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> Tree:
 
 
 def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
-    """The files that a task file includes itself."""
+    """Return the files that a task file includes itself. As for the harness, a link's are those of its target."""
     names = body.get("include", [])
-    return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
+    return [file.resolve().parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
 def is_trusted(file: Path) -> bool:

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks.task_safety import refuse_card
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
 from pipeline.data.rows import Unusable, is_blank, is_text
@@ -123,7 +124,10 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         return of_files([source.url], source, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
-    with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
+    is_here = Path(source.hub).is_dir()
+    if is_here:
+        refuse_card(Path(source.hub))
+    with nullcontext() if is_here else reach_or_offline(source.hub):
         if source.files is not None:
             return of_files([raw_files(source)], source, seed)
         from datasets import load_dataset_builder

@@ -18,7 +18,7 @@ from pipeline.config.data import Source
 from pipeline.data.conversations import Message, is_trained, messages_of, other_keys, turns_in, whole_turns
 from pipeline.data.rows import Unusable, is_blank
 from pipeline.errors import PipelineError
-from pipeline.languages import Language, language, shipped_languages
+from pipeline.languages import Language, language, named_language, shipped_languages
 
 Row = dict[str, Any]
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
@@ -240,7 +240,7 @@ def source_columns(name: str, source: Source) -> dict[str, bool]:
     """
     knob_prefix = f"expert.sources.{name}"
     if source.language is not None:
-        language(source.language)  # refuses an unknown one
+        named_language(source.language)  # refuses what is no code
     if source.rows not in READERS:
         raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:

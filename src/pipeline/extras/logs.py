@@ -160,6 +160,8 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
     time = TIME.search(path.name)
     begin = "samples_" if time else re.sub("/|=", "__", f"{content['config'].get('model_args')}_")
     names = {task: f"{begin}{task}{f'_{time[1]}' if time else ''}.jsonl" for task in content["configs"]}
+    if outside := [name for name in names.values() if Path(name).name != name]:
+        raise PipelineError(f"{path} names a samples file in another folder ({outside[0]}): correct the task's name")
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
     if not there:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")

@@ -176,7 +176,7 @@ class Local:
     def start(self, number: int) -> None:
         """Start a worker, in a session of its own."""
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
-        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
+        command = [sys.executable, "-P", "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
         self.workers[number] = subprocess.Popen(
             [*command, str(number)],
             stdin=subprocess.DEVNULL,

@@ -89,7 +89,12 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 if name not in files and (root is not None or of_hub):
                     continue  # what another run will write, or what is to be fetched
                 try:
-                    refuse_unusable(name, source, root, name in files and files[name].stat().st_size <= LARGE)
+                    refuse_unusable(
+                        name,
+                        source,
+                        root,
+                        name in files and files[name].is_file() and files[name].stat().st_size <= LARGE,
+                    )
                 except (PipelineError, OSError) as error:
                     problems[str(error)] = None
             if problem := too_few_rows(run):

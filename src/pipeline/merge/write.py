@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.errors import PipelineError
+from pipeline.hub.lock import hub_cache
 from pipeline.merge.adapters import Source
 from pipeline.models.alike import POSITIONS
 from pipeline.models.arrays import in_threads
@@ -128,6 +129,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         files = (one.folder / name for one in (source, source.model))
         file = next(filter(Path.is_file, files), None)
         if file and not (adapter and name == "config.json"):
+            refuse_link_outside(file)
             shutil.copyfile(file, folder / name)
     if adapter:
         return
@@ -138,6 +140,15 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         config |= {"dtype": dtype} if dtype else {}
     if config != read_json(source.model.folder / "config.json"):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def refuse_link_outside(file: Path) -> None:
+    """Raise PipelineError for a file of a model that is a link to one elsewhere, unless a cache of the Hub has it."""
+    folder = file.parent.resolve()
+    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder  # of a cache elsewhere
+    target, allowed = file.resolve(), [folder, blobs, hub_cache().resolve()]
+    if not any(place in target.parents for place in allowed):
+        raise PipelineError(f"{file} is a link to {target}, outside of its model: copy the file that is meant there")
 
 
 def make_readable(folder: Path) -> None:

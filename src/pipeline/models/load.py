@@ -5,6 +5,7 @@ Only files that are on this machine, only safetensors, and never Python code tha
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -142,7 +143,8 @@ def refuse_own_code(folder: Path) -> None:
 def refuse_kernels(file: Path, fields: Mapping[str, Any]) -> None:
     """Raise PipelineError if a config names a repository of compiled kernels, which transformers would run."""
     for key, value in fields.items():
-        if isinstance(value, Mapping):
-            refuse_kernels(file, value)
-        elif "attn_implementation" in key and isinstance(value, str) and "/" in value:
+        if "attn_implementation" in key and "/" in json.dumps(value):
             raise PipelineError(f"{file} names code on the Hub ({key}={value}), which is never run: remove that key")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                refuse_kernels(file, part)

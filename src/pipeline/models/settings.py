@@ -13,16 +13,18 @@ from pipeline.errors import PipelineError
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.text import shorten
 
+SIZE = Annotated[int, Field(ge=0, le=2**31)]
 CONFIG = ConfigDict(strict=True, protected_namespaces=(), allow_inf_nan=False)
 TYPES: dict[str, Any] = {
-    "text": Annotated[str, Field(pattern=r"^[^\x00]*$")], "size": Annotated[int, Field(ge=0, le=2**31)],
+    "text": Annotated[str, Field(pattern=r"^[^\x00]*$")], "size": SIZE, "size or sizes of layers": SIZE | list[SIZE],
     "layers": Annotated[int, Field(ge=0, le=10_000)], "number": float, "flag": bool, "object": dict, "list": list[str],
     "numbers": dict[str, float],
 }  # fmt: skip
 FILES = {  # file -> type -> keys
     "config.json": {
-        "size": "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size "
-        "sliding_window max_position_embeddings num_experts num_local_experts n_routed_experts",
+        "size": "hidden_size num_attention_heads num_key_value_heads head_dim vocab_size sliding_window "
+        "max_position_embeddings num_experts num_local_experts n_routed_experts",
+        "size or sizes of layers": "intermediate_size",  # of Gemma 3n
         "text": "model_type", "layers": "num_hidden_layers n_layer", "flag": "tie_word_embeddings",
         "object": "text_config auto_map", "list": "layer_types",
     },

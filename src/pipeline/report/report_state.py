@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,12 +65,13 @@ class Reported:
                 "another name (name: NAME), or delete the folder."
             )
 
-    def refuse_fewer(self, folder: Path, finished: int, fewer: bool) -> None:
-        """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`."""
+    def refuse_fewer(self, folder: Path, finished: int, fewer: bool, reasons: Sequence[str] = ()) -> None:
+        """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`. reasons: why
+        cells are missing."""
         if (folder / "index.html").is_file() and finished < self.finished and not fewer:
             raise PipelineError(
                 f"{folder / 'index.html'} shows {self.finished} finished cells and this one would show "
-                f"{finished}: give report.fewer=true to replace it"
+                f"{finished}{f' ({reasons[0]})' if reasons else ''}: give report.fewer=true to replace it"
             )
 
     def write_state(self, folder: Path, **changed: Any) -> None:

@@ -61,6 +61,7 @@ CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact",
         "best", "each", "by", "columns")  # fmt: skip
 NAME = r"[\w+=@][\w .+=@-]{0,250}"  # of a table, which names folders and files
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
+CONSENT = ("eval.run_code", "merge.mergekit_python")
 TRAININGS = ("sft", "cpt")  # stages that train a model
 ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
 
@@ -163,6 +164,7 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
             file, "", f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and _.+=@-"
         )
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
+    refuse_consent(raw, file)
     settings = {**raw["every"], **every}
     pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
     table = replace(Reader(file, raw).build_table(settings), pooled=pooled)
@@ -172,6 +174,19 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     # a machine is also of the plan and the jobs of a table without trainings
     override_keys = tuple(key for key in every if key in settings and key != HARDWARE)
     return replace(table, override_keys=override_keys, inherited=frozenset({*shared, HARDWARE}))
+
+
+def refuse_consent(raw: Words, file: str) -> None:
+    """Raise PipelineError for a key that lets code run: only the command line may give it, as a table may be another
+    person's."""
+    entries = [entry for section in ("runs", "columns", "rows") for entry in raw[section].values()]
+    axes = [words for values in raw["axes"].values() if isinstance(values, dict) for words in values.values()]
+    for words in [raw["every"], raw["score"], *entries, *axes]:
+        for key in words if isinstance(words, dict) else ():
+            if str(key).lstrip("+") in CONSENT:
+                raise table_error(
+                    file, "", f"{key} lets code run, which no table may: give every.{key}=VALUE in the command"
+                )
 
 
 def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:

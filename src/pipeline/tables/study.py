@@ -83,7 +83,10 @@ def expand_study(study: Words, file: str) -> Words:
         mistakes.found.append(
             str(refuse("controls", "a control has the base in the language expert's place: give base"))
         )
+    count = len(mistakes.found)
     experts, sides = experts_of(study.get("experts"), bool(base or "model" in every), refuse, mistakes)
+    if len(mistakes.found) > count:  # which would make mistakes of its merges
+        mistakes.report()
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or {}

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, finite_or_none, share_in
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.languages import language
+from pipeline.languages import is_known, language
 from pipeline.stats.statistics import value_per_question
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
@@ -188,11 +188,15 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
     """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
 
-    Detects another script only; English instead of Swahili goes unnoticed.
+    Detects another script only; English instead of Swahili goes unnoticed. Nothing is told of a language of which only
+    the code is known.
     """
     if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
-    scripts = language(answer_language(task, where)).scripts
+    code = answer_language(task, where)
+    if not is_known(code):
+        return 0
+    scripts = language(code).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
     strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))
