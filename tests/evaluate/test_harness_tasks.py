@@ -847,3 +847,10 @@ def test_a_plan_finds_missing_columns_and_rows(
     include(str(own))
     with pytest.raises(PipelineError, match=why) if why else nullcontext():
         assert len(task_definitions(choice(asked("own_bad", 0)), ["en"], None, tmp_path / "tasks")) == 1
+
+
+def test_a_plan_finds_a_file_of_rows_that_is_not_there(tmp_path: Path) -> None:
+    own = write_own(tmp_path, "own_gone", dataset_kwargs={"data_files": {"test": str(tmp_path / "own/none.jsonl")}})
+    include(str(own))
+    with pytest.raises(PipelineError, match="own_gone reads .*none.jsonl, which is not there"):
+        task_definitions(choice(asked("own_gone", 0)), ["en"], None, tmp_path / "tasks")

@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from pipeline.config.harness_tasks import (
     members,
     merge_includes,
     name_tasks,
+    names_of_rows,
     outside_metric,
     python_in,
 )
@@ -238,6 +240,12 @@ def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
+    without_folder = not data_folders(stock)  # in which the names are
+    for name in names_of_rows(stock) if without_folder else ():
+        if "://" not in name and not glob(name, recursive=True):
+            raise PipelineError(
+                f"{task} reads {name}, which is not there. Write its rows to it, or leave the task out."
+            )
     elsewhere = (str(file.resolve()) for file in local_rows(stock) if folder not in file.resolve().parents)
     for path in itertools.chain(outside_paths(stock, folder), elsewhere):
         raise PipelineError(

@@ -27,7 +27,7 @@ from pipeline.data.benchmarks import comparison_text
 from pipeline.data.load import example_of, with_nested
 from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
 from pipeline.data.sources import is_kept_in_part, is_wanted, source_columns
-from pipeline.errors import PipelineError
+from pipeline.errors import Mistakes, PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.flops import cards
 from pipeline.estimate.gpu_budget import Bill, estimate_costs, memory_of, training_cost, with_recipe
@@ -145,9 +145,12 @@ def problems_of(
     planning: Planning, runs: list[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run]
 ) -> list[str]:
     """One sentence per cause why a table cannot be computed; the arguments as of `evaluation_problems`."""
+    taken = Mistakes()
+    with taken.collected():
+        Reported.of(planning.config).refuse_another(planning.config)
     deleted = [f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
                for name in missing_snapshots(runs, reasons)]  # fmt: skip
-    return deleted + not_planned(planning) + evaluation_problems(runs, reasons, prompts, waiting)
+    return taken.found + deleted + not_planned(planning) + evaluation_problems(runs, reasons, prompts, waiting)
 
 
 def next_command(config: PlanStage) -> str:

@@ -20,7 +20,7 @@ def report_table(config: ReportStage) -> Path:
     """Write the report of a table's finished runs, without computing any. Returns its page."""
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    reported.refuse_another(config.table, report_folder(planning))
+    reported.refuse_another(config)
     _, runs, reasons = planning.graph()
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):

@@ -35,7 +35,7 @@ def make_table(config: TableStage) -> Path:
     config = planning.config
     check_claims(planning)
     reported = Reported.of(config)
-    reported.refuse_another(config.table, report_folder(planning))
+    reported.refuse_another(config)
     check_writable(config.runs_path, create=False)  # before files are read whose digests it keeps
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()

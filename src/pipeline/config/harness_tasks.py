@@ -158,12 +158,17 @@ def data_folders(body: Mapping[str, Any]) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the files of this machine that hold the rows of a task file, whose names may be patterns."""
+def names_of_rows(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files of rows that a task names, which may be patterns."""
     named = data_files(body)
     for value in named.values() if isinstance(named, dict) else [named]:
-        for name in [value] if isinstance(value, str) else value:
-            yield from (Path(match) for match in glob(name, recursive=True))
+        yield from [value] if isinstance(value, str) else value
+
+
+def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of this machine that hold the rows of a task file."""
+    for name in names_of_rows(body):
+        yield from (Path(match) for match in glob(name, recursive=True))
     for folder in data_folders(body):
         yield from parts_of(folder)
 

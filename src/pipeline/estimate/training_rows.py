@@ -20,7 +20,7 @@ from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import Training, tokenizer_of
-from pipeline.models.load import load_tokenizer, with_end_token
+from pipeline.models.load import load_tokenizer, with_end_token, with_template_variables
 from pipeline.progress import recorded_warnings
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
@@ -107,6 +107,8 @@ def count_cut(run: Training) -> Cut:
         loaded = with_end_token(load_tokenizer(tokenizer.parent), sft.eos_token)
     except PipelineError as error:
         return Cut("", str(error), True)
+    if sft.template == "chat":
+        loaded = with_template_variables(loaded, sft.template_date, sft.chat_template_args)
     here = (data.folder / ROWS).is_file()
     base = run.parents["model"].folder if "model" in run.parents else None
     try:

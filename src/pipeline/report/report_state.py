@@ -49,10 +49,11 @@ class Reported:
         print(f"as stage=table was asked: {' '.join(overrides_of(asked))}", file=sys.stderr)
         return asked
 
-    def refuse_another(self, table: str, folder: Path) -> None:
-        """Raise PipelineError if the folder holds the report of another file: two tables may have one name."""
-        from pipeline.tables.planned_runs import find_table
+    def refuse_another(self, config: TableStage) -> None:
+        """Raise PipelineError if the report is of another file: two tables may have one name."""
+        from pipeline.tables.planned_runs import find_table, load_table
 
+        table, folder = config.table, Path(config.runs_dir) / "reports" / load_table(config).name
         if not self.table or Path(self.table).resolve() == Path(table).resolve():
             return
         try:
