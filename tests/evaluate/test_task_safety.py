@@ -158,6 +158,12 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     [
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{{ 20000000000 * 'a' }}", "it repeats a text too often"),
+        ("{{ [1] * 6000000000 }}", "it repeats a text too often"),
+        ("{{ 9**(9**9) }}", "it computes a number of too many digits"),
+        ("{{ 'a'|center(4000000000) }}", "it repeats a text too often"),
+        ("{{ 'a'.ljust(4000000000) }}", "it repeats a text too often"),
+        ("{{ '%4000000000d' % 1 }}", "it repeats a text too often"),
+        ("{{ '{:>4000000000}'.format(1) }}", "it repeats a text too often"),
         ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "takes more than"),
     ],
 )
@@ -166,6 +172,17 @@ def test_a_chat_template_is_bounded(template: str, why: str, tiny: Path, monkeyp
     tokenizer = load_tokenizer(tiny)
     with pytest.raises(Exception, match=why):
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+
+
+def test_usual_widths_and_numbers_of_a_template_are_computed() -> None:
+    template = "{{ 'ab'|center(6) }}{{ '%3d %s' % (7, 20000000) }}{{ '{:>3}'.format(8) }}{{ 2**10 % 1000 }}"
+    assert render(template, {}) == "  ab    7 20000000  824"
+
+
+def test_a_power_in_a_task_file_is_refused_before_it_is_computed() -> None:
+    own_task(doc_to_text="{{q}}{{ 9**(9**9) }}")
+    with pytest.raises(PipelineError, match="own.yaml: doc_to_text is refused .*too many digits"):
+        load()
 
 
 def test_a_config_that_names_kernels_of_the_hub_is_refused(tiny: Path) -> None:

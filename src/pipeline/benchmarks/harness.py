@@ -36,6 +36,7 @@ from pipeline.config.harness_tasks import (
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.languages import Language
+from pipeline.limits import time_limit
 
 # Output type -> kind, and the metric of tasks that name none
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -244,13 +245,15 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
 
     Templates are parsed and not rendered. Those that ask whether a column is defined may name any.
     """
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import TemplateSyntaxError, meta
+
+    from pipeline.models.sandbox import SECONDS, SandboxedEnvironment
 
     with rows.open(encoding="utf-8") as lines:
         line = next(filter(str.strip, lines), None)
     if line is None:
         raise PipelineError(f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out.")
-    row, environment = json.loads(line), Environment(autoescape=True)
+    row, environment = json.loads(line), SandboxedEnvironment()
     if "process_docs" in stock:  # a function may add columns
         return
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
@@ -258,8 +261,9 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
         if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
             continue
         try:
-            names = meta.find_undeclared_variables(environment.parse(template))
-        except TemplateSyntaxError:  # which the harness reports
+            with time_limit(SECONDS, f"{task}: {key} takes more than {SECONDS} seconds: shorten the template"):
+                names = meta.find_undeclared_variables(environment.parse(template))
+        except (TemplateSyntaxError, RecursionError):  # which the harness reports
             continue
         if missing := sorted(names - row.keys() - environment.globals.keys()):
             raise PipelineError(

@@ -52,7 +52,7 @@ def render(template: str, doc: dict[str, Any]) -> str:
     place = _places.get(template, "a template of the task")
     try:
         return compiled(template).render(**doc)
-    except (SecurityError, OverflowError, MemoryError, TooLong) as error:
+    except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
         raise RefusedTemplate(f"{place} is refused by the sandbox of templates ({reason}): correct it") from error
 
