@@ -14,7 +14,7 @@ from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
 from pipeline.benchmarks.task_safety import texts_of
-from pipeline.config.harness_tasks import forget_files, include, load_plain, shipped_folder
+from pipeline.config.harness_tasks import chain_of, forget_files, include, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -122,6 +122,26 @@ def test_a_task_whose_name_is_no_file_name_is_refused(name: str) -> None:
     own_task(name)
     with pytest.raises(PipelineError, match="cannot name a task, as files are named after it"):
         load(name)
+
+
+def test_files_that_include_each_other_twice_are_refused_before_they_are_read() -> None:
+    """A file that is read at each way to it would be read 2^30 times. The harness refuses it, too."""
+    own_task(include=["part0.yaml", "part0.yaml"])
+    for number in range(31):
+        Path(f"tasks/part{number}.yaml").write_text(f"include: [part{number + 1}.yaml, part{number + 1}.yaml]\n")
+    Path("tasks/part31.yaml").write_text("num_fewshot: 3\n")
+    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+        load()
+    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+        list(chain_of(Path("tasks/own.yaml")))
+
+
+def test_a_long_chain_of_includes_is_refused() -> None:
+    own_task(include="part0.yaml")
+    for number in range(1100):
+        Path(f"tasks/part{number}.yaml").write_text(f"include: part{number + 1}.yaml\n")
+    with pytest.raises(PipelineError, match="own.yaml includes more than 100 files"):
+        load()
 
 
 def test_an_honest_task_file_is_read() -> None:

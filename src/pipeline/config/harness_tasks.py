@@ -30,6 +30,7 @@ OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry 
 OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
+MOST_INCLUDED = 100  # files that one task file is made of
 MOST_NAMED = 10  # tasks in a message
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
 
@@ -280,20 +281,34 @@ def load_plain(file: Path) -> Tree:
     return body
 
 
-def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> Tree:
+def merge_includes(file: Path, seen: list[Path] | None = None) -> Tree:
     """A task file with what it includes, its own keys before those. A !function is the name of the function.
 
     Raises:
-        PipelineError: a file that cannot be read, or includes itself. within: the files that include this one.
+        PipelineError: a file that cannot be read, or as `remember_included`. seen: the files that were read before.
     """
-    if file in within:
-        raise PipelineError(f"{file} includes itself: remove one of the lines with include")
+    seen = remember_included(file, seen)
     body = load_plain(file)
     definition: Tree = {}
     for include in included_files(file, body):
-        definition |= merge_includes(include, (*within, file))
+        definition |= merge_includes(include, seen)
     body.pop("include", None)
     return definition | body
+
+
+def remember_included(file: Path, seen: list[Path] | None) -> list[Path]:
+    """Add a file to those that a task file includes, and return them.
+
+    Raises:
+        PipelineError: it is there already, which the harness refuses, too, or there are too many files.
+    """
+    seen, path = seen or [], file.resolve()
+    if path in seen:
+        raise PipelineError(f"{file} includes itself or is included twice: remove one of the lines with include")
+    if len(seen) == MOST_INCLUDED:
+        raise PipelineError(f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file")
+    seen.append(path)
+    return seen
 
 
 def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
@@ -308,12 +323,13 @@ def is_trusted(file: Path) -> bool:
     return folder is not None and folder.resolve() in file.resolve().parents
 
 
-def chain_of(file: Path) -> Iterator[tuple[Path, Tree]]:
+def chain_of(file: Path, seen: list[Path] | None = None) -> Iterator[tuple[Path, Tree]]:
     """Yield a task file and the files that it includes, itself or through others, with their content."""
+    seen = remember_included(file, seen)
     body = load_plain(file)
     yield file, body
     for path in included_files(file, body):
-        yield from chain_of(path)
+        yield from chain_of(path, seen)
 
 
 def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
