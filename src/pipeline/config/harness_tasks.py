@@ -30,6 +30,7 @@ OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry 
 OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
+MOST_BYTES = 1_000_000  # of a task file
 MOST_INCLUDED = 100  # files that one task file is made of
 MOST_NAMED = 10  # tasks in a message
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
@@ -54,6 +55,8 @@ def index(folder: Path) -> Index:
     """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
     result = Index()
     for file in sorted(path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()):
+        if file.stat().st_size > MOST_BYTES:
+            continue
         text = file.read_text(encoding="utf-8", errors="replace")
         for lines in TAGS.findall(text):
             result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
@@ -273,7 +276,7 @@ def load_plain(file: Path) -> Tree:
         PipelineError: it cannot be read.
     """
     try:
-        body: Tree = read_yaml(file, loader=_Plain)
+        body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
     except OSError as error:
         raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):
