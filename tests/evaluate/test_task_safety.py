@@ -13,8 +13,8 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import texts_of
-from pipeline.config.harness_tasks import chain_of, forget_files, include, load_plain, shipped_folder
+from pipeline.benchmarks.task_safety import INTERNAL, texts_of
+from pipeline.config.harness_tasks import NAMED, chain_of, forget_files, include, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -134,6 +134,31 @@ def test_files_that_include_each_other_twice_are_refused_before_they_are_read() 
         load()
     with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
         list(chain_of(Path("tasks/own.yaml")))
+
+
+@pytest.mark.parametrize("repeats", [1001, -1, "many"])
+def test_too_many_repeats_are_refused(repeats: Any) -> None:
+    own_task(repeats=repeats)
+    with pytest.raises(PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"):
+        load()
+
+
+def test_patterns_of_task_files_take_linear_time() -> None:
+    """Quadratic ones took minutes of these."""
+    blanks, brackets = "task: a" + " " * 200_000 + "b'x", "{{" * 200_000
+    with time_limit(2, "the search is not linear"):
+        assert NAMED["task"].search(blanks) is None
+        assert INTERNAL.search(brackets) is None
+    found = INTERNAL.search(brackets + " q.__class__ }}")
+    assert found and found[1] == "__class__"
+    named = NAMED["task"].search("group: g\ntask: 'two words'  # a comment\n")
+    assert named and named[1] == "two words"
+
+
+def test_a_task_file_of_more_than_a_megabyte_is_refused() -> None:
+    own_task(description="x" * 1_000_001)
+    with pytest.raises(PipelineError, match="own.yaml has .* bytes, more than 1,000,000: give a smaller file"):
+        load()
 
 
 def test_a_long_chain_of_includes_is_refused() -> None:

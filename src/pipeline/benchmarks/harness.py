@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
 NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
 LOWER = (*NO_SHARES, "brier_score")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+MOST_REPEATS = 1_000  # answers to each question
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 PUBLISHED = {"afrimgsm": 250, "xcopa": 500, "global_piqa": 100}  # questions in a language, by the sets' cards
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
@@ -183,6 +184,9 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         )
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
+    repeats = stock.get("repeats") or 1
+    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
+        raise PipelineError(f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in {file.name}.")
     included = included_folder(task)
     names_rows = included and (data_files(stock) or data_folders(stock))
     own_rows = names_rows and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))

@@ -19,8 +19,12 @@ from pipeline.errors import PipelineError
 from pipeline.files import content_hash, read_yaml
 from pipeline.text import pluralize
 
-NAMED = {
-    key: re.compile(rf"^[\"']?{key}[\"']?:[ \t]*[\"']?([^\s\"'#][^\"'#\n]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+WORD = r"[^\s\"'#]"
+NAMED = {  # each part begins with what the one before cannot hold: a search takes linear time
+    key: re.compile(
+        rf"^[\"']?{key}[\"']?:[ \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
+        re.MULTILINE,
+    )
     for key in ("task", "group")
 }
 TAGS = re.compile(r"^[\"']?tag[\"']?:(.*(?:\n *- .*)*)", re.MULTILINE)
