@@ -213,7 +213,7 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     ],
 )
 def test_a_chat_template_is_bounded(template: str, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.models.sandbox.SECONDS", 0.2)
+    monkeypatch.setattr("pipeline.sandbox.SECONDS", 0.2)
     tokenizer = load_tokenizer(tiny)
     with pytest.raises(Exception, match=why):
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)

@@ -251,7 +251,7 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
     """
     from jinja2 import TemplateSyntaxError, meta
 
-    from pipeline.models.sandbox import SECONDS, SandboxedEnvironment
+    from pipeline.sandbox import SECONDS, SandboxedEnvironment
 
     with rows.open(encoding="utf-8") as lines:
         line = next(filter(str.strip, lines), None)

@@ -72,7 +72,7 @@ def template_end(template: Any) -> str:
     """Return the text after the last column of a task's template."""
     from jinja2 import meta
 
-    from pipeline.models.sandbox import SandboxedEnvironment
+    from pipeline.sandbox import SandboxedEnvironment
 
     if "{" not in template:  # the name of a column
         return ""

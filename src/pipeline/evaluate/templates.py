@@ -14,7 +14,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 
-import pipeline.models.sandbox  # noqa: F401 - limits the time of templates
+import pipeline.sandbox  # noqa: F401 - limits the time of templates
 from pipeline.benchmarks.task_safety import texts_of
 from pipeline.config.harness_tasks import chain_of
 from pipeline.errors import PipelineError
