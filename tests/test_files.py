@@ -2,18 +2,21 @@
 
 import errno
 import hashlib
+import io
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline import files
 from pipeline.benchmarks.local_files import lines_of
+from pipeline.data.lines import read_objects
 from pipeline.errors import PipelineError
 from pipeline.files import (
     FileState,
@@ -211,3 +214,33 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
     for read in (read_yaml, lines_of, read_json):
         with pytest.raises(PipelineError, match="pipe is a named pipe: give a file"):
             read(tmp_path / "pipe")
+
+
+def test_a_device_in_place_of_a_file_is_refused(tmp_path):
+    """/dev/zero has no end."""
+    for read in (read_yaml, lines_of, read_json):
+        with pytest.raises(PipelineError, match="/dev/zero is a device: give a file"):
+            read(Path("/dev/zero"))
+
+
+def test_a_yaml_file_of_more_bytes_is_refused(tmp_path):
+    (tmp_path / "t.yaml").write_text("a: 1\n" * 3)
+    assert read_yaml(tmp_path / "t.yaml", most_bytes=15) == {"a": 1}
+    with pytest.raises(PipelineError, match="t.yaml has 15 bytes, more than 14: give a smaller file"):
+        read_yaml(tmp_path / "t.yaml", most_bytes=14)
+    with (tmp_path / "t.yaml").open("wb") as file:
+        file.truncate(20_000_001)  # takes no space
+    with pytest.raises(PipelineError, match="more than 20,000,000"):
+        read_yaml(tmp_path / "t.yaml")
+
+
+def test_brackets_in_brackets_of_rows_are_a_sentence():
+    with pytest.raises(PipelineError, match=r"rows.jsonl, line 1 is not JSON \(maximum recursion depth"):
+        list(read_objects(io.StringIO("[" * 200_000), "rows.jsonl"))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "2024-99-99", "!!bool maybe", "!!int ''", "!!timestamp x"])
+def test_a_yaml_value_that_cannot_be_read_is_a_sentence(value, tmp_path):
+    (tmp_path / "t.yaml").write_text(f"a: {value}\n")
+    with pytest.raises(PipelineError, match="t.yaml: invalid YAML .*: put the value in quotes"):
+        read_yaml(tmp_path / "t.yaml")

@@ -12,8 +12,8 @@ import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
 PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
-    "errors limits files text languages progress stats papers config benchmarks models hub runs data merge train "
-    "evaluate analyze stages tables estimate launch report commands api __main__ extras"
+    "errors limits sandbox files text languages progress stats papers config benchmarks models hub runs data merge "
+    "train evaluate analyze stages tables estimate launch report commands api __main__ extras"
 ).split()
 
 

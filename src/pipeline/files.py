@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ YAML_REMEDIES = {
     "undefined alias": "put a text that begins with * in quotes",
 }  # fmt: skip
 YAML_OPENED = {"',' or": "close the bracket", "stream": "close the quote", "expected ':'": "write KEY: VALUE"}
+VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError)  # a value such as a number of 5,000 digits
+MOST_BYTES = 20_000_000  # of a YAML file
 MOST_ENTRIES = 1_000_000  # of a YAML file, its aliases resolved
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
@@ -220,6 +223,10 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8 ({error}): save it as UTF-8") from error
+    except (ValueError, LookupError, AttributeError) as error:
+        if type(error) not in VALUE_ERRORS:
+            raise
+        raise PipelineError(f"{file}: invalid YAML ({error}): put the value in quotes") from error
     except RecursionError as error:
         raise PipelineError(f"{file}: invalid YAML (brackets in brackets in brackets): correct it") from error
     except yaml.YAMLError as error:
@@ -253,19 +260,24 @@ def check_aliases(text: str) -> str:
     return text
 
 
-def refuse_pipe(file: Path) -> Path:
-    """Return the file. Raise PipelineError for a named pipe, from which a reader waits without end."""
-    if file.is_fifo():
-        raise PipelineError(f"{file} is a named pipe: give a file")
+def refuse_special(file: Path, most_bytes: float = math.inf) -> Path:
+    """Return the file. Raise PipelineError for a pipe or a device, which may have no end, and for more bytes."""
+    state = file.stat()
+    kind = state.st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+        raise PipelineError(f"{file} is {'a named pipe' if stat.S_ISFIFO(kind) else 'a device'}: give a file")
+    if state.st_size > most_bytes:
+        raise PipelineError(f"{file} has {state.st_size:,} bytes, more than {most_bytes:,}: give a smaller file")
     return file
 
 
-def read_yaml(file: Path, named: str = "", loader: Any = None) -> Any:
+def read_yaml(file: Path, named: str = "", loader: Any = None, most_bytes: int = MOST_BYTES) -> Any:
     """The content of a YAML file, which errors name as `named`."""
     import yaml
 
     with readable_yaml(named or file):
-        return yaml.load(check_aliases(refuse_pipe(file).read_text(encoding="utf-8")), loader or yaml.SafeLoader)
+        text = refuse_special(file, most_bytes).read_text(encoding="utf-8")
+        return yaml.load(check_aliases(text), loader or yaml.SafeLoader)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -22,7 +22,7 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
     Python's regular expressions and Jinja's templates are interrupted, too. There is no limit in other threads than the
     main one, which alone gets signals. A limit within another one is ignored.
     """
-    is_within = signal.getsignal(signal.SIGVTALRM) is not signal.SIG_DFL
+    is_within = signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL
     if is_within or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -30,10 +30,10 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
     def expire(*_: Any) -> None:
         raise TooLong(message)
 
-    signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)  # again, if something takes the error for one of its own
+    signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)  # again, if something takes the error for one of its own
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)

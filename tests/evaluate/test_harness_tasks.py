@@ -593,7 +593,7 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
         ({"test_split": None}, "own_bad has no test data: set test_split or validation_split in own_bad.yaml"),
         ({"metric_list": [{"metric": "./script"}]}, "its metric ./script is not the harness' own but a program"),
         ({"process_results": "!function own.scores"}, "its metric exact_match is 'zero', which is not a number"),
-        ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself: remove"),
+        ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself or is included twice: remove"),
         ({**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "f1"}]}, "cannot be scored"),
     ],
 )

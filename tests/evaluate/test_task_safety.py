@@ -15,8 +15,8 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import refuse_card, texts_of
-from pipeline.config.harness_tasks import forget_files, include, load_plain, shipped_folder
+from pipeline.benchmarks.task_safety import INTERNAL, refuse_card, texts_of
+from pipeline.config.harness_tasks import NAMED, chain_of, forget_files, include, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -128,6 +128,51 @@ def test_a_task_whose_name_is_no_file_name_is_refused(name: str) -> None:
         load(name)
 
 
+def test_files_that_include_each_other_twice_are_refused_before_they_are_read() -> None:
+    """A file that is read at each way to it would be read 2^30 times. The harness refuses it, too."""
+    own_task(include=["part0.yaml", "part0.yaml"])
+    for number in range(31):
+        Path(f"tasks/part{number}.yaml").write_text(f"include: [part{number + 1}.yaml, part{number + 1}.yaml]\n")
+    Path("tasks/part31.yaml").write_text("num_fewshot: 3\n")
+    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+        load()
+    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+        list(chain_of(Path("tasks/own.yaml")))
+
+
+@pytest.mark.parametrize("repeats", [1001, -1, "many"])
+def test_too_many_repeats_are_refused(repeats: Any) -> None:
+    own_task(repeats=repeats)
+    with pytest.raises(PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"):
+        load()
+
+
+def test_patterns_of_task_files_take_linear_time() -> None:
+    """Quadratic ones took minutes of these."""
+    blanks, brackets = "task: a" + " " * 200_000 + "b'x", "{{" * 200_000
+    with time_limit(2, "the search is not linear"):
+        assert NAMED["task"].search(blanks) is None
+        assert INTERNAL.search(brackets) is None
+    found = INTERNAL.search(brackets + " q.__class__ }}")
+    assert found and found[1] == "__class__"
+    named = NAMED["task"].search("group: g\ntask: 'two words'  # a comment\n")
+    assert named and named[1] == "two words"
+
+
+def test_a_task_file_of_more_than_a_megabyte_is_refused() -> None:
+    own_task(description="x" * 1_000_001)
+    with pytest.raises(PipelineError, match="own.yaml has .* bytes, more than 1,000,000: give a smaller file"):
+        load()
+
+
+def test_a_long_chain_of_includes_is_refused() -> None:
+    own_task(include="part0.yaml")
+    for number in range(1100):
+        Path(f"tasks/part{number}.yaml").write_text(f"include: part{number + 1}.yaml\n")
+    with pytest.raises(PipelineError, match="own.yaml includes more than 100 files"):
+        load()
+
+
 def test_an_honest_task_file_is_read() -> None:
     own_task(doc_to_text="{{q|regex_replace('[?]', '')}} ____", metadata={"version": 2})
     assert load().doc_to_text({"q": "4?", "a": "4"}) == "4 ____"
@@ -162,14 +207,31 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     [
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{{ 20000000000 * 'a' }}", "it repeats a text too often"),
+        ("{{ [1] * 6000000000 }}", "it repeats a text too often"),
+        ("{{ 9**(9**9) }}", "it computes a number of too many digits"),
+        ("{{ 'a'|center(4000000000) }}", "it repeats a text too often"),
+        ("{{ 'a'.ljust(4000000000) }}", "it repeats a text too often"),
+        ("{{ '%4000000000d' % 1 }}", "it repeats a text too often"),
+        ("{{ '{:>4000000000}'.format(1) }}", "it repeats a text too often"),
         ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "takes more than"),
     ],
 )
 def test_a_chat_template_is_bounded(template: str, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.models.sandbox.SECONDS", 0.2)
+    monkeypatch.setattr("pipeline.sandbox.SECONDS", 0.2)
     tokenizer = load_tokenizer(tiny)
     with pytest.raises(Exception, match=why):
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+
+
+def test_usual_widths_and_numbers_of_a_template_are_computed() -> None:
+    template = "{{ 'ab'|center(6) }}{{ '%3d %s' % (7, 20000000) }}{{ '{:>3}'.format(8) }}{{ 2**10 % 1000 }}"
+    assert render(template, {}) == "  ab    7 20000000  824"
+
+
+def test_a_power_in_a_task_file_is_refused_before_it_is_computed() -> None:
+    own_task(doc_to_text="{{q}}{{ 9**(9**9) }}")
+    with pytest.raises(PipelineError, match="own.yaml: doc_to_text is refused .*too many digits"):
+        load()
 
 
 def test_a_config_that_names_kernels_of_the_hub_is_refused(tiny: Path) -> None:

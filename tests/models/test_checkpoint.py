@@ -116,6 +116,9 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
     [
         {"model_type": ["llama"]},
         {"num_hidden_layers": 10**9},
+        {"n_layer": 1001},
+        {"num_layers": 1001},
+        {"decoder_layers": 1001},
         {"num_hidden_layers": "4"},
         {"hidden_size": -1},
         {"hidden_size": 64.5},

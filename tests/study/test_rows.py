@@ -327,6 +327,20 @@ def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None
     assert "axis 'b': no run, row or column names it" in refused(f"{DERIVED}axes: {{b: [1]}}\n")
 
 
+def test_too_many_combinations_of_axes_are_refused_before_they_are_expanded() -> None:
+    numbers = list(range(500))
+    too_many = "combinations of values, more than 200,000: give fewer values"
+    long_axes = changed("m: [1, 2]\n  l: [1, 2]", f"m: {numbers}\n  l: {numbers}")
+    of_swap = long_axes.replace("best: [b]", "b: 3")
+    assert f"axes m, l: they have 250,000 {too_many}" in refused(of_swap)
+    rows = long_axes.replace('"{language}.avg": {mean: [m, l]}', '"{m} {l}": {in: sw}')
+    assert f"axes m, l: they have 250,000 {too_many}" in refused(rows)
+    cells = rows.replace('"{m} {l}"', '"{m}"').replace("  base: base\n", '  "{l}": base\n')
+    assert "500 rows and 502 columns have too many cells: give axes fewer values" in refused(cells)
+    of_choice = changed("m: [1, 2]", f"m: {numbers}").replace("b: [3, 5]", f"b: {numbers}")
+    assert f"axes m, l, b: they have 500,000 {too_many}" in refused(of_choice)
+
+
 def test_equal_words_are_one_run_under_any_name() -> None:
     one, renamed = plan(TABLE), TABLE.replace("math", "sums")
     for word in ("expert: ", '"', "merge."):  # what is no name of a run

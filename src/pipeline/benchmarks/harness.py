@@ -44,6 +44,7 @@ from pipeline.config.harness_tasks import (
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.languages import Language
+from pipeline.limits import time_limit
 
 # Output type -> kind, and the metric of tasks that name none
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -56,6 +57,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
 NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
 LOWER = (*NO_SHARES, "brier_score")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+MOST_REPEATS = 1_000  # answers to each question
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 PUBLISHED = {"afrimgsm": 250, "xcopa": 500, "global_piqa": 100}  # questions in a language, by the sets' cards
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
@@ -190,6 +192,9 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         )
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
+    repeats = stock.get("repeats") or 1
+    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
+        raise PipelineError(f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in {file.name}.")
     included = included_folder(task)
     names_rows = included and (data_files(stock) or data_folders(stock))
     own_rows = names_rows and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
@@ -260,13 +265,15 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
 
     Templates are parsed and not rendered. Those that ask whether a column is defined may name any.
     """
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import TemplateSyntaxError, meta
+
+    from pipeline.sandbox import SECONDS, SandboxedEnvironment
 
     with rows.open(encoding="utf-8") as lines:
         line = next(filter(str.strip, lines), None)
     if line is None:
         raise PipelineError(f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out.")
-    row, environment = json.loads(line), Environment(autoescape=True)
+    row, environment = json.loads(line), SandboxedEnvironment()
     if "process_docs" in stock:  # a function may add columns
         return
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
@@ -274,8 +281,9 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
         if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
             continue
         try:
-            names = meta.find_undeclared_variables(environment.parse(template))
-        except TemplateSyntaxError:  # which the harness reports
+            with time_limit(SECONDS, f"{task}: {key} takes more than {SECONDS} seconds: shorten the template"):
+                names = meta.find_undeclared_variables(environment.parse(template))
+        except (TemplateSyntaxError, RecursionError):  # which the harness reports
             continue
         if missing := sorted(names - row.keys() - environment.globals.keys()):
             raise PipelineError(

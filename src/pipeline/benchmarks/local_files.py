@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import refuse_pipe
+from pipeline.files import refuse_special
 from pipeline.languages import Language
 
 Row = dict[str, Any]
@@ -28,7 +28,7 @@ class Missing(PipelineError):
 def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]:
     """The lines that are not empty, with their numbers. data_root: by default two folders above the file's."""
     try:
-        text = refuse_pipe(file).read_text(encoding="utf-8")
+        text = refuse_special(file).read_text(encoding="utf-8")
     except OSError as error:
         root, remedy = (
             data_root or file.parents[2],

@@ -24,7 +24,8 @@ GENERATION = (
     "max_completion_tokens max_length min_length min_new_tokens repetition_penalty no_repeat_ngram_size "
     "length_penalty early_stopping seed think_end_token"
 ).split()
-INTERNAL = re.compile(r"\{[{%][^}]*?(__[a-z]\w*__)")  # in a template, not in the text around it
+# In a template, not in the text around it. A search from one opening bracket ends at the next: it takes linear time.
+INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
 
 
 def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

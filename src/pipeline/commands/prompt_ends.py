@@ -70,11 +70,13 @@ def asked_ends(run: Run[EvalStage]) -> dict[str, str]:
 
 def template_end(template: Any) -> str:
     """Return the text after the last column of a task's template."""
-    from jinja2 import Environment, meta
+    from jinja2 import meta
+
+    from pipeline.sandbox import SandboxedEnvironment
 
     if "{" not in template:  # the name of a column
         return ""
-    environment = Environment(keep_trailing_newline=True)
+    environment = SandboxedEnvironment(keep_trailing_newline=True)
     names = meta.find_undeclared_variables(environment.parse(template))
     text = environment.from_string(template).render(dict.fromkeys(names, COLUMN))
     return text[text.rindex(COLUMN) + 1 :]

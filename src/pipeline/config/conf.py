@@ -21,7 +21,7 @@ from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import add_conf, added_conf, check_aliases, readable_yaml, shipped_conf
+from pipeline.files import MOST_BYTES, add_conf, added_conf, check_aliases, readable_yaml, refuse_special, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
@@ -70,7 +70,8 @@ def add_folder(name: str) -> None:
             raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
         if path.name not in FILES:
             for option in path.glob("*.yaml"):
-                refuse_interpolation(str(option), option.read_text(encoding="utf-8", errors="replace"))
+                text = refuse_special(option, MOST_BYTES).read_text(encoding="utf-8", errors="replace")
+                refuse_interpolation(str(option), text)
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"
@@ -179,7 +180,7 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
         raise PipelineError(f"{path} starts from itself: leave {name} out of its defaults")
     try:
         with readable_yaml(path):
-            check_aliases(path.read_text(encoding="utf-8"))
+            check_aliases(refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"))
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, OSError) as error:
         raise PipelineError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it") from error

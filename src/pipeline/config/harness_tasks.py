@@ -19,8 +19,12 @@ from pipeline.errors import PipelineError
 from pipeline.files import content_hash, read_yaml
 from pipeline.text import pluralize
 
-NAMED = {
-    key: re.compile(rf"^[\"']?{key}[\"']?:[ \t]*[\"']?([^\s\"'#][^\"'#\n]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+WORD = r"[^\s\"'#]"
+NAMED = {  # each part begins with what the one before cannot hold: a search takes linear time
+    key: re.compile(
+        rf"^[\"']?{key}[\"']?:[ \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
+        re.MULTILINE,
+    )
     for key in ("task", "group")
 }
 TAGS = re.compile(r"^[\"']?tag[\"']?:(.*(?:\n *- .*)*)", re.MULTILINE)
@@ -30,6 +34,8 @@ OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry 
 OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
+MOST_BYTES = 1_000_000  # of a task file
+MOST_INCLUDED = 100  # files that one task file is made of
 MOST_NAMED = 10  # tasks in a message
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
 
@@ -53,6 +59,8 @@ def index(folder: Path) -> Index:
     """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
     result = Index()
     for file in sorted(path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()):
+        if file.stat().st_size > MOST_BYTES:
+            continue
         text = file.read_text(encoding="utf-8", errors="replace")
         for lines in TAGS.findall(text):
             result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
@@ -277,7 +285,7 @@ def load_plain(file: Path) -> Tree:
         PipelineError: it cannot be read.
     """
     try:
-        body: Tree = read_yaml(file, loader=_Plain)
+        body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
     except OSError as error:
         raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):
@@ -285,20 +293,34 @@ def load_plain(file: Path) -> Tree:
     return body
 
 
-def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> Tree:
+def merge_includes(file: Path, seen: list[Path] | None = None) -> Tree:
     """A task file with what it includes, its own keys before those. A !function is the name of the function.
 
     Raises:
-        PipelineError: a file that cannot be read, or includes itself. within: the files that include this one.
+        PipelineError: a file that cannot be read, or as `remember_included`. seen: the files that were read before.
     """
-    if file in within:
-        raise PipelineError(f"{file} includes itself: remove one of the lines with include")
+    seen = remember_included(file, seen)
     body = load_plain(file)
     definition: Tree = {}
     for include in included_files(file, body):
-        definition |= merge_includes(include, (*within, file))
+        definition |= merge_includes(include, seen)
     body.pop("include", None)
     return definition | body
+
+
+def remember_included(file: Path, seen: list[Path] | None) -> list[Path]:
+    """Add a file to those that a task file includes, and return them.
+
+    Raises:
+        PipelineError: it is there already, which the harness refuses, too, or there are too many files.
+    """
+    seen, path = seen or [], file.resolve()
+    if path in seen:
+        raise PipelineError(f"{file} includes itself or is included twice: remove one of the lines with include")
+    if len(seen) == MOST_INCLUDED:
+        raise PipelineError(f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file")
+    seen.append(path)
+    return seen
 
 
 def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
@@ -313,12 +335,13 @@ def is_trusted(file: Path) -> bool:
     return folder is not None and folder.resolve() in file.resolve().parents
 
 
-def chain_of(file: Path) -> Iterator[tuple[Path, Tree]]:
+def chain_of(file: Path, seen: list[Path] | None = None) -> Iterator[tuple[Path, Tree]]:
     """Yield a task file and the files that it includes, itself or through others, with their content."""
+    seen = remember_included(file, seen)
     body = load_plain(file)
     yield file, body
     for path in included_files(file, body):
-        yield from chain_of(path)
+        yield from chain_of(path, seen)
 
 
 def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:

@@ -56,7 +56,7 @@ def read_objects(text: TextIO, path: str) -> Iterator[Row]:
 def read_json(text: str, path: str, where: str) -> Any:
     try:
         return json.loads(text, parse_float=str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"{where} is not JSON ({getattr(error, 'msg', error)})"
         raise PipelineError(f"{path}, {problem}: write one object a line") from error
 

@@ -14,7 +14,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 
-import pipeline.models.sandbox  # noqa: F401 - limits the time of templates
+import pipeline.sandbox  # noqa: F401 - limits the time of templates
 from pipeline.benchmarks.task_safety import texts_of
 from pipeline.config.harness_tasks import chain_of
 from pipeline.errors import PipelineError
@@ -52,7 +52,7 @@ def render(template: str, doc: dict[str, Any]) -> str:
     place = _places.get(template, "a template of the task")
     try:
         return compiled(template).render(**doc)
-    except (SecurityError, OverflowError, MemoryError, TooLong) as error:
+    except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
         raise RefusedTemplate(f"{place} is refused by the sandbox of templates ({reason}): correct it") from error
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from blake3 import blake3
 
 from pipeline.errors import PipelineError
-from pipeline.files import refuse_pipe
+from pipeline.files import refuse_special
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.names import HEAD, embedding_beside, is_embedding, is_later_head, tensor_names, unwrapped
 from pipeline.models.settings import check_settings
@@ -288,7 +288,7 @@ def check_headers(folder: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises PipelineError if it is not one, or a setting has another type than expected."""
-    refuse_pipe(path)
+    refuse_special(path)
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # the latter of brackets in brackets

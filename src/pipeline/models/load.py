@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pipeline.models.sandbox  # noqa: F401 - limits the time of chat templates
+import pipeline.sandbox  # noqa: F401 - limits the time of chat templates
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.checkpoint import read_header, read_json, weight_files
 from pipeline.models.files import TOKENIZERS

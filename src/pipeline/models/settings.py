@@ -17,7 +17,7 @@ SIZE = Annotated[int, Field(ge=0, le=2**31)]
 CONFIG = ConfigDict(strict=True, protected_namespaces=(), allow_inf_nan=False)
 TYPES: dict[str, Any] = {
     "text": Annotated[str, Field(pattern=r"^[^\x00]*$")], "size": SIZE, "size or sizes of layers": SIZE | list[SIZE],
-    "layers": Annotated[int, Field(ge=0, le=10_000)], "number": float, "flag": bool, "object": dict, "list": list[str],
+    "layers": Annotated[int, Field(ge=0, le=1_000)], "number": float, "flag": bool, "object": dict, "list": list[str],
     "numbers": dict[str, float],
 }  # fmt: skip
 FILES = {  # file -> type -> keys
@@ -25,7 +25,8 @@ FILES = {  # file -> type -> keys
         "size": "hidden_size num_attention_heads num_key_value_heads head_dim vocab_size sliding_window "
         "max_position_embeddings num_experts num_local_experts n_routed_experts",
         "size or sizes of layers": "intermediate_size",  # of Gemma 3n
-        "text": "model_type", "layers": "num_hidden_layers n_layer", "flag": "tie_word_embeddings",
+        "text": "model_type", "flag": "tie_word_embeddings",
+        "layers": "num_hidden_layers num_layers n_layer n_layers decoder_layers encoder_layers",
         "object": "text_config auto_map", "list": "layer_types",
     },
     ADAPTER_CONFIG: {

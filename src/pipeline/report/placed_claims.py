@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config import conf
 from pipeline.errors import suggest
+from pipeline.files import MOST_BYTES, refuse_special
 from pipeline.report.claims import FACT, Claim, read_claims
 from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
 from pipeline.report.questions import metrics_of, tasks_of
@@ -29,7 +30,7 @@ def claims_of(table: str) -> list[Claim]:
     claims = [
         item
         for path in files
-        for item in read_claims(path.read_text(encoding="utf-8"), path.name)
+        for item in read_claims(refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"), path.name)
         if item.table == table
     ]
     names = [claim.id for claim in claims]

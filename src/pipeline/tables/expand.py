@@ -6,6 +6,7 @@ Pure: words in, words out. Other modules build runs from the words, score them a
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from pipeline.tables.plan import (
     another_number,
     difference_of,
 )
-from pipeline.tables.run_specs import At, Reads, Specs
+from pipeline.tables.run_specs import MOST_COMBINATIONS, At, Reads, Specs
 from pipeline.tables.schema import Side, Table
 from pipeline.tables.words import Axes, Words, as_list
 
@@ -84,6 +85,9 @@ class Expansion:
         table, plan = self.table, self.table_plan
         rows = [(side, name, at) for side in table.rows for name, at in self.expand_names("row", side)]
         columns = [(side, name, at) for side in table.columns for name, at in self.expand_names("column", side)]
+        if len(rows) * len(columns) > MOST_COMBINATIONS:
+            problem = f"{len(rows):,} rows and {len(columns):,} columns have too many cells: give axes fewer values"
+            raise table.refuse("rows, columns", problem)
         plan.rows, plan.columns = self.check_unique("row", rows), self.check_unique("column", columns)
         for row, column in itertools.product(rows, columns):
             slot = Place(table, *row, *column)
@@ -133,8 +137,8 @@ class Expansion:
     def check_unique(self, kind: str, sides: list[tuple[Side, str, At]]) -> list[str]:
         """The names of rows or columns. Raises PipelineError for a repeated name."""
         names = [name for _, name, _ in sides]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise self.table.refuse(f"{kind} {name!r}", f"there are two {kind}s of that name")
         return names
 
@@ -181,6 +185,7 @@ class Expansion:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
             raise slot.refuse(problem)
         metric, pair, fact = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact"))
+        specs.refuse_many([*free, *best])
         points = specs.axis_combinations(free)
         items = [self.build_item(slot, run, {**at, **point}, best, scored, metric, pair) for point in points]
         for score in [score for item in items for reading in item.readings for score in reading.values()]:
@@ -326,6 +331,7 @@ class Expansion:
         key = " ".join(["best", "+".join(best), "of", run, *parts])
         if key not in self.table_plan.choices:
             pooled = [axis for axis in specs.axes if axis in own_axes and axis not in fixed and axis not in best]
+            specs.refuse_many([*best, *pooled])
             candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
             for candidate in specs.axis_combinations(best):
                 scores: list[ScoreRef] = []

@@ -23,6 +23,7 @@ from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
 from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.files import MOST_BYTES, refuse_special
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
@@ -49,7 +50,8 @@ def find_table(name: str) -> tuple[str, str]:
     if path.suffix == ".zip":
         raise PipelineError(f"table={name} is a report in one file: unzip it, and open its index.html")
     try:
-        return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
+        text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
+        return text, name if "/" in name or name.startswith(".") else path.name
     except UnicodeDecodeError as error:
         raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +20,7 @@ from pipeline.tables.words import Axes, Words, as_list
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
 OF_COMMAND = tuple(item.name for item in fields(Stage))  # tracking, launcher, runs_dir
+MOST_COMBINATIONS = 200_000  # of the values of the axes of one cell
 OF_COLUMNS = re.compile(r"expert\.sources\..*\.(prompt|completion)")  # whose {names} are columns of rows, not axes
 
 
@@ -192,8 +194,16 @@ class Specs:
             self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
 
+    def refuse_many(self, axes: Collection[str]) -> None:
+        """Raise PipelineError if axes have more than MOST_COMBINATIONS combinations of values."""
+        count = math.prod(len(self.axes[axis]) for axis in axes)
+        if count > MOST_COMBINATIONS:
+            problem = f"they have {count:,} combinations of values, more than {MOST_COMBINATIONS:,}: give fewer values"
+            raise self.table.refuse(f"axes {', '.join(axes)}", problem)
+
     def axis_combinations(self, axes: Iterable[str]) -> Iterator[At]:
         names = list(axes)
+        self.refuse_many(names)
         for values in itertools.product(*(self.axes[name] for name in names)):
             yield dict(zip(names, values, strict=True))
 
