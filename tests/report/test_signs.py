@@ -38,3 +38,11 @@ def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path)
     text = summary_text(results, headline_sentences(results.contrasts), [])
     assert "40.0†‡" in text and "‡: significantly better than base (Holm" in text
     assert "Exploratory, with intervals and no test: 1 difference in other places." in text and "+30.0" not in text
+
+
+def test_names_bring_no_escapes_of_a_terminal_into_files(tmp_path: Path) -> None:
+    """`cat summary.txt` shows what is written: names come from other people's logs and studies."""
+    cells = [CellResult("\x1b]0;title\x07swap", "sw\x1b[2J", 40.0, task="mgsm")]
+    write_report(results_of(cells), tmp_path)
+    for name in ("summary.txt", "cells.csv", "cells.md", "results.csv"):
+        assert not {"\x1b", "\x07"} & {*(tmp_path / name).read_text(encoding="utf-8")}, name

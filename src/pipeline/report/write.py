@@ -23,6 +23,7 @@ from pipeline.report.page import page
 from pipeline.report.render.cells import cell_lines, cells_markdown, summary_text
 from pipeline.report.render.sheets import lines_csv
 from pipeline.report.render.tidy import tidy_rows
+from pipeline.text import printable
 
 
 def write_report(results: Results, folder: Path) -> Path:
@@ -54,5 +55,6 @@ def write_report(results: Results, folder: Path) -> Path:
             (folder / name).unlink(missing_ok=True)  # from an earlier report
     (folder / "answers.parquet").write_bytes(results.parquet)
     for name, text in written.items():
-        write_atomically(folder / name, text)
+        # names and answers may hold escapes of a terminal
+        write_atomically(folder / name, text if name == "index.html" else printable(text))
     return folder / "index.html"
