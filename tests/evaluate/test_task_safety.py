@@ -331,3 +331,9 @@ def test_a_linked_file_of_a_model_is_not_copied_into_a_merge(tmp_path: Path) -> 
     (blobs / "x").write_text("{}")
     (snapshot / "config.json").symlink_to("../../blobs/x")
     refuse_link_outside(snapshot / "config.json")
+
+
+def test_a_task_of_the_harness_that_evaluates_answers_as_python_is_refused() -> None:
+    """score_*_math gives answers to sympy's parse_expr, which calls eval."""
+    with pytest.raises(PipelineError, match="runs the model's programs without a sandbox"):
+        task_definitions(choice(asked("prompt_robustness_math_algebra", 0)), ["en"], None, Path("work"))

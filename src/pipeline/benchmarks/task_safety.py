@@ -63,8 +63,12 @@ def why_unsafe(file: Path, stock: Mapping[str, Any]) -> str | None:
 
 
 def runs_model_programs(file: Path) -> bool:
-    """Return True if a task, or a file that it includes, is marked as running the programs that a model writes."""
-    return any(body.get("unsafe_code") for _, body in chain_of(file))
+    """Return True if a task, or a file that it includes, runs programs that a model writes: it is marked as such, or its
+    functions evaluate answers as Python, as sympy's parse_expr does."""
+    files = list(chain_of(file))
+    modules = {module for path, _ in files for module in path.parent.glob("*.py")}
+    evaluates = any("parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules)
+    return evaluates or any(body.get("unsafe_code") for _, body in files)
 
 
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
