@@ -63,7 +63,7 @@ def why_unsafe(file: Path, stock: Mapping[str, Any]) -> str | None:
 
 
 def runs_model_programs(file: Path) -> bool:
-    """Return True if a task, or a file that it includes, runs programs that a model writes: it is marked as such, or its
+    """Return True if a task, or a file that it includes, runs programs that a model writes: it is marked so, or its
     functions evaluate answers as Python, as sympy's parse_expr does."""
     files = list(chain_of(file))
     modules = {module for path, _ in files for module in path.parent.glob("*.py")}
