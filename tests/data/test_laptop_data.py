@@ -43,6 +43,10 @@ def test_the_laptop_table_is_planned_on_what_the_script_writes(tmp_path: Path, m
     for file in ("gsm8k/test.jsonl", "gsm8k/train.jsonl", "mgsm/te/test.jsonl", "mgsm/sw/train.jsonl"):
         assert read(root / file) == read(real / file)
     assert {row["language"] for row in read(root / "aya/train.jsonl")} <= {"Telugu", "Swahili", "Bengali", "English"}
+    few = read(root / "aya/train.jsonl")  # Aya has more
+    more = [
+        row | {name: f"{number} {row[name]}" for name in ("inputs", "targets")} for row in few for number in range(400)
+    ]
+    repositories.jsonl(root / "aya/train.jsonl", more)
     words = ["every.model.path=package:data/sandbox_base", f"data_root={root}", f"runs_dir={tmp_path}/runs"]
-    words.append("every.data.allow_fewer=true")  # of the few rows that stand for Aya
     assert main(["stage=plan", "table=laptop_real", *words]) == 0

@@ -292,7 +292,7 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
         ({"rows": "conversation"}, "needs expert.sources.own.column"),
         ({"prompt": "{q}"}, "completion=None names no columns: give expert.sources.own.completion="),
         ({"prompt": "{q}", "completion": "plain"}, "completion='plain' names no columns"),
-        ({"language": "xx"}, "unknown language"),
+        ({"language": "Klingon"}, "unknown language"),
         ({"prompt": "{q}", "completion": "{a}", "candidates": 9}, "candidates is of streams: give"),
         ({"prompt": "{q", "completion": "{a}"}, "prompt='{q' names no columns"),
         ({"prompt": "{q.__class__}", "completion": "{a}"}, r"has no column q.__class__: it has q, a"),

@@ -281,16 +281,20 @@ def test_the_page_of_hostile_logs(copies: list[Path], tmp_path: Path) -> None:
         with changed(only_file(copy, "results_*.json")) as content:
             content["model_name"] = content["config"]["limit"] = f"{number} {evil}"
             for key in ("results", "configs", "versions", "n-shot"):
-                content[key]["../su.ms"] = content[key].pop("sums")
+                content[key]["..su.ms"] = content[key].pop("sums")
         file = only_file(copy, "samples_sums_2*.jsonl")
         write_lines(file, [row | {"target": evil, "resps": evil, "filter": evil} for row in lines_of(file)])
-        (copy / file.parent.name / "samples_..").mkdir()
-        file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_../su.ms"))
+        file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_..su.ms"))
     page = CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")).answer()
     html = page.read_text(encoding="utf-8")
     assert "<script>alert" not in html and "alert(1)" in html and "{{ 7*7 }}" in html
     assert html.count("</script>") == 3 and "\ud800" not in html
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.html")} == {"runs"}
+    with changed(only_file(copies[0], "results_*.json")) as content:
+        for key in ("results", "configs", "versions", "n-shot"):
+            content[key]["../su.ms"] = content[key].pop("..su.ms")
+    with pytest.raises(PipelineError, match="names a samples file in another folder"):
+        CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")).answer()
 
 
 WITHOUT = """

@@ -87,7 +87,7 @@ class Cards:
         hundred MB, so that it starts anew."""
         release_models()
         if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline.launch.worker", *sys.argv[1:]])
+            os.execv(sys.executable, [sys.executable, "-m", "pipeline.launch.worker", *sys.argv[1:]])
         fcntl.flock(self._cards[self.own], fcntl.LOCK_UN)
 
 

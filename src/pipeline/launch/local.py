@@ -176,13 +176,13 @@ class Local:
     def start(self, number: int) -> None:
         """Start a worker, in a session of its own."""
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
-        command = [sys.executable, "-P", "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
+        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
         self.workers[number] = subprocess.Popen(
             [*command, str(number)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
-            env={**os.environ, **visible},
+            env={**os.environ, **visible, "PYTHONSAFEPATH": "1"},  # no library from the working directory
         )
 
     def replace(self, number: int) -> None:
