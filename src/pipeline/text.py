@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 MARKUP = re.compile(r"[\\`*]|\](?=[(\[:])")  # a ] in brackets alone, as [47.8], makes no link
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,3 +63,12 @@ def shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield the texts in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(part)

@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.harness_tasks import READERS, FunctionName, chain_of, own_files
+from pipeline.config.harness_tasks import READERS, FunctionName, chain_of, names_of_rows, own_files
 from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
+from pipeline.text import strings_in
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name on the Hub, or an old name without an owner
 REMOTE = re.compile(r"(https?|hf|s3|gs)://(?!.*(::|file:)).*")  # a chain of addresses may end in a local file
@@ -74,12 +75,10 @@ def runs_model_programs(file: Path) -> bool:
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """The paths that a user-defined task reads its rows from outside of its folder, whose content identifies a run."""
     kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
-    named = kwargs.get("data_files") or []
     paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
     if source not in READERS and (Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)):
         paths.append(source)
-    for value in named.values() if isinstance(named, dict) else [named]:
-        paths += [value] if isinstance(value, str) else value
+    paths += names_of_rows(stock)
     for path in map(str, filter(None, paths)):
         place = Path(path).expanduser().resolve()
         if not REMOTE.fullmatch(path) and ("://" in path or folder not in (place / "x").parents):
@@ -98,12 +97,3 @@ def refuse_card(folder: Path) -> None:
         for name in strings_in(settings.get("configs") if isinstance(settings, dict) else None):
             if name.startswith(("/", "~")) or ".." in Path(name).parts or "://" in name:
                 raise PipelineError(f"{card} names rows outside of its folder ({name}): correct its configs")
-
-
-def strings_in(value: Any) -> Iterator[str]:
-    """Yield the texts in nested lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from strings_in(part)

@@ -17,6 +17,7 @@ from pipeline.data.lines import read_files
 from pipeline.data.load import example_of
 from pipeline.data.sources import is_wanted, language_column, source_columns
 from pipeline.errors import PipelineError
+from pipeline.text import strings_in
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
@@ -93,16 +94,8 @@ def load_tokenizer(tokenizer: Path) -> Any:
 
 
 def text_of(row: Any, columns: tuple[str, ...]) -> str:
-    return "\n".join(texts_in([row.get(column) for column in columns] if columns else row))
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """The texts of a cell: of a conversation its roles too, which stand for what a chat template adds to a turn."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(part)
+    """Return the texts of a row's cells: of a conversation its roles too, which stand for what a template adds."""
+    return "\n".join(strings_in([row.get(column) for column in columns] if columns else row))
 
 
 def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
