@@ -39,14 +39,9 @@ HERE = "tests/test_cuda_branches.py::"
 PROCESSES = "tests/train/test_processes.py::"
 MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
-CHECK = "tests/study/test_check.py::"
 DECODE = "tests/evaluate/test_decode.py::"
 EXCHANGED = "tests/study/test_rates.py::test_what_cards_exchange_by_hand"
 STAND_INS = {
-    "commands/check_lines.py::Checking.check_devices": StandIn(
-        CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
-    ),
-    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_what_is_wrong_leaves_out_what_needs_it", "sharing = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_local.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
@@ -105,16 +100,12 @@ STAND_INS = {
     ),
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
-    "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
     "evaluate/steps.py::Steps._record": "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::check_early": "no warning of bfloat16 where a card computes it; that of a CPU is tested",
     "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
-    "commands/check_lines.py::Checking.check_devices": 2,
-    "commands/check_lines.py::check_sum": 2,
-    "commands/check_processes.py::probe": 7,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,

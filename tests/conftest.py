@@ -71,7 +71,7 @@ def _has_browser() -> bool:
 SLOWEST = """
     stranger/test_documents.py train/test_checkpoints.py real_models/test_real_training.py
     study/test_rendered_tables.py real_models/test_real_evaluation.py train/test_shapes.py test_pipeline.py
-    evaluate/test_vllm.py train/test_processes.py study/test_check.py data/test_prefetch.py
+    evaluate/test_vllm.py train/test_processes.py data/test_prefetch.py
     report/test_null_studies.py real_models/test_real_merging.py test_knobs.py study/test_local.py
     evaluate/test_harness_tasks.py train/test_trainer.py train/test_stage.py test_extras.py config/test_hardware.py
     test_progress.py test_real.py train/test_simultaneous.py test_wheel.py

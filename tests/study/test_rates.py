@@ -66,7 +66,7 @@ def test_answers_take_as_long_as_was_measured(products: str, questions: int, row
 
 
 def test_rates_of_training_are_those_of_the_record() -> None:
-    """An H100 by stage=check, with its optimizer; an H200 by forward and backward passes alone."""
+    """An H100 by trainings with random weights, with its optimizer; an H200 by forward and backward passes alone."""
     (checked,) = (line["numbers"] for line in json.loads((BENCH / "check_h100_full.json").read_text())["lines"]
                   if line["name"] == "full")  # fmt: skip
     recipe = Sft(name="full", batch_size=4, weights="bfloat16", optimizer="adamw_8bit", gradient_checkpointing=True)

@@ -48,7 +48,9 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
 def trained_end(run: Run) -> str | None:
     """Return what stands before all answers of a training; None if its prompts are not the user's, or not here."""
     config = run.config
-    if not isinstance(config, TrainStage) or config.sft.template != "plain" or not has_own_prompts(config.expert):
+    if not isinstance(config, TrainStage) or config.stage == "cpt" or config.sft.template != "plain":
+        return None
+    if not has_own_prompts(config.expert):
         return None
     rows = known_rows(run)[0]
     end = os.path.commonprefix([row["prompt"][::-1] for row in rows])[::-1]

@@ -73,25 +73,20 @@ def chosen_options(typed_words: Sequence[str]) -> Tree:
 
 def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
-    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage. Those of stage=check
-    are keys of its trainings."""
-    options, groups = (
-        typed_in(typed_words),
-        {text: re.split(r"[.=]", text.lstrip("+"), maxsplit=1)[0] for text in typed_words},
-    )
+    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage."""
+    options = typed_in(typed_words)
     study = options.get("stage", "table")
-    if study == "check":
-        example = ["stage=sft", "expert=math"]
-        without: tuple[str, ...] = ("stage", study, "launcher", "runs_dir", "tracking")
-    else:
-        kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
-        if study not in ("plan", "prefetch") or kind is None or "table" in options:
-            return list(typed_words), None
-        example, without = [f"stage={kind}"], ("stage", study, "launcher")
-    of_program = [
-        text for text in typed_words if groups[text] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")
-    ]
-    return of_program, [*example, *(text for text in typed_words if groups[text] not in without)]
+    kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
+    if study not in ("plan", "prefetch") or kind is None or "table" in options:
+        return list(typed_words), None
+    of_program, of_run = [], [f"stage={kind}"]
+    for text in typed_words:
+        group = re.split(r"[.=]", text.lstrip("+"), maxsplit=1)[0]
+        if group in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking"):
+            of_program.append(text)
+        if group not in ("stage", study, "launcher"):
+            of_run.append(text)
+    return of_program, of_run
 
 
 def refuse_repeated(typed_words: Sequence[str]) -> None:

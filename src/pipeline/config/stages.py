@@ -293,24 +293,6 @@ class PrefetchStage(TableStage):
 
 
 @dataclass
-class Check(Knobs):
-    """What stage=check tries besides devices, merge and questions."""
-
-    # options of sft=; the first is also killed and resumed
-    methods: list[str] = knob(["full", "partial", "simultaneous", "lora"])
-
-
-@dataclass
-class CheckStage(Stage):
-    """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
-
-    groups = {HARDWARE: None}
-
-    check: Check = part(Check)
-    command: list[str] | None = None  # internal: keys of the trainings and the evaluation
-
-
-@dataclass
 class Status(Knobs):
     """Output of stage=status."""
 

@@ -12,7 +12,6 @@ from pipeline.config.compose import compose
 from pipeline.config.conf import register
 from pipeline.config.stages import (
     AnalyzeStage,
-    CheckStage,
     CleanStage,
     DataStage,
     EvalStage,
@@ -100,7 +99,6 @@ STUDY_STAGES = {
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.report:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
-    "check": Row(CheckStage, "pipeline.commands.check:check"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),
     "show": Row(ShowStage, "pipeline.commands.show:show_run"),
     "prefetch": Row(PrefetchStage, "pipeline.commands.prefetch:prefetch"),

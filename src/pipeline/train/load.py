@@ -145,7 +145,8 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = AutoConfig.for_model(vocab_size=len(tokenizer), **ids, **model.architecture)
+        settings = {"vocab_size": len(tokenizer), **ids, **model.architecture}
+        config = AutoConfig.for_model(**settings)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:

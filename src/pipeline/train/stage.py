@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import warnings
 from contextlib import nullcontext, redirect_stderr
@@ -69,14 +70,17 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     save.write_card(run, work)
     examples.write_rows(trainer.sets, tokenizer, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
+    dtypes = trained_dtypes(trainer)
+    # that torch reserved on this process' GPU; on a CPU, that the process had in memory
+    peak_bytes = torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
         "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(model.get_parameter(name).numel() for names in parts.values() for name in names),
         "step_tokens_per_second": round(progress.rate, 1),
-        # that torch reserved on this process' GPU; on a CPU, that the process had in memory
-        "process_peak_bytes": torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss,
-        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts,
+        "process_peak_bytes": peak_bytes, "peak_gigabytes": round(peak_bytes / 1e9, 2),
+        "dtypes": dtypes, "weight_bits": fewest_bits(dtypes["weights"]), "moment_bits": fewest_bits(dtypes["moments"]),
+        "truncated": truncated, **counts,
         **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
         **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
         **({"warnings": told} if told else {}),
@@ -113,6 +117,11 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     if sentence := examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"):
         warn(sentence)
     return cut
+
+
+def fewest_bits(dtypes: list[str]) -> int:
+    """Return the bits of the narrowest of these dtypes. torchao's OptimState8bit has 8."""
+    return min(int(re.sub(r"\D", "", name)) for name in dtypes)
 
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
