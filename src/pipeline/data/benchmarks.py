@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,13 @@ from pipeline.benchmarks.local_files import lines_of
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
-from pipeline.data.rows import read_jsonl
-from pipeline.data.sources import Row, words_of
+from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.hub.lock import Lock, part_of, read_lock
 from pipeline.hub.reach import force_offline
 from pipeline.languages import MGSM, language, shipped_languages
-from pipeline.runs.manifest import ROWS, read_manifest
+from pipeline.runs.manifest import read_manifest
 from pipeline.text import first_few
 
 if TYPE_CHECKING:
@@ -129,12 +128,16 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
     return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
 
 
-def dropping_marks(config: DataStage, sources: Iterable[Source], exact: Any, variants: Any) -> Any:
-    """The benchmarks that rows share an n-gram with (`Known.shared`) and for which one of the sources drops them."""
-    always = {name for source in sources for name in source.without or ()}
-    dropped = sum(1 << bit for bit, name in enumerate(SETS) if config.data.decontaminate == "drop" or name in always)
-    counts = any(fate_of_number_variants(config, source) == "drop" for source in sources)
-    return exact & dropped | variants * counts
+def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any) -> Any:
+    """Return the benchmarks, as bits, for which a source drops rows that share an n-gram (`Known.shared`)."""
+    dropped = 0
+    for bit, name in enumerate(SETS):
+        if config.data.decontaminate == "drop" or name in (source.without or ()):
+            dropped |= 1 << bit
+    marks = exact & dropped
+    if fate_of_number_variants(config, source) == "drop":
+        marks = marks | variants
+    return marks
 
 
 def compared_with(
@@ -170,47 +173,30 @@ def label_of(source: Source) -> str:
     return f"{source.hub} {part_of(source)}"
 
 
-def contaminated_since(run: Run[DataStage]) -> str:
-    """A sentence where a finished training set has rows that would be dropped today: they share an n-gram with
-    benchmarks that were added or changed since it was built. Else empty, and its manifest records these, too.
-
-    The source of a row is not recorded: if sources differ in what is dropped, a row counts that any of them would drop.
-    """
-    config, manifest, lock = run.config, read_manifest(run.folder), read_lock(run.runs_dir)
+def uncompared_benchmarks(run: Run[DataStage]) -> str:
+    """Return a sentence if benchmarks were added or changed since a finished training set was built; otherwise ""."""
+    config, manifest = run.config, read_manifest(run.folder)
     data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
     if manifest is None or "benchmarks" not in manifest.facts or keeps_items_apart(config, data_root):
         return ""
-    recorded, root, scored = manifest.facts["benchmarks"], folder_of(config, data_root), scored_sets(config)
-    pins = compared_with(root, lock, config.expert.languages, scored)
-    new = {name: pin for name, pin in pins.items() if pin and recorded.get(name) != pin}
-    if not new:
+    recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
+    pins = compared_with(folder_of(config, data_root), lock, config.expert.languages, scored_sets(config))
+    later = [name for name, pin in pins.items() if pin and recorded.get(name) != pin]
+    if not later:
         return ""
-    sources = list(config.expert.sources.values())
-    known = benchmark_ngrams(config.data.ngram, root, lock, config.expert.languages, new, scored)
-    found = list[str]()
-    for name in ROWS:
-        marks = dropping_marks(config, sources, *known.shared(list(map(words_of, read_jsonl(run.folder / name)))))
-        found += [f"{name} line {row + 1}" for row in marks.nonzero()[0]]
-    if found:
-        lines, files = ", ".join(first_few(found, 5)), ", ".join(first_few([*new], 3))
-        return (
-            f"{run.name} has {len(found)} rows ({lines}) that share {config.data.ngram} words in a row "
-            f"with {files}, which came after it was built: rebuild it by stage=data "
-            f"with its keys (stage=show run={run.name} lists them) and redo=true, and its experts by the same command "
-            "as before; or remove these files"
-        )
-    with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
-        read = {name: pin for name, pin in new.items() if name not in known.unread}
-        replace(manifest, facts={**manifest.facts, "benchmarks": recorded | read}).write(run.folder)
-    return ""
+    return (
+        f"The rows of {run.name} were not compared with {', '.join(first_few(later, 3))}, which came after they were "
+        f"drawn. To compare them, build the set again: stage=data with its keys (stage=show run={run.name} lists them) "
+        "and redo=true."
+    )
 
 
 def benchmark_ngrams(
-    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (), only: Container[str] | None = None,
+    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (),
     scored: Mapping[str, str] | None = None,
 ) -> Known:  # fmt: skip
-    """The n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`). only: of these files or sets
-    alone. scored: as `scored_sets` gives them.
+    """The n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`). scored: as `scored_sets`
+    gives them.
 
     Raises:
         PipelineError: a file that is broken, or a benchmark that the Hub does not give and shipped rows need.
@@ -219,8 +205,8 @@ def benchmark_ngrams(
 
     unread: list[str] = []
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
-    of_files = of_file_texts(root, only, scored or {})
-    on_hub = of_hub(lock, languages, only, scored, unread) if root is None else iter(())
+    of_files = of_file_texts(root, scored or {})
+    on_hub = of_hub(lock, languages, scored, unread) if root is None else iter(())
     for name, text in chain(of_files, on_hub):
         texts_by_name.setdefault(name, []).append(text)
     own = [text for name, texts in texts_by_name.items() if name not in BENCHMARKS for text in texts]
@@ -241,12 +227,8 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def of_file_texts(
-    root: Path | None, only: Container[str] | None, scored: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
+def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for label, (name, path) in files_compared(root, scored).items():
-        if only is not None and label not in only:
-            continue
         most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
         for number, line in lines_of(path)[:most]:
             try:
@@ -259,14 +241,11 @@ def of_file_texts(
 
 
 def of_hub(
-    lock: Lock | None, languages: Iterable[str], only: Container[str] | None, scored: Mapping[str, str] | None,
-    unread: list[str],
-) -> Iterator[tuple[str, str]]:  # fmt: skip
+    lock: Lock | None, languages: Iterable[str], scored: Mapping[str, str] | None, unread: list[str]
+) -> Iterator[tuple[str, str]]:
     """Yield (benchmark, text) of the sets on the Hub. Sets that `scored` names may be unreadable: see `unread`."""
     with ExitStack() as offline:
         for name, source in hub_sources(languages, scored):
-            if only is not None and label_of(source) not in only:
-                continue
             label = f"{name} ({source.hub_config}), which training rows are compared with"
             try:
                 source, files = lock.source(source) if lock else (source, None)

@@ -147,7 +147,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
             "short_copies": count(own["short"]),
             "shared": {benchmark: number for benchmark, number in shared.items() if number},
         }
-        usable &= dropping_marks(config, [source], rows["marks"], rows["variants"]) == 0
+        usable &= dropping_marks(config, source, rows["marks"], rows["variants"]) == 0
         if config.data.word_problems == "drop":
             usable &= ~rows["math"]
         rows_by_source[name] = np.flatnonzero(usable).tolist()

@@ -24,7 +24,7 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
-from pipeline.data.benchmarks import contaminated_since
+from pipeline.data.benchmarks import uncompared_benchmarks
 from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
@@ -46,6 +46,7 @@ from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint, is_adapter
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.models.skeleton import check_shapes
+from pipeline.progress import warn
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Folder, Parent, Run
 from pipeline.stages.evaluation import is_bundle
@@ -61,18 +62,18 @@ Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
-    """One sentence per finished training set of these runs with rows that share text with a benchmark added since, or
-    that sft.seq_length leaves without a loss, and one where trainings need a library that is not installed, or adapters
-    on matrices that their base does not have.
+    """Return one sentence for each training that cannot run: rows without a loss, a library that is not installed,
+    adapters on matrices that its base does not have. Warn of benchmarks that came after a training set was built.
 
     remaining: the hashes of the runs that are not finished.
     """
+    problems: dict[str, None] = {}
+    for run in runs:
+        if isinstance(run.config, DataStage) and run.hash not in remaining:
+            sentence = uncompared_benchmarks(run)
+            if sentence:
+                warn(sentence)
     unfinished = [run for run in runs if run.hash in remaining]
-    problems = {
-        problem: None
-        for run in runs
-        if isinstance(run.config, DataStage) and run.hash not in remaining and (problem := contaminated_since(run))
-    }
     for run in unfinished:
         if isinstance(run.config, TrainStage):
             try:
