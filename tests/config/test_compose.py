@@ -89,7 +89,7 @@ SOUP = "stage=merge merge=soup "
 SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
-    "stage=xyz": "stage=xyz is not an option: there are analyze, check, clean, compare, cpt, data, eval,",
+    "stage=xyz": "stage=xyz is not an option: there are analyze, clean, compare, cpt, data, eval,",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of afrimgsm, belebele_0shot,",

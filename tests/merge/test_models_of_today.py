@@ -65,7 +65,8 @@ def test_experts_that_differ_in_positions_alone_are_merged(base: str, kept: int,
     merged = Path(done.out.strip())
     assert json.loads((merged / "config.json").read_text())["max_position_embeddings"] == kept
     assert f"max_position_embeddings={kept}: the sources have 0 64, 1" in done.err
-    assert f"max_position_embeddings={kept}" in (merged / "README.md").read_text()
+    manifest = json.loads((merged / "manifest.json").read_text())
+    assert f"max_position_embeddings={kept}" in manifest["facts"]["note"]
 
 
 def test_rotary_embeddings_that_depend_on_positions_must_be_alike(call: Call) -> None:

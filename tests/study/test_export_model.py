@@ -72,13 +72,8 @@ def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: 
     files = [file for one in of_scores if (file := runs_dir / one.name / "scores.json").is_file()]
     rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     mgsm = next(row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm"))
-    told_of = [one for one in card.data.eval_results if mgsm["task"] in one.metric_name]
-    assert told_of and {one.dataset_config for one in told_of} >= {mgsm["language"]}
-    primary = next(one for one in told_of if one.dataset_config == mgsm["language"])
-    assert primary.metric_value == pytest.approx(100 * mgsm["value"], abs=0.01)
-    args = {"num_fewshot": mgsm["num_fewshot"], "limit": 3, "max_gen_toks": 4, "dtype": "float32"}
-    assert primary.metric_args == args
-    assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
+    lines = [line for line in card.text.splitlines() if f"{mgsm['task']} " in line and f"| {mgsm['language']} " in line]
+    assert any(f"{100 * mgsm['value']:.1f}" in line and "limit=3" in line for line in lines)
 
 
 def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path) -> None:
@@ -88,16 +83,14 @@ def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math
     make_run(*asked, *ways[2], "eval.exemplars=random")
     export(math_expert, status=0)
     card = ModelCard.load(tmp_path / "out/README.md")
-    first = {shots: 100 * json.loads(file.read_text())["rows"][0]["value"] for shots, file in scores.items()}
-    found = {(one.metric_args["num_fewshot"], one.metric_args.get("exemplars")): one for one in card.data.eval_results}
-    assert found.keys() == {(2, None), (0, None), (2, "random")}
-    for shots, value in first.items():
-        one = found[shots, None]
-        assert one.metric_value == pytest.approx(value) and f"{shots}-shot" in one.metric_name
-        assert one.metric_args["limit"] == 20
-    lines = [line for line in card.text.splitlines() if "mgsm_direct 2-shot" in line]
-    assert len(lines) == 2 and sum("exemplars=random" in line for line in lines) == 1
-    assert all(" to " in line for line in lines) and "with 95 % intervals" in card.text
+    lines = [line for line in card.text.splitlines() if "mgsm_direct " in line]
+    for shots, file in scores.items():
+        value = 100 * json.loads(file.read_text())["rows"][0]["value"]
+        assert any(f"mgsm_direct {shots}-shot" in line and f"{value:.1f}" in line for line in lines), lines
+    two_shot = [line for line in lines if "mgsm_direct 2-shot" in line]
+    assert len(two_shot) == 2 and sum("exemplars=random" in line for line in two_shot) == 1
+    assert all("limit=20" in line and " to " in line for line in lines)
+    assert "with 95 % intervals" in card.text
 
 
 def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Path) -> None:
@@ -123,7 +116,6 @@ def test_added_adapter(export: Call, make_run: Make, world: Path, base: Path, tm
 
     start = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.learning_rate=1e-2"]
     lora = make_run("stage=sft", *start, "expert=math", "sft=lora", "recipe=sandbox_math", *FEW)
-    assert "PeftModel" in (lora / "README.md").read_text()
     export(lora, status=0)
     out, text = tmp_path / "out", "2 + 3 = ?"
     assert not (out / "adapter_config.json").exists()
@@ -182,16 +174,14 @@ def test_experts_of_the_hub_have_ids(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, **_: str(folders[name] / file))
     words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
     merged = make_run("stage=merge", *words)
-    card = ModelCard.load(merged / "README.md")
-    assert card.data.base_model == ["org/math", "org/language"]
-    assert card.data.to_dict()["base_model_relation"] == "merge" and card.data.license is None
-
     asked = ["stage=export", f"checkpoint={merged}", f"export.to={tmp_path}/out", f"runs_dir={tmp_path}/runs"]
     told = call(*asked)
     assert told.status == 1 and "different licences (math: mit, language: apache-2.0)" in told.err
     assert "export.licence=NAME" in told.err and not (tmp_path / "out").exists()
     told = call(*asked, "export.licence=apache-2.0", status=0)
-    assert ModelCard.load(tmp_path / "out/README.md").data.license == "apache-2.0"
+    card = ModelCard.load(tmp_path / "out/README.md")
+    assert card.data.license == "apache-2.0" and card.data.base_model == ["org/math", "org/language"]
+    assert card.data.to_dict()["base_model_relation"] == "merge"
 
 
 def test_a_snapshot_and_a_selection_too(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path) -> None:
@@ -207,7 +197,7 @@ def test_a_snapshot_and_a_selection_too(export: Call, make_run: Make, world: Pat
     ):  # fmt: skip
         export(checkpoint, to=tmp_path / checkpoint, status=0)
         assert digest_tensors(tmp_path / checkpoint) == digest_tensors(weights)
-        assert "`expert=math`" in (tmp_path / checkpoint / "README.md").read_text()
+        assert "`expert=math sft=full`" in (tmp_path / checkpoint / "README.md").read_text()
     assert digest_tensors(training / "snapshots/step-1") != digest_tensors(training)
 
 

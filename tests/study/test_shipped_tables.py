@@ -27,7 +27,7 @@ def test_each_table_of_both_papers_is_there() -> None:
     wanted = {f"layer_swapping_{table}" for table in LAYER_SWAPPING} | {
         f"unreasonable_{table}" for table in UNREASONABLE
     }
-    wanted |= {"calibrate", "calibrate_steps", "sandbox_layer_swapping", "sandbox_unreasonable"}
+    wanted |= {"calibrate", "calibrate_steps", "node_check", "sandbox_layer_swapping", "sandbox_unreasonable"}
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke", "layer_swapping_sw", "unreasonable_lora_sw"}
     assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 

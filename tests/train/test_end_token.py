@@ -45,7 +45,8 @@ def test_the_end_of_a_response_is_named_trained_on_and_saved(words: list[str], c
     assert [settings["eos_token_id"] for settings in saved] == [end, end] and tokenizer.eos_token_id == end
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert all(end in row["labels"] for row in rows)
-    assert "sft.eos_token | <\\|im_end\\|>" in (folder / "README.md").read_text()  # not masked as a credential
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["config"]["sft"]["eos_token"] == "<|im_end|>"  # not masked as a credential
 
 
 def test_a_token_that_the_tokenizer_lacks_is_found_by_the_plan(words: list[str], call: Call) -> None:

@@ -12,16 +12,23 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.benchmarks import find_benchmark
+from pipeline.commands.model_card import (
+    CARD,
+    Origin,
+    data_section,
+    describe_run,
+    origin_of,
+    relation_of,
+    render_card,
+)  # fmt: skip
 from pipeline.config.extensions import EXPORTS, outside_core
 from pipeline.config.knob import format_value
 from pipeline.config.stages import ExportStage
-from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.evaluate.shown_scores import percent_factor, primary_of, score_line
+from pipeline.evaluate.shown_scores import primary_of, score_line
 from pipeline.files import fingerprints
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import open_source
@@ -35,15 +42,11 @@ from pipeline.models.skeleton import check_shapes
 from pipeline.progress import say, warn
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
-from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import build
 from pipeline.text import markdown_table
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 HUB = "hub:"
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -218,10 +221,9 @@ def without_paths(value: Any) -> Any:
 def card_text(
     name: str, model: Parent, origin: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
 ) -> str:
-    """The run's model card, with the rounding error of the cast and the model's scores."""
+    """Return the model card: how the model was made, the rounding error of the cast, and the model's scores."""
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
-    body = body_of(model, runs_dir) if manifest else None
-    sections = [body or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(origin)}"]
+    sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
     if rounding := describe_cast(merge, config):
         say(rounding)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
@@ -237,9 +239,8 @@ def card_text(
         sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")
     stage, config_of = (manifest.stage, manifest.config) if manifest else ("", {})
     tags = [stage, (config_of.get("merge") or {}).get("method"), (config_of.get("sft") or {}).get("name")]
-    results = [to_eval_result(row, evaluation) for row, evaluation in scored]
     return render_card(
-        name, "\n".join(sections), origin, tags=[str(tag) for tag in tags if tag], licence=licence, results=results,
+        name, "\n".join(sections), origin, tags=[str(tag) for tag in tags if tag], licence=licence,
         relation="adapter" if merge.adapter else relation_of(origin, stage == "merge"),
     )  # fmt: skip
 
@@ -269,22 +270,3 @@ def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manife
             rows, _ = read_scores(runs_dir / name / "scores.json")
             scores += [(row, evaluation) for row in primary_of(rows) if row.value is not None]
     return scores
-
-
-def to_eval_result(row: ScoreRow, evaluation: Manifest) -> EvalResult:
-    """A score as an entry of the Hub's model-index; without a repository where the questions were local files."""
-    from huggingface_hub import EvalResult
-
-    hub_names = {name: source.hub for name, source in hub_sources()}
-    benchmark = find_benchmark(row.task)
-    task, title = (benchmark.name, benchmark.title) if benchmark else (row.task, row.task)
-    assert row.value is not None
-    request = evaluation.config
-    return EvalResult(
-        task_type="text-generation", dataset_name=f"{title} ({row.where})",
-        dataset_type=(None if request.get("data_root") else hub_names.get(task)) or task, dataset_config=row.where,
-        dataset_split=request["eval"].get("split", "test"),
-        metric_args={"num_fewshot": row.num_fewshot} | settings_of(evaluation),  # a set has one `args` for all scores
-        metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
-        metric_value=round(row.value * percent_factor(row.metric), 2),
-    )  # fmt: skip

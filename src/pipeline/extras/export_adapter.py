@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.commands.export_model import base_given
+from pipeline.commands.model_card import find_ancestors
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source, with_uniform_rank
@@ -14,7 +15,6 @@ from pipeline.merge.merge import Merging, open_merge, why_dense
 from pipeline.merge.methods.soup import Soup
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.model_card import find_ancestors
 from pipeline.runs.run import Parent
 
 

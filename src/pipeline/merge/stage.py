@@ -1,9 +1,8 @@
-"""The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
+"""The merge stage: open the parents, state the plan, write the merged checkpoint."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,8 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import known_digests, verify_sources, weights_key
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.summary import plan_text, recipe_text
+from pipeline.merge.summary import plan_text
 from pipeline.models.checkpoint import weights_root
-from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
-from pipeline.runs.model_card import render_card as model_card
 from pipeline.runs.run import decided_beyond_knobs
 
 if TYPE_CHECKING:
@@ -25,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
+    """The merge stage: open the parents, state the plan, write the merged checkpoint."""
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
     plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
     if merge.note:
         plan += f"\n{merge.note}"
     print(plan, file=sys.stderr)
-    write_card(run, merge, plan, work)
     known = known_digests(merge, Path(run.config.runs_dir))
     key = weights_key(merge, known)
     verify_sources(merge, run.config.threads)
     digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
-    facts = measure_merge(merge, key, run.config.threads)
+    facts: dict[str, Any] = {**measure_merge(merge, key, run.config.threads)}
     done = merge.described(run.config.partition)
+    facts |= {"note": merge.note} if merge.note else {}
     return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
@@ -54,17 +51,6 @@ def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, fl
     for name, value in facts.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
     return facts
-
-
-def write_card(run: Run[MergeStage], merge: Merging, plan: str, work: Path) -> None:
-    """The model card: the settings, the plan and the parents."""
-    config = run.config
-    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
-    recipe = recipe_text(merge.config, merge.described(config.partition), plan, config.partition)
-    body = f"{recipe}\n{data_section(made_of)}"
-    relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
-    text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
-    (work / CARD).write_text(text, encoding="utf-8")
 
 
 def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:

@@ -1,8 +1,7 @@
-"""A merge in words, before it is made: the plan as a table, on the terminal, and as the card of what was merged."""
+"""The plan of a merge as a table for the terminal."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections import defaultdict
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import TOWER, anatomy
-from pipeline.text import markdown_table
 
 if TYPE_CHECKING:
     from pipeline.config.merging import Merge
-    from pipeline.config.training import Partition
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
@@ -59,13 +56,3 @@ def plan_text(
     given = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
     sizes = ", ".join(f"{count / 1e6:,.1f} MB {done}" for done, count in size.items())
     return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
-
-
-def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None) -> str:
-    """Section of a merge's model card: what it does, the settings that were read, and the plan with the parents."""
-    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
-    settings = {f"merge.{key}": getattr(config, key) for key in knobs}
-    settings |= {"package": config.package or None, "partition": partition.name if partition else None}
-    rows = [(key, str(value)) for key, value in settings.items() if value is not None]
-    heading = [f"# A merge by {config.method}", "", f"{described[:1].upper()}{described[1:]}.", ""]
-    return "\n".join([*heading, *markdown_table(("setting", "value"), rows), "", "```text", plan, "```", ""])

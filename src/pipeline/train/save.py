@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.config.knob import format_value
-from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.merge.write import make_readable
 from pipeline.models.checkpoint import digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.skeleton import build_skeleton
-from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
-from pipeline.runs.run import Run, flatten_dict
-from pipeline.text import markdown_table
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,25 +63,3 @@ def check_headers(folder: Path, saved: Tensors) -> None:
         raise PipelineError(f"{folder} and the adapter in training differ in {min(apart)}: report this")
     if stored != held:
         raise PipelineError(f"{folder} holds {stored}, and the model in training {held}: report this")
-
-
-def write_card(run: Run[TrainStage], folder: Path) -> None:
-    """The model card: settings that differ from this program's defaults, parents by name, without paths, and sets."""
-    config, decided = run.config, run.decided_by["config"]
-    made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
-    base = run.parents["model"].name if "model" in run.parents else "random weights"
-    chosen = [(key, format_value(value)) for key, value in sorted(flatten_dict(decided).items()) if key != "stage"]
-    lines = [
-        f"# {run.label}",
-        "",
-        f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "All other settings are at their defaults.",
-        "",
-        *markdown_table(("setting", "value"), chosen),
-        "",
-        data_section(made_of),
-    ]
-    tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
-    relation = "finetune" if config.sft.adapter == "none" else "adapter"
-    card = render_card(run.name, "\n".join(lines), made_of, tags=tags, relation=relation)
-    (folder / CARD).write_text(card, encoding="utf-8")

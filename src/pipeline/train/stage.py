@@ -67,7 +67,6 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         weights = save_to(work)
     if progress is None:
         return {}
-    save.write_card(run, work)
     examples.write_rows(trainer.sets, tokenizer, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     dtypes = trained_dtypes(trainer)

@@ -1,7 +1,6 @@
-"""The model card written next to weights: a model's bases and data sets, as the Hub's metadata and as text.
+"""The model card of an export: how a model was made, its bases and its data sets, as metadata of the Hub and as text.
 
-Everything comes from manifests and the licences on the cards of external models, so that a card is the same wherever
-and whenever it is written. It holds names, never paths.
+Everything comes from manifests and from the licences on the cards of external models. A card holds names, never paths.
 """
 
 from __future__ import annotations
@@ -11,23 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.config.knob import format_value
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.models import read_metadata
 from pipeline.languages import language
 from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import Ancestor, Manifest, home_of, read_manifest
-from pipeline.runs.run import External, Parent
+from pipeline.runs.manifest import Ancestor, Manifest, read_manifest
+from pipeline.runs.run import External, Parent, flatten_dict
 from pipeline.text import markdown_table
 
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
 CARD = "README.md"
-LOAD = "## Load it"
 NO_MODEL = ("data", "data_root")  # roles of parents
 
 
@@ -161,11 +157,12 @@ def render_card(
     tags: Sequence[str],
     relation: str,
     licence: str | None = None,
-    results: Sequence[EvalResult] = (),
 ) -> str:
-    """The text of a README.md: metadata, the given body, how to load the model.
+    """Return the text of a README.md: metadata, the given body, how to load the model.
 
-    name: the argument for from_pretrained. relation: to the bases, in the Hub's terms: finetune, adapter, merge.
+    Args:
+        name: the argument for from_pretrained.
+        relation: to the bases, in the Hub's terms: finetune, adapter or merge.
     """
     from huggingface_hub import ModelCardData
 
@@ -179,10 +176,47 @@ def render_card(
         library_name="peft" if relation == "adapter" else "transformers",
         pipeline_tag="text-generation",
         tags=list(tags),
-        eval_results=list(results) or None,
-        model_name=name if results else None,
     )
     return f"---\n{data.to_yaml()}\n---\n\n{body.rstrip()}\n\n{loading_section(name, made_of, relation)}"
+
+
+def describe_run(model: Parent, runs_dir: Path) -> str:
+    """Return how a finished run was made, as Markdown; of a selection, how the chosen model was made.
+
+    Settings are listed that differ from this program's defaults.
+    """
+    manifest = read_manifest(model.folder)
+    if manifest and manifest.stage == "select":
+        selected = selected_model(manifest, runs_dir)
+        return describe_run(selected, runs_dir) if selected else ""
+    if manifest is None:
+        return f"The weights of {model.name}."
+    parents = ", ".join(f"{role} = {parent.name}" for role, parent in manifest.parents.items() if role not in NO_MODEL)
+    settings = flatten_dict(manifest.decided_by["config"])
+    rows = [(key, format_value(value)) for key, value in sorted(settings.items())]
+    if manifest.stage == "merge":
+        heading = f"Merged from {parents}."
+    else:
+        names = {key: manifest.config[key]["name"] for key in ("expert", "sft")}
+        heading = f"Trained from {parents or 'random weights'} with `expert={names['expert']} sft={names['sft']}`."
+    lines = [heading, "", *markdown_table(("setting", "value"), rows), ""]
+    if manifest.stage == "merge":
+        done = str(manifest.facts["merge"])
+        lines += [
+            f"{done[:1].upper()}{done[1:]}.",
+            "",
+            *markdown_table(("where", "what", "weights"), plan_rows(manifest)),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Return where, what and the weights of each part of a merge."""
+    rows = []
+    for row in manifest.facts["plan"]:
+        weights = " + ".join(f"{weight:g} {source}" for source, weight in row["weights"].items())
+        rows.append((row["where"], row["what"], row.get("formula", weights)))
+    return rows
 
 
 def relation_of(made_of: Origin, merged: bool) -> str:
@@ -214,18 +248,4 @@ def loading_section(name: str, made_of: Origin, relation: str) -> str:
         ]
         lines += [f'model = PeftModel.from_pretrained(base, "{name}")']
     lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
-    return "\n".join([LOAD, "", "```python", *lines, "```"]) + "\n"
-
-
-def body_of(model: Parent, runs_dir: Path) -> str | None:
-    """The text of a run's card between its metadata and how to load it; for a snapshot its training's, for a selection
-    that of the model it chose. None where there is no card."""
-    manifest = read_manifest(model.folder)
-    if manifest and manifest.stage == "select":
-        selected = selected_model(manifest, runs_dir)
-        return body_of(selected, runs_dir) if selected else None
-    card = home_of(model.folder) / CARD
-    if not card.is_file():
-        return None
-    text = card.read_text(encoding="utf-8")
-    return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).partition(LOAD)[0].strip() + "\n"
+    return "\n".join(["## Load it", "", "```python", *lines, "```"]) + "\n"

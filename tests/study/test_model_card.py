@@ -6,9 +6,9 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
+from pipeline.commands.model_card import Origin, origin_from_config, render_card
 from pipeline.config.compose import compose
 from pipeline.runs.find import find_run
-from pipeline.runs.model_card import Origin, origin_from_config, render_card
 
 
 def asked(*words: str) -> dict[str, Any]:
