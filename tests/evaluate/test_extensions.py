@@ -85,7 +85,6 @@ def test_an_elementwise_method(
         assert torch.equal(tensor, (base[name].float() + larger).bfloat16()), name
     manifest = read_manifest(folder)
     assert manifest and manifest.decided_by["packages"] == {"largest": "example-largest 1.0"}
-    assert "| package | example-largest 1.0 |" in (folder / "README.md").read_text()
 
 
 def test_a_method_with_a_knob(
@@ -187,12 +186,6 @@ class Mine(TaskVectors):
     def change(self, vectors, name, start):
         return vectors[0]
 """
-BENCHMARK = """
-from pipeline.benchmarks.benchmark import Benchmark
-def define(ask):
-    return [ask.folder / 3]
-Mine = Benchmark("broken", "Broken", "choice", "acc", define, lambda row: [], lambda code: [], 100, 5, choices=2)
-"""
 PLACE = "of package example-broken 0.9"
 
 
@@ -208,19 +201,11 @@ def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        (
-            "import numpy as np",
-            "import nonsense",
-            "example_broken:Mine raised ModuleNotFoundError: No module",
-        ),
-        ("class Mine", "class Yours", "raised AttributeError: .*Mine"),
+        ("import numpy as np", "import nonsense", "cannot be imported .ModuleNotFoundError: No module"),
+        ("class Mine", "class Yours", "cannot be imported .AttributeError: .*Mine"),
         ("(TaskVectors)", "", "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge"),
         ('"broken"', '"other"', 'Mine must have method: str = "broken"'),
-        ("vectors, name, start", "vectors", r"change\(self, vectors\) must take \(self, vectors, name, start\)"),
-        ("vectors[0]", "vectors[7]", r"change\(\) raised IndexError: .* \(example_broken.py, line 11\)"),
-        ("vectors[0]", "vectors[0][:1]", r"raised ValueError: non-broadcastable output operand with shape \(1,"),
         ("vectors[0]", "vectors[0].astype(np.float64)", "became float64 .*, not float32"),
-        ("vectors[0]", "None", "raised TypeError: unsupported operand .*'NoneType'"),
     ],
 )
 def test_a_broken_method_is_one_sentence_that_names_the_package(
@@ -235,16 +220,6 @@ def test_a_broken_method_is_one_sentence_that_names_the_package(
 
         make_single_run(compose(merge_words(models, *further)))  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
-
-
-def test_a_broken_benchmark_is_one_sentence_that_names_the_package(
-    install: Callable[[Path], None], tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    install(write_broken(tmp_path / "site", BENCHMARK, "benchmarks"))
-    words = ["stage=eval", "eval=mgsm_0shot", "eval.tasks=[{task: broken, num_fewshot: 0}]", f"checkpoint={tiny}"]
-    assert main([*words, f"data_root={tmp_path}", "languages=[sw]", f"runs_dir={tmp_path / 'runs'}"]) == 1
-    error = capfd.readouterr().err
-    assert f"benchmark broken {PLACE}: define() raised TypeError" in error and "Traceback" not in error
 
 
 def test_two_packages_with_one_name_are_refused(install: Callable[[Path], None], tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
-from pipeline.config.extensions import extensions, guarded
+from pipeline.config.extensions import extensions
 from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.errors import PipelineError, close_matches
 
@@ -55,10 +54,7 @@ def _of_package(task: str) -> Benchmark | None:
         raise PipelineError(f"{origin}: {extension.entry.value} is not a Benchmark with name={extension.name!r}")
     if task not in record.tasks:
         return None
-    functions: dict[str, Any] = {
-        name: guarded(getattr(record, name), f"{origin}: {name}()") for name in ("define", "texts", "sources")
-    }
-    return replace(record, package=extension.package, **functions)
+    return replace(record, package=extension.package)
 
 
 def benchmark_of(task: str) -> Benchmark:

@@ -97,8 +97,6 @@ def show_plan(config: PlanStage) -> str:
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
     know += empty_spbleu(planning)
-    know += [f"every.{key} does not reach: {', '.join(names)}, which override it"
-             for key, names in planning.plan.overriders.items()]  # fmt: skip
     overview = Overview(
         f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),

@@ -2,16 +2,13 @@
 of others, and of extras/ in this one.
 
 Names are read from the metadata of installed distributions; a package is imported when one of its names is used, and
-its errors become one sentence with its name.
+a failing import is an error with its name.
 """
 
 from __future__ import annotations
 
-import inspect
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,7 +40,13 @@ class Extension:
         file = Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
         if self.ours and not file.is_file():
             raise PipelineError(f"{self.name} is in {file}, which is not there: install {self.package} again")
-        return guarded(self.entry.load, f"{self.name} of package {self.package}: {self.entry.value}")()
+        try:
+            return self.entry.load()
+        except Exception as error:
+            raise PipelineError(
+                f"{self.name} of package {self.package} cannot be imported ({type(error).__name__}: {error}). "
+                "Report it to the package's authors."
+            ) from error
 
 
 @cache
@@ -81,11 +84,6 @@ def merge_method(name: str) -> type[Merge] | None:
     if not (isinstance(kind, type) and issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)):
         raise PipelineError(f"{origin}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge")
     check_method(kind, name, origin)
-    functions = {key: value for key, value in vars(kind).items() if inspect.isfunction(value)}
-    for key, function in functions.items():
-        if key == "__post_init__" or not key.startswith("__"):
-            _check_signature(kind, key, function, origin)
-            setattr(kind, key, guarded(function, f"{origin}: {key}()"))
     kind.package = "" if extension.ours else extension.package
     return kind
 
@@ -106,37 +104,3 @@ def stage_of_package(name: str) -> type[Stage] | None:
             "pipeline.config.stages.Stage with answer()"
         )
     return kind
-
-
-def _check_signature(kind: type, name: str, function: Callable[..., Any], origin: str) -> None:
-    """Raise PipelineError for a method that cannot be called as the one that it overrides."""
-    overridden = next((vars(base)[name] for base in kind.__mro__[1:] if inspect.isfunction(vars(base).get(name))), None)
-    if overridden is None:
-        return
-    expected = inspect.signature(overridden)
-    try:
-        inspect.signature(function).bind(*expected.parameters)
-    except TypeError as error:
-        signature_text = ", ".join(inspect.signature(function).parameters)
-        raise PipelineError(
-            f"{origin}: {name}({signature_text}) must take ({', '.join(expected.parameters)})"
-        ) from error
-
-
-def guarded(function: Callable[..., Any], origin: str) -> Callable[..., Any]:
-    """The function with its exceptions as PipelineError, which name the place in the package; but those of the disk and
-    of memory."""
-
-    @wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            return function(*arguments, **keywords)
-        except (PipelineError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            where = f"{Path(last.filename).name}, line {last.lineno}"
-            raise PipelineError(f"{origin} raised {reason} ({where}): report it to the package's authors") from error
-
-    return call

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.config.extensions import guarded
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
@@ -220,7 +219,7 @@ class Merging:
         if not package:
             return method.formula(name)
         place = f"merge={self.config.method} of package {package}"
-        computed = guarded(guarded(method.formula, place)(name), place)
+        computed = method.formula(name)
         columns = arrays.matrix(self.layout.info(name).shape)[1]
 
         def checked(start: int, stop: int) -> np.ndarray:

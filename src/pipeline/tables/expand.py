@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -79,7 +78,6 @@ class Expansion:
         self.table_plan = TablePlan(table, self.specs.made)
         self.every = {key: value for key, value in table.every.items() if self.specs.read_by_eval(key)}
         self.scores: dict[ScoreRef, None] = {}  # a set that keeps its order
-        self.done: set[tuple[int, str, str]] = set()  # (a side, its word, an axis) with effect on a cell
 
     def build_plan(self) -> TablePlan:
         table, plan = self.table, self.table_plan
@@ -93,9 +91,8 @@ class Expansion:
             slot = Place(table, *row, *column)
             if slot.meet and self.has_cell(row[0], column[0], column[1]):
                 self.add_cell(slot)
-        self.refuse_idle()
         plan.scores = list(self.scores)
-        plan.overriders, plan.notes = self.find_overriders(), self.specs.notes
+        plan.notes = self.specs.notes
         for cell in [cell for cell in plan.cells.values() if cell.of]:
             if any((row, cell.column) not in plan.cells for row in cell.of):
                 del plan.cells[cell.row, cell.column]
@@ -177,7 +174,6 @@ class Expansion:
         best = tuple(axis for axis in specs.axes if axis in slot.best and axis in of_run and axis not in at)
         free = [axis for axis in specs.axes if axis in own_axes and axis not in at and axis not in best]
         reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in slot.reduce)
-        self.mark_used(slot, own_axes | set(self.axes_named_by(slot, slot.words.get("run"))), best)
         reduced = {axis for _, axes in reduce for axis in axes}
         if pooled := tuple(axis for axis in self.table.pooled if axis in free and axis not in reduced):
             reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
@@ -301,8 +297,6 @@ class Expansion:
             if settings.get(key) is None:
                 raise slot.refuse(f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill_placeholders(settings.pop("in"), at)
-        for key in self.every:
-            (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
         filled = {key: self.specs.fill_placeholders(value, at) for key, value in {**self.every, **settings}.items()}
         return ScoreWords(sorted(filled.items())), list(map(str, as_list(languages)))
 
@@ -360,45 +354,3 @@ class Expansion:
         key = " ".join([choice.key, "for", *controlled, *(f"{axis}={at[axis]}" for axis in own_axes)])
         self.table_plan.chosen.setdefault(key, Chosen(key, choice.key, models))
         return key
-
-    # ------------------------------------------------------------------------------------------ words that do nothing
-
-    def find_overriders(self) -> dict[str, list[str]]:
-        """every.KEY of the command line -> the runs that override it. Raises PipelineError if it reaches no run."""
-        planned = {SCORES, *(spec.run for spec in self.specs.made.values())}
-        overriders = {}
-        for key in self.table.override_keys:
-            names = [name for name in dict.fromkeys(self.specs.overriding_runs[key]) if name in planned]
-            if not self.specs.defaulted_runs[key] & planned:
-                hint = f"of {', '.join(names)}, which override it" if names else "that is planned"
-                raise self.table.refuse("every", f"{key} reaches no run {hint}: leave it out, or change the table")
-            if names:
-                overriders[key] = names
-        return overriders
-
-    def mark_used(self, slot: Place, own_axes: set[str], best: Axes) -> None:
-        """Record which settings of axes had an effect on this cell."""
-        for side in slot.sides:
-            for word, axes in axis_settings(side):
-                used = set(best) if word == "best" else own_axes | set(best)
-                self.done.update((id(side), word, axis) for axis in axes if axis in used)
-
-    def refuse_idle(self) -> None:
-        table = self.table
-        sides = [("row", side) for side in table.rows] + [("column", side) for side in table.columns]
-        for kind, side in [*sides, ("score", table.score)]:
-            for word, axes in axis_settings(side):
-                for axis in axes:
-                    if (id(side), word, axis) not in self.done:
-                        setting = f"{axis}={side.at[axis]}" if word == "at" else f"{word} names {axis}"
-                        raise table.refuse(f"{kind} {side.name!r}", f"{setting}, and no run in it has that axis")
-        for axis in table.axes:
-            if axis not in self.specs.used and axis not in table.inherited:
-                raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
-
-
-def axis_settings(side: Side) -> Iterator[tuple[str, Axes]]:
-    """(word, axes) of a row's or column's settings whose axes its runs must have; a mean of one number is harmless."""
-    yield "at", tuple(side.at)
-    yield "best", side.best
-    yield "each", side.each

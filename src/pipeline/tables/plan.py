@@ -132,7 +132,6 @@ class TablePlan:
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
     controls: list[tuple[str, str]] = field(default_factory=list)  # (merge, its control), as in compare
     unprinted: list[Published] = field(default_factory=list)  # rows and columns that a published table lacks
-    overriders: dict[str, list[str]] = field(default_factory=dict)  # every.KEY of the command line -> runs that set it
     notes: list[str] = field(default_factory=list)  # what is to be known of `every`
     trainings: dict[str, frozenset[str]] = field(default_factory=dict)  # model -> the trainings in it, once asked for
 

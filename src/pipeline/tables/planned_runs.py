@@ -19,7 +19,6 @@ import yaml
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.compose import stage_of, with_hardware
-from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
 from pipeline.evaluate.records import ScoreRow, read_scores
@@ -98,9 +97,6 @@ class Planning:
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
     _composed: dict[Any, tuple[EvalStage, dict[str, Parent]]] = field(default_factory=dict)
     _winners: dict[str, Candidate] = field(default_factory=dict)
-    _read: dict[str, str] = field(
-        default_factory=dict
-    )  # knob that the table sets -> "", or what would make a run read it
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
@@ -123,7 +119,6 @@ class Planning:
             scoring = self.scoring()
         for run in scoring:
             runs.setdefault(run.hash, run)
-        self.refuse_idle()
         targets = list(runs.values())
         tell_scored([*order_runs(targets), *self.waiting_evaluations()])
         return targets
@@ -135,15 +130,6 @@ class Planning:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
         return list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
-
-    def refuse_idle(self) -> None:
-        """Raise Refused for a knob that the table sets itself and none of its runs reads, as far as all are known."""
-        self.waiting_evaluations()  # which read knobs, too
-        if self.problems:
-            return
-        for key, remedy in self._read.items():
-            if remedy and key not in self.plan.table.inherited:
-                raise self.refuse_place("", f"{key} is read with {remedy} alone, as in none of its runs: leave it out")
 
     def waiting_scores(self) -> list[ScoreRef]:
         """The scores of models whose choice is still open."""
@@ -317,9 +303,6 @@ class Planning:
         except PipelineError as error:
             raise self.refuse_place(where, str(error)) from error
         assert isinstance(config, RunStage)
-        idle = unread_knobs(config, knobs)
-        for key in knobs:
-            self._read[key] = self._read.get(key, idle[key]) if key in idle else ""
         return replace(config, runs_dir=self.config.runs_dir, tracking=self.config.tracking, group=self.plan.table.name)
 
 

@@ -60,12 +60,8 @@ class Specs:
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.reads = table, reads
         self.axes = table.axes
-        self.used: set[str] = set()  # the axes that something names
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, Axes] = {}
-        # key of `every` -> the runs that it applies to, and those that override it
-        self.defaulted_runs: dict[str, set[str]] = {key: set() for key in table.every}
-        self.overriding_runs: dict[str, list[str]] = {key: [] for key in table.every}
         self.notes: list[str] = []  # what is to be known of `every`
         mistakes = Mistakes()
         for row in table.runs.values():
@@ -95,11 +91,6 @@ class Specs:
             unread -= settings.keys()
             settings = {key: value for key, value in settings.items() if name not in ancestors.get(key, ())}
             specs[name] = TableRun(name, row.kind, {**settings, **row.words})
-            for key in settings:
-                if key in row.words:
-                    self.overriding_runs[key].append(name)
-                else:
-                    self.defaulted_runs[key].add(name)
             if row.kind == "base" and "model" not in settings:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         for key in sorted(unread):
@@ -179,7 +170,6 @@ class Specs:
                     )
                     raise self.table.refuse(where, problem)
                 axes += self.axes_named_by(where, settings[axis_key])
-        self.used.update(axes)
         return axes
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:

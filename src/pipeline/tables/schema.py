@@ -138,7 +138,6 @@ class Table:
     family: tuple[str, ...] = ()
     baselines: Words = field(default_factory=dict)  # name -> sign
     pooled: Axes = ()  # axes that each cell is the mean of where it says nothing else
-    override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
     def refuse(self, where: str, problem: str) -> PipelineError:
@@ -172,8 +171,7 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
     # a machine is also of the plan and the jobs of a table without trainings
-    override_keys = tuple(key for key in every if key in settings and key != HARDWARE)
-    return replace(table, override_keys=override_keys, inherited=frozenset({*shared, HARDWARE}))
+    return replace(table, inherited=frozenset({*shared, HARDWARE}))
 
 
 def refuse_consent(raw: Words, file: str) -> None:
