@@ -53,8 +53,6 @@ class Benchmark:
     measures: tuple[str, ...] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
     # metric -> the task whose first measure is subtracted from that of this task, question by question
     differences: Mapping[str, str] = field(default_factory=dict)
-    # (task, amount): an expert whose first measure on this task is more than this below the base's has lost the skill
-    lost_skill: tuple[str, float] | None = None
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
     # of rows that are parts of a question: the column that numbers the questions, by which eval.limit counts, and how

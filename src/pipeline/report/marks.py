@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure, primary_metric
+from pipeline.benchmarks import chance_of, is_measure, primary_metric
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
@@ -18,38 +18,20 @@ Marks = dict[str, dict[str, list[str]]]  # problem -> row -> the places and size
 
 
 def suspicious_scores(results: Results) -> Marks:
-    """Marks on suspicious scores.
-
-    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
-    that has lost the base's skill.
-    """
+    """Return the marks on suspicious scores: exactly 0, at chance, mostly unparsed, cut off, or in the wrong script."""
     marks: Marks = {}
-    by_text: dict[tuple, dict[str, list[str]]] = {}
     visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
-
-    def mark(problem: str, row: str, detail: str) -> None:
-        marks.setdefault(problem, {}).setdefault(row, []).append(detail)
-
     for source in score_rows_of(results.cells):
         cell, score, row = source
         if (cell.row, *source.place) in visited:
             continue
         visited.add((cell.row, *source.place))
-        where = [row.where] if row.where not in cell.column.split() else []
-        location = ", ".join([cell.column, *where, *(f"{axis} {value}" for axis, value in score.at.items())])
-        run_answers = results.answers.get(source.place, Answers())
-        for problem, detail in _marks(row, run_answers):
-            mark(problem, cell.row, f"{location}: {detail}")
-        if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
-            question_set = (row.task, row.where, row.num_fewshot, run_answers.text)
-            by_text.setdefault(question_set, {}).setdefault(cell.row, []).append(location)
-    for cell, lost in damaged_experts(results):
-        mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
-    for same in by_text.values():
-        for name, locations in same.items() if len(same) > 1 else ():
-            same_rows = ", ".join(row_name for row_name in same if row_name != name)
-            for location in locations:
-                mark("identical", name, f"{location}: each answer is that of {same_rows}")
+        location = [cell.column]
+        if row.where not in cell.column.split():
+            location.append(row.where)
+        location += [f"{axis} {value}" for axis, value in score.at.items()]
+        for problem, detail in _marks(row, results.answers.get(source.place, Answers())):
+            marks.setdefault(problem, {}).setdefault(cell.row, []).append(f"{', '.join(location)}: {detail}")
     return marks
 
 
@@ -60,28 +42,6 @@ def mark_lines(marks: Marks) -> list[str]:
         row, details = next(iter(rows.items()))
         lines.append(f"{pluralize(sum(map(len, rows.values())), 'score')} {mark}: {row}, {details[0]}")
     return lines
-
-
-def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
-    """Each expert that has lost the base's skill, and by how much: merges of it measure its damage, not its language.
-
-    It does worse than the base even without a question's text (`Benchmark.lost_skill`), or it has lost more than half
-    of what the base has above guessing, and their intervals do not overlap.
-    """
-    bases = {(cell.column, cell.task): cell for cell in results.cells if cell.role == "base"}
-    for cell in results.cells:
-        base = bases.get((cell.column, cell.task))
-        if cell.role != "expert" or base is None or cell.value is None or base.value is None:
-            continue
-        lost, chance = base.value - cell.value, chance_in(cell, results.answers)
-        if is_measure(cell.metric):
-            benchmark = find_benchmark(cell.task)
-            task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
-            if cell.task == task and lost > most_lost:
-                yield cell, f"{lost:.1f} bits below the base, where {most_lost:g} is allowed"
-        elif chance and lost > (base.value - 100 * chance) / 2 and (cell.high or 0) < (base.low or 0):
-            level = f"the base has {base.value:.1f} and guessing gives {100 * chance:.0f}"
-            yield cell, f"{cell.value:.1f} of 100, where {level}"
 
 
 def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:

@@ -46,8 +46,7 @@ class Answers:
 
     file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference, translation); groups:
     doc_id -> passage, of tasks that have them; chance: the share of right answers by guessing among stored options;
-    text: hash of all responses, 0 if there are none; first: the first
-    questions, as the page shows them.
+    first: the first questions, as the page shows them.
     """
 
     file: str = ""
@@ -56,7 +55,6 @@ class Answers:
     cut_off: int = 0
     chance: float | None = None
     strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
-    text: int = 0
     first: list[list[Any]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
@@ -165,7 +163,6 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         chance=chance_by_options(samples),
         strange=in_another_script(task, language, responses),
-        text=hash((*responses, *(str(sample["doc_id"]) for sample in samples))) if any(responses) else 0,
         first=list(map(page_item, samples[:keep])),
     )
     for sample in samples:
