@@ -60,7 +60,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     folder = write_eval(runs / "e", [score("mgsm", 0.5, 3, "qac")], {"mgsm.qac": lines})
     (runs / "d").mkdir()
     run = RunResult(
-        "e", "eval", folder, HOSTILE, stale=HOSTILE, unlike=[HOSTILE], model=HOSTILE, reason=HOSTILE,
+        "e", "eval", folder, HOSTILE, stale=HOSTILE, model=HOSTILE, reason=HOSTILE,
         parents={"javascript:window.hit=7": "d"}, config={HOSTILE: HOSTILE},
     )  # fmt: skip
     data = RunResult("d", "data", runs / "d", HOSTILE)

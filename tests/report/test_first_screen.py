@@ -11,10 +11,10 @@ from small_runs import a_run
 from test_page import Page
 
 from pipeline.report import figures
-from pipeline.report.collect import describe_other_bases, differences
+from pipeline.report.collect import describe_other_bases
 from pipeline.report.compare import correct_contrasts, headline_sentences
 from pipeline.report.contrasts import measured_detectable
-from pipeline.report.load.contents import CellResult, Results, RunResult
+from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.stored import first_failure
@@ -107,15 +107,6 @@ def test_the_primary_comparison_is_told_in_each_language() -> None:
     places = [re.search(r"in “([^”]+)”", sentence) for sentence in told]
     assert [place[1] for place in places if place] == ["mgsm te", "mgsm sw"]
     assert told[-1].startswith("None of the 2 other differences is significant")
-
-
-def test_a_training_set_is_not_unlike_for_want_of_a_device() -> None:
-    usual = {"torch": "2.12"}
-    for stage, expected in (("data", []), ("eval", ["device unknown, most cpu"])):
-        typical = RunResult("a", stage, Path(), versions=usual, machine={"device": "cpu"})
-        assert differences(RunResult("b", stage, Path(), versions=usual), typical) == expected
-    other = RunResult("b", "data", Path(), versions={"torch": "2.13"})
-    assert differences(other, RunResult("a", "data", Path(), versions=usual)) == ["torch 2.13, most 2.12"]
 
 
 def test_a_failure_is_that_of_the_first_run() -> None:

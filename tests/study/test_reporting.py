@@ -174,29 +174,25 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
         assert secret not in text, secret
 
 
-def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
-    """One evaluation's answers are edited, one was made with other threads, one's parent was made again."""
+def test_stale_cells_are_marked(home: Path, call: Call) -> None:
+    """One evaluation's answers are edited, and another evaluation's parent was made again."""
     evaluations = sorted(home.glob("runs/eval-mgsm_0shot-*"))
-    edited, unlike = (next(one for one in evaluations if kind in one.name) for kind in ("sandbox_text", "layer_swap"))
+    edited = next(one for one in evaluations if "sandbox_text" in one.name)
     samples = next(edited.glob("samples/*.jsonl"))
     samples.write_text(samples.read_text().replace('"correct": false', '"correct": true '))
-    kept = json.loads((unlike / MANIFEST).read_text())
-    (unlike / MANIFEST).write_text(json.dumps(kept | {"machine": {"device": "cpu", "threads": 64}}))
     training = next(home.glob("runs/math-full-s1-*"))
     log = json.loads((training / MANIFEST).read_text())
     log["facts"]["weights"] = {"root": "sha256:another"}
     (training / MANIFEST).write_text(json.dumps(log))
     text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
     assert f"stale: {samples.relative_to(edited)} differs" in text
-    assert "threads 64, most 2" in text
     assert f"its checkpoint {training.name} was recomputed with other contents" in text
     rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))
     stale = {row["run"] for row in rows if row["stale"]}
     assert (
         edited.name not in {row["run"] for row in rows} and f"{edited.name}: {samples.relative_to(edited)} is" in text
     )
-    assert stale and unlike.name not in stale - {unlike.name}
-    assert {row["run"] for row in rows if row["unlike"]} == {unlike.name}
+    assert 0 < len(stale) < len({row["run"] for row in rows})
 
 
 def edited(text: str) -> str:

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,9 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     measured = mark_gains(mark_best(plan, stored, measured), contrasts, table.baselines)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, failed, reasons)
-    typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
+    first_evaluation = next(
+        (run for run in run_results if run.stage == "eval" and run.finished), RunResult("", "eval", Path())
+    )
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
@@ -57,8 +58,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         failed={name: without_private(reason) for name, reason in failed.items() if first[name] == name},
         missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
         git=git_state(),
-        machine=dict(sorted(typical.machine.items())),
-        versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
+        machine=dict(sorted(first_evaluation.machine.items())),
+        versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(first_evaluation.versions.items()))},
         computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),
         contrasts=contrasts, declared=bool(plan.compare),
         primary=table.primary, baselines=table.baselines, verdicts=judge_claims(plan, stored),
@@ -128,9 +129,7 @@ def describe_runs(
         if run.hash in reasons and name not in failed:
             missing[name] = reason = without_private(f"not made ({reasons[run.hash]})")
         results.append(RunResult(name, run.config.stage, run.folder, run.label, False, without_private(reason)))
-    typical = typical_runs(results)
-    marked = (replace(run, unlike=differences(run, typical[run.stage])) if run.finished else run for run in results)
-    return list(marked), missing
+    return results, missing
 
 
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
@@ -171,23 +170,3 @@ def format_knob_value(value: Any) -> Any:
     if isinstance(value, int | float | bool) or value is None:
         return value
     return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
-
-
-def typical_runs(runs: Iterable[RunResult]) -> dict[str, RunResult]:
-    """Stage -> the first of its finished runs that has the versions and the machine of most of them."""
-    alike: dict[str, dict[str, list[RunResult]]] = {}
-    for run in filter(lambda run: run.finished, runs):
-        environment = json.dumps([run.versions, run.machine], sort_keys=True)
-        alike.setdefault(run.stage, {}).setdefault(environment, []).append(run)
-    return {stage: max(groups.values(), key=len)[0] for stage, groups in alike.items()}
-
-
-def differences(run: RunResult, typical: RunResult) -> list[str]:
-    """A run's differences from most runs of its stage: device, threads, versions. A training set is made without a
-    device, which is recorded where torch was loaded for something else."""
-    settings, usual_settings = ({**run_result.versions, **run_result.machine} for run_result in (run, typical))
-    names = settings.keys() & usual_settings.keys() if run.stage == "data" else settings.keys() | usual_settings.keys()
-    return [
-        f"{name} {settings.get(name, 'unknown')}, most {usual_settings.get(name, 'unknown')}"
-        for name in sorted(names) if settings.get(name) != usual_settings.get(name)
-    ]  # fmt: skip

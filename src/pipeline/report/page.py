@@ -34,10 +34,7 @@ MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answe
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
 INTERVAL = "Below a number: its 95 % confidence interval over questions."
-UNLIKE = (
-    "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
-    "those of a parent, have changed since it was computed."
-)
+STALE = "⟲ stale: its files, or those of a parent, have changed since it was computed."
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 
@@ -59,16 +56,13 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
-    differences = by_message(
-        (reason, run.name)
-        for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
-    )  # fmt: skip
+    stale = by_message((run.stale, run.name) for run in results.runs if run.stale)
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
     verdicts = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
         legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results, PAPER)
-        + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
+        + [STALE] * any(run.stale for run in results.runs),
         bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
         choices=choice_lines(results),
         reasons={title: group_reasons(results, name)
@@ -79,7 +73,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
         ],
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
         counts=", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS if word in verdicts),
-        run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
+        run_of={run.name: run for run in results.runs}, marks=marks, stale=stale, warnings=warnings,
         chart=chart, first=first, detectable=detectable, lines=lines, maps=maps,
         answered=answered, bundle=data_tables() if answered else {},
         facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),

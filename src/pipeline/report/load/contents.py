@@ -24,8 +24,7 @@ class RunResult:
 
     `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from;
     `merge`: what the merge that it scored does, in the layers of its model;
-    `unlike`: differences from most runs of its stage; `warnings`: its warnings; `stale`: why its files may have changed
-    since; `reason`: why it is missing.
+    `warnings`: its warnings; `stale`: why its files may have changed since; `reason`: why it is missing.
     """
 
     name: str
@@ -35,7 +34,6 @@ class RunResult:
     finished: bool = True
     reason: str = ""
     stale: str = ""
-    unlike: Sequence[str] = ()
     warnings: Sequence[str] = ()
     model: str = ""
     merge: str = ""

@@ -16,7 +16,7 @@ from pipeline.tables.schema import TRAININGS
 COLUMNS = (
     "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
     "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
-    "stale unlike"
+    "stale"
 ).split()
 PLACES = ("row", "column", "role", "seed")  # of the table's cells that show a run
 NOT_KNOBS = ("languages", "seed", "stage", "eval.name", "eval.tasks", "eval.split", "eval.dtype")  # other columns
@@ -48,7 +48,7 @@ def tidy_rows(results: Results) -> str:
             **{key: "; ".join(map(str, values)) for key, values in cells_of.get(name, {}).items() if key in PLACES},
             **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
             "table": results.table, "run": name, "split": run.config.get("eval.split", "test"),
-            "dtype": evaluation.settings.get("dtype"), "unlike": "; ".join(run.unlike),
+            "dtype": evaluation.settings.get("dtype"),
             "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
         }  # fmt: skip
         for row in sorted(evaluation.rows, key=sort_key):
