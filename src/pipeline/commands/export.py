@@ -87,10 +87,7 @@ def export_table(config: ExportStage, to: str) -> Path:
     if form != "archive":
         write_atomically(file, cells_text(results, form))
         return file
-    roots = [
-        str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".", Path.home()) if root
-    ]
-    return write_archive(results, conf.table_file(config.table).read_text(encoding="utf-8"), file, roots)
+    return write_archive(results, conf.table_file(config.table).read_text(encoding="utf-8"), file)
 
 
 def cells_text(results: Results, form: str) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.metrics import finite_or_none
+from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.answers import read_samples, text_of
-from pipeline.report.private import without_private
 from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -311,5 +311,5 @@ def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, value in flatten_dict(dict(settings)).items():
         if value not in (None, {}, []) and not name.startswith(NO_SETTING) and not SECRET.search(name):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-            texts[name] = one_line(without_private(text)) or repr(text)
+            texts[name] = one_line(without_credentials(text)) or repr(text)
     return texts

@@ -14,9 +14,8 @@ from pipeline.config.stages import TrainStage
 from pipeline.papers import published as papers
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.private import without_private
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
-from pipeline.report.stored import VALIDATIONS, NoScore, StoredAnswers
+from pipeline.report.stored import VALIDATIONS, NoScore, StoredAnswers, page_text
 from pipeline.runs.run import Run, parent_runs
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning, primary_value
@@ -55,7 +54,7 @@ def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None 
     try:
         value = float(stored.value(cell))
     except NoScore as error:
-        return replace(result, n=0, missing=without_private(str(error)))
+        return replace(result, n=0, missing=page_text(str(error), stored.table.config.runs_dir))
     is_chosen = cell.fact is None and not is_plain_mean(stored.table.plan, cell)
     estimate, low, high = estimate_interval(stored, cell, is_chosen) or (value, None, None)
     maximum = value if is_chosen else None

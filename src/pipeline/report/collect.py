@@ -17,9 +17,8 @@ from pipeline.report.contrasts import compared_pairs, mark_best, mark_gains, mea
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
-from pipeline.report.private import without_private
 from pipeline.report.report_state import overrides_of
-from pipeline.report.stored import StoredAnswers, first_failure
+from pipeline.report.stored import StoredAnswers, first_failure, page_text
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
@@ -35,7 +34,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     """The results of a table as the report reads them. failed: name -> reason, for failed runs; reasons: those of
     `reasons_unfinished` for its runs, if already known.
     """
-    table, plan = planning.plan.table, planning.plan
+    table, plan, runs_dir = planning.plan.table, planning.plan, planning.config.runs_dir
     targets = planning.targets()
     runs = order_runs(targets)
     stored = StoredAnswers(planning, failed)
@@ -55,7 +54,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
-        failed={name: without_private(reason) for name, reason in failed.items() if first[name] == name},
+        failed={name: page_text(reason, runs_dir) for name, reason in failed.items() if first[name] == name},
         missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
         git=git_state(),
         machine=dict(sorted(first_evaluation.machine.items())),
@@ -92,7 +91,7 @@ def describe_other_bases(runs: Iterable[Run]) -> list[str]:
         if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
     }  # fmt: skip
     return [
-        without_private(f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}.")
+        f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}."
         for name, adapter, base, address in sorted(pairs) if (named_base := another_base(adapter, address))
     ]  # fmt: skip
 
@@ -123,12 +122,14 @@ def describe_runs(
             manifest = read_manifest(run.folder)
         if manifest is not None:
             stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
-            results.append(finished_result(run, manifest, without_private(stale)))
+            results.append(finished_result(run, manifest, page_text(stale, run.folder.parent)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
         if run.hash in reasons and name not in failed:
-            missing[name] = reason = without_private(f"not made ({reasons[run.hash]})")
-        results.append(RunResult(name, run.config.stage, run.folder, run.label, False, without_private(reason)))
+            reason = f"not made ({reasons[run.hash]})"
+            missing[name] = page_text(reason, run.folder.parent)
+        reason = page_text(reason, run.folder.parent)
+        results.append(RunResult(name, run.config.stage, run.folder, run.label, False, reason))
     return results, missing
 
 
@@ -150,7 +151,7 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         merge=merge_text(run), parents=parents, config=config,
         seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
-        warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],
+        warnings=[page_text(warning, run.folder.parent) for warning in manifest.facts.get("warnings", [])],
     )  # fmt: skip
 
 
@@ -169,4 +170,5 @@ def format_knob_value(value: Any) -> Any:
     """A knob's value for readers; blank text, such as a separator, and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
-    return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
+    text = value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False)
+    return without_credentials(text)

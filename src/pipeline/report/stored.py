@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
@@ -17,6 +19,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
 from pipeline.report.expression import evaluate, scores_under
 from pipeline.report.load.answers import Answers, Place, Vector
@@ -36,6 +39,12 @@ Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 class NoScore(PipelineError):
     """A missing number, with the reason."""
+
+
+def page_text(text: str, runs_dir: str | Path) -> str:
+    """Return a message as the page shows it: without credentials, and with runs named relative to runs_dir."""
+    beginning = rf"(?<![\w./-]){re.escape(str(runs_dir))}/"
+    return re.sub(beginning, "", str(without_credentials(text)))
 
 
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
