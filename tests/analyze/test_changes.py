@@ -21,7 +21,7 @@ from pipeline.runs.manifest import Manifest
 def test_one_tensor_by_whole_tensors(models, axis):
     base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
     for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"):
-        each, pairs = tensor_changes(experts, base, name, [0.04, 0.042], axis)
+        each = tensor_changes(experts, base, name, [0.04, 0.042], axis)
         start = as_torch(base, name).float()
         vectors = [as_torch(one, name).float() - start for one in experts]
         for vector, limit, found in zip(vectors, [0.04, 0.042], each, strict=True):
@@ -31,16 +31,6 @@ def test_one_tensor_by_whole_tensors(models, axis):
             assert found.norm == pytest.approx(vector.norm().item(), rel=1e-5)
             assert found.relative == pytest.approx((vector.norm() / start.norm()).item(), rel=1e-5)
             assert found.same == pytest.approx((vector == 0).float().mean().item())
-        a, b = vectors
-        assert pairs[0, 1]["cosine"] == pytest.approx(
-            (a.flatten() @ b.flatten() / a.norm() / b.norm()).item(), rel=1e-4
-        )
-        assert pairs[0, 1]["sign_conflicts"] == pytest.approx((a * b < 0).float().mean().item())
-
-
-class Recorder:
-    def table(self, name, columns, rows):
-        self.columns, self.rows = columns, rows
 
 
 def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
@@ -61,33 +51,28 @@ def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
 
 def test_the_stage(models, tmp_path):
     run, work = run_of(models, tmp_path, "math", "language")
-    tracker = Recorder()
-    facts = make(run, work, tracker)
+    facts = make(run, work, None)
     assert [one["threshold"] for one in facts["experts"].values()] == [1.0e-5, 1.9e-5]
     rows = list(csv.DictReader((work / "delta.csv").read_text().splitlines()))
     names = Checkpoint.open(models["llama"][0]).names
-    assert len(rows) == len(tracker.rows) == 2 * len(names)
-    assert len(list(csv.DictReader((work / "pairs.csv").read_text().splitlines()))) == len(names)
+    assert len(rows) == 2 * len(names)
     one = next(row for row in rows if row["parameter"] == "model.layers.13.mlp.gate_proj.weight")
     assert (one["expert"], one["layer"], one["column"]) == ("math-0", "13", "feed_forward.w1")
-    relative = (work / "map.svg").read_text()
-    assert "norm of the change over the base" in relative and f"{float(one['relative']):.2g}" in relative
-    drawn = (work / "share.svg").read_text()
+    drawn = (work / "map.svg").read_text()
     for text in ("math-0", "language-1", "rows above 1e-05", "rows above 1.9e-05", "BF16", "adamw", "attention.wq"):
         assert text in drawn
-    assert (work / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tmp_path):
     run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw", "muon"))
     with pytest.raises(PipelineError, match="optimizer adamw, language-1 has muon: their maps are not comparable"):
-        make(run, work, Recorder())
+        make(run, work, None)
     run.config.analyze.compare_unlike = True
-    make(run, work, Recorder())
+    make(run, work, None)
     (tmp_path / "other").mkdir()
     run, work = run_of(models, tmp_path / "other", "none")
     with pytest.raises(PipelineError, match="give analyze.threshold"):
-        make(run, work, Recorder())
+        make(run, work, None)
 
 
 def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models, tmp_path):
@@ -101,7 +86,7 @@ def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models
         chosen = {"choice": {"checkpoint": f"{index}-{side}@2", "step": 2}}
         Manifest(folder.name, "0", {"stage": "select"}, chosen, config={"stage": "select"}).write(folder)
         run.parents[str(index)] = SimpleNamespace(folder=folder, name=folder.name)
-    facts = make(run, work, Recorder())["experts"]
+    facts = make(run, work, None)["experts"]
     assert [one["threshold"] for one in facts.values()] == [1.0e-5, 1.9e-5]
     assert [one["optimizer"] for one in facts.values()] == ["adamw_8bit"] * 2
     assert [one["name"] for one in facts.values()] == ["select-0", "select-1"]
@@ -113,11 +98,11 @@ def test_maps_are_drawn_from_their_values_alone():
     drawn = svg_of_maps([first, second], "a", "what changed")
     assert drawn == svg_of_maps([first, second], "a", "what changed")
     assert "math expert #1" in drawn and 'aria-label="what changed"' in drawn
-    holes = svg_of_maps([Map("t", ["a"], ["b", "c"], [[None, 3.0]])], "a", "x", None)
+    holes = svg_of_maps([Map("t", ["a"], ["b", "c"], [[None, 0.5]])], "a", "x")
     assert "–" in holes
 
 
-def test_the_papers_maps_are_drawn(tmp_path):
+def test_the_papers_maps_are_drawn():
     """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one scale."""
     maps = published_maps()
     assert [one.title.partition(":")[0] for one in maps] == [f"Figure {number}" for number in range(4, 10)]
@@ -125,8 +110,6 @@ def test_the_papers_maps_are_drawn(tmp_path):
     assert maps[0].values[0][:3] == [0.411865, 0.680908, 0.840820]
     drawn = svg_of_maps(maps, "published", "the published maps")
     assert drawn.count("0.932") >= 1 and all(one.title in drawn for one in maps)
-    svg_of_maps(maps[:1], "a", "x", png=tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     columns = [[sum(row[i] for row in one.values) for i in range(7)] for one in maps]
     assert all(
         max(sums[:4]) > max(sums[4:]) for sums in columns

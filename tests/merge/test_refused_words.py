@@ -1,13 +1,10 @@
 """Words of a merge that contradict each other, its experts, or arithmetic: one sentence before anything is read."""
 
-import csv
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.analyze.stage import make as make_analysis
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
@@ -41,19 +38,3 @@ def test_experts_on_the_wrong_sides(math_expert: Path, language_expert: Path) ->
     with pytest.raises(PipelineError, match=r"merge.math=.* names an expert for language: .*, or merge.sides=any$"):
         built(swapped)
     assert built(f"{right} merge.sides=any").hash == built(right).hash != built(f"{swapped} merge.sides=any").hash
-
-
-def test_pairs_of_an_analysis_are_by_the_place_of_a_role(
-    math_expert: Path, language_expert: Path, tmp_path: Path
-) -> None:
-    """Not by its name, which is a number only as the stage names them today."""
-    run = built(
-        f"stage=analyze checkpoint=[{math_expert},{language_expert}] runs_dir={math_expert.parent} "
-        "analyze.threshold=1e-5"
-    )
-    names = {"0": "math", "1": "language", "base": "base"}
-    run.parents = {names[role]: parent for role, parent in run.parents.items()}
-    make_analysis(run, tmp_path, SimpleNamespace(table=lambda *_: None))  # type: ignore[arg-type]
-    with open(tmp_path / "pairs.csv") as stream:
-        rows = list(csv.DictReader(stream))
-    assert rows and {(row["first"], row["second"]) for row in rows} == {(math_expert.name, language_expert.name)}

@@ -150,8 +150,7 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     assert [line[7] for line in shown] == [line["response"] for line in lines]
 
 
-def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
-    """The relative norm with two digits that count, on its own scale; the published share with three."""
+def test_maps_of_an_analysis_show_the_share_of_rows(one_language, reports):
     folder = one_language.runs[0].folder.parent / "analyze-1"
     folder.mkdir()
     (folder / "facts.json").write_text(json.dumps(
@@ -162,7 +161,7 @@ def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
     (folder / "delta.csv").write_text(head + "".join(lines) + "math-1,,norm,norm,0,0,0,nan,0\n")
     analysis = RunResult("analyze-1", "analyze", folder)
     page = Page(write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports))
-    for told in ("Changes by training", "1.5e-06", "3e-06", "0.250", "rows above 1e-05", "greener is larger"):
+    for told in ("Changes by training", "0.250", "rows above 1e-05"):
         assert told in page.text, told
     (folder / "delta.csv").write_text("nothing")
     with pytest.raises(PipelineError, match="delta.csv of analyze-1 cannot be read: rerun it with redo=true"):

@@ -1,4 +1,4 @@
-"""The analyze stage: what training changed, parameter by parameter, and where two experts agree.
+"""The analyze stage: what training changed, parameter by parameter.
 
 Streams a piece of a tensor at a time. A row is an input feature by default, as in the published maps
 (papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
@@ -6,7 +6,6 @@ Streams a piece of a tensor at a time. A row is an input feature by default, as 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +25,6 @@ COLUMNS = {  # a parameter of a layer -> its column in the published figures
 }  # fmt: skip
 
 
-Pairs = dict[tuple[int, int], dict[str, float]]  # places of two experts -> what they share
-
-
 @dataclass
 class Change:
     """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change is above."""
@@ -42,40 +38,33 @@ class Change:
 
 def tensor_changes(
     experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
-) -> tuple[list[Change], Pairs]:
-    """Change of one tensor in each expert, and for each pair of experts the cosine and the share of conflicting
-    entries.
-
-    A conflict is an entry that both moved, in opposite directions.
-    """
+) -> list[Change]:
+    """Return the change of one tensor in each expert."""
     count, length = rows_in(base, name, axis)
-    number, by_column = len(experts), are_columns(base, name, axis)
-    sums, same, size = np.zeros((number, count)), np.zeros(number), 0.0
-    dots, conflicts = np.zeros((2, number, number))
+    by_column = are_columns(base, name, axis)
+    sums = np.zeros((len(experts), count))
+    squares, same, base_square = np.zeros(len(experts)), np.zeros(len(experts)), 0.0
     for start, stop, origin, vectors in vector_pieces(experts, base, name):
-        size += squared_norm(origin)
-        for sums_of_expert, vector in zip(sums, vectors, strict=True):
-            add_to_rows(sums_of_expert, np.abs(vector), start, stop, by_column)
-        flat = np.reshape(vectors, (number, -1)).astype(np.float64)
-        signs = np.sign(flat)
-        same += (signs == 0).sum(axis=1)
-        dots += flat @ flat.T
-        conflicts += (np.abs(signs) @ np.abs(signs).T - signs @ signs.T) / 2
-    if not np.isfinite(dots).all():
+        base_square += squared_norm(origin)
+        for expert, vector in enumerate(vectors):
+            add_to_rows(sums[expert], np.abs(vector), start, stop, by_column)
+            squares[expert] += squared_norm(vector)
+            same[expert] += np.count_nonzero(vector == 0)
+    if not np.isfinite(squares).all():
         refuse_not_finite([base, *experts], [name])
-    means, norms, entries = sums / max(1, length), np.sqrt(np.diag(dots)), max(1, count * length)
-    above = means > np.reshape(limits, (-1, 1))
-    relative = norms / (math.sqrt(size) or math.nan)
-    measures = means.sum(axis=1) / max(1, count), above.sum(axis=1) / max(1, count), norms, relative, same / entries
-    norm_products = np.outer(norms, norms)
-    pairs = {
-        (a, b): {
-            "cosine": float(dots[a, b] / (norm_products[a, b] or math.nan)),
-            "sign_conflicts": float(conflicts[a, b] / entries),
-        }
-        for a, b in itertools.combinations(range(number), 2)
-    }
-    return [Change(*map(float, values)) for values in np.transpose(measures)], pairs
+    means, norms, entries = sums / max(1, length), np.sqrt(squares), max(1, count * length)
+    changes = []
+    for expert, limit in enumerate(limits):
+        changes.append(
+            Change(
+                mean=float(means[expert].sum()) / max(1, count),
+                share=float((means[expert] > limit).sum()) / max(1, count),
+                norm=float(norms[expert]),
+                relative=float(norms[expert]) / (math.sqrt(base_square) or math.nan),
+                same=float(same[expert]) / entries,
+            )
+        )
+    return changes
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data only."""
+"""Figures as SVG, in the colours of the report: the bytes depend on the data only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ COLOURS = {
 SVG: dict[str, Any] = {
     "format": "svg", "transparent": True, "metadata": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 }  # fmt: skip
-PNG: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pipeline",
@@ -68,18 +66,15 @@ def styled() -> Iterator[None]:
         yield
 
 
-def draw_svg(draw: Callable[[], Figure], name: str, label: str, png: Path | None = None) -> str:
-    """The drawing as SVG to be embedded in a page, with the page's CSS variables for colours; written as `png` too.
+def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
+    """Return the drawing as SVG to be embedded in a page, with the page's CSS variables for colours.
 
     name: the prefix of its ids; label: the text for screen readers.
     """
     stream = io.BytesIO()
     with styled(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
-        figure = draw()
-        figure.savefig(stream, **SVG)
-        if png:
-            figure.savefig(png, **PNG)
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts
+        draw().savefig(stream, **SVG)
     text = stream.getvalue().decode()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r'\bid="', f'id="{name}-', text)

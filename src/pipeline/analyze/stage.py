@@ -1,4 +1,4 @@
-"""The analyze stage: what training changed, parameter by parameter, and where two experts agree."""
+"""The analyze stage: what training changed, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import Change, Pairs, row_key, tensor_changes
+from pipeline.analyze.changes import Change, row_key, tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
-    `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
-    figure."""
+    """Write delta.csv and map.svg, the share of rows above each threshold as the paper's figures show it."""
     from pipeline.analyze.heatmaps import map_of, svg_of_maps
 
     config, of_base = run.config, run.parents["base"].folder
@@ -45,7 +43,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     names, limits = by_size(base), [fact["threshold"] for fact in facts.values()]
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
 
-        def measure(name: str) -> tuple[list[Change], Pairs]:
+        def measure(name: str) -> list[Change]:
             changes = tensor_changes(list(experts.values()), base, name, limits, config.analyze.axis)
             bar.update(base.info(name).nbytes)
             return changes
@@ -53,26 +51,14 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
     key_of_row = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
-        {"expert": label, **place, **vars(results[name][0][index])}
+        {"expert": label, **place, **vars(results[name][index])}
         for index, label in enumerate(labels)
         for name, place in key_of_row.items()
     ]
-    pairs = [
-        {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
-        for a, b in itertools.combinations(range(len(labels)), 2)
-        for name, place in key_of_row.items()
-    ]
-    for name, table in (("delta", rows), ("pairs", pairs)):
-        if table:
-            write_csv(work / f"{name}.csv", table)
-    for name, measured, label, scale in (
-        ("map", "relative", "change relative to the base", None), ("share", "share", "share of rows", (0.0, 1.0))
-    ):  # fmt: skip
-        maps = [map_of(fact, rows, measured) for fact in facts.values()]
-        drawn = svg_of_maps(maps, "delta", label, scale, work / f"{name}.png")
-        (work / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    write_csv(work / "delta.csv", rows)
+    maps = [map_of(fact, rows) for fact in facts.values()]
+    (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows"), encoding="utf-8")
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-    tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}
 
 

@@ -53,7 +53,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     of_place = [line for line in lines if line["column"] == column]
     first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
     detectable = measured_detectable(results.contrasts, results.seeds)
-    maps = [(svg, text) for change in maps_of(results) for svg, text in change]
+    maps = maps_of(results)
     shown = browsed(results.cells)
     answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
     stale = by_message((run.stale, run.name) for run in results.runs if run.stale)
@@ -136,7 +136,7 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     return lines
 
 
-def maps_of(results: Results) -> list[list[tuple[str, str]]]:
+def maps_of(results: Results) -> list[tuple[str, str]]:
     """(SVG, caption) of the analyses that are figures of the table, without those that cells show numbers of."""
     shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
     analyses = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in shown_runs]

@@ -308,7 +308,7 @@ def track_report(
                 names, *rows = csv.reader(stream)
             columns = [numbers_or_texts(column) for column in zip(*rows, strict=True)]
             tracker.table(path.stem, names, list(map(list, zip(*columns, strict=True))))
-        for path in sorted([*folder.glob("*.png"), *folder.glob("plots/*.svg"), *folder.glob("plots/*.png")]):
+        for path in sorted(folder.glob("plots/*.svg")):
             tracker.figure(path)
 
 
