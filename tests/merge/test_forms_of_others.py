@@ -16,20 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, open_source, with_uniform_rank, write_adapter
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
-from pipeline.merge.same_tokenizer import PROBES, _tokens_of
 from pipeline.models.alike import arithmetic_settings
-
-
-def test_truncation_and_padding_in_a_tokenizer_file_change_no_tokens(tmp_path: Path) -> None:
-    """transformers sets both on each call, whatever the file holds."""
-    from small_world.tokenizer import make_tokenizer
-
-    make_tokenizer().save_pretrained(tmp_path)
-    plain = _tokens_of(tmp_path)
-    file = json.loads((tmp_path / "tokenizer.json").read_text())
-    file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-    assert _tokens_of(tmp_path) == plain and len(plain) == len(PROBES)
 
 
 def test_a_key_that_is_absent_has_the_default_of_its_class() -> None:

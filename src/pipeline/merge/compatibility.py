@@ -1,25 +1,18 @@
-"""Checks of sources from headers and a few rows: other models, other tokenizers, experts of another base."""
+"""Check that sources fit each other: architecture, shapes, tokenizer and the base of adapters."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.formulas import refuse_not_finite, squared_norm, vector_pieces
 from pipeline.merge.same_tokenizer import same_tokenizer
 from pipeline.models.alike import POSITIONS, same_architecture
 from pipeline.models.anatomy import towers
 from pipeline.models.checkpoint import DTYPES, text_settings
-from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Parent
-from pipeline.runs.unchanged import content_digest
 
 
 def key_of(role: str) -> str:
@@ -31,7 +24,7 @@ def key_of(role: str) -> str:
 def check_sources(
     sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of, vocabulary: str | None = None
 ) -> None:
-    """Raise PipelineError for sources that do not fit, and for experts equal to the source `base`, or of another base.
+    """Raise PipelineError for sources whose tensors or tokenizers do not fit each other.
 
     vocabulary: see `same_tokenizer`.
     """
@@ -53,8 +46,8 @@ def check_sources(
         same_architecture(first, source, keys)
         if role in experts:
             same_tokenizer(first, source, keys, vocabulary)
-    for role, source in experts.items() if "base" in sources else ():
-        check_descent(source, sources["base"], key_for(role))
+        if "base" in sources and isinstance(source, Adapted):
+            refuse_another_base(source, sources["base"].folder, key_for(role))
 
 
 def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -94,40 +87,3 @@ def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
             f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}: merge experts of one "
             "base"
         )
-
-
-def check_descent(expert: Source, base: Source, key: str) -> None:
-    """Raise PipelineError for an expert equal to its base, and for one that shares no tensor with it and is further
-    from it than zero is.
-
-    Judged on values, so that a base in bfloat16 and an expert in float32 compare; on the first rows of each tensor, and
-    on all of them before an expert is said to be equal.
-    """
-    if isinstance(expert, Adapted):
-        refuse_another_base(expert, base.folder, key)
-    changes, size = [], 0.0
-    for name in base.names:
-        for *_, origin, (vector,) in itertools.islice(vector_pieces([expert], base, name), 1):
-            changes.append(squared_norm(vector))
-            size += squared_norm(origin)
-            if not np.isfinite(changes[-1]):
-                refuse_not_finite([base, expert], [name])
-                raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: {name}")
-    if not any(changes) and not any(
-        vector.any() for name in base.names for *_, (vector,) in vector_pieces([expert], base, name)
-    ):
-        raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
-    if all(changes) and sum(changes) > size:
-        raise PipelineError(
-            f"{key}: {expert.folder} does not descend from {base.folder}: no tensor is the same, and it is further "
-            "from it than zeros are; give merge.base=RUN, the model it was trained from"
-        )
-
-
-def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
-    """Raise PipelineError for a run whose manifest records the weights it was trained from."""
-    for role, parent in parents.items():
-        manifest = read_manifest(parent.folder)
-        base = manifest.parents.get("model") if manifest else None
-        if role != "base" and base and base.content is not None and content_digest(parent) == base.content:
-            raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

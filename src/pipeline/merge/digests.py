@@ -42,6 +42,20 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
     return known
 
 
+def equal_to_base(merge: Merging, known: Known) -> list[str]:
+    """Return the roles of experts whose tensors are all equal to those of the base that the merge reads."""
+    if "base" not in merge.sources:
+        return []
+    experts = {role: source for role, source in merge.sources.items() if role != "base"}
+    names = merge.names
+    equal = []
+    for role, source in experts.items():
+        pairs = [(known[role].get(name), known["base"].get(name)) for name in names]
+        if not isinstance(source, Adapted) and all(one is not None and one == other for one, other in pairs):
+            equal.append(role)
+    return equal
+
+
 _verified: set[tuple[FileState, str]] = set()  # tensors of files that this process has read
 
 

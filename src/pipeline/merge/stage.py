@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
-from pipeline.merge.compatibility import refuse_unmoved
-from pipeline.merge.digests import known_digests, verify_sources, weights_key
+from pipeline.merge.digests import equal_to_base, known_digests, verify_sources, weights_key
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import plan_text
 from pipeline.models.checkpoint import weights_root
@@ -26,17 +25,19 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
     plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
-    if merge.note:
-        plan += f"\n{merge.note}"
-    print(plan, file=sys.stderr)
     known = known_digests(merge, Path(run.config.runs_dir))
+    notes = [merge.note] if merge.note else []
+    for role in equal_to_base(merge, known):
+        notes.append(f"  note: {run.parents[role].name} is equal to its base, so it adds nothing to the merge")
+    print("\n".join([plan, *notes]), file=sys.stderr)
     key = weights_key(merge, known)
     verify_sources(merge, run.config.threads)
     digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts: dict[str, Any] = {**measure_merge(merge, key, run.config.threads)}
     done = merge.described(run.config.partition)
-    facts |= {"note": merge.note} if merge.note else {}
+    if notes:
+        facts["note"] = "\n".join(notes)
     return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
@@ -61,7 +62,6 @@ def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
         raise PipelineError(f"{run.label}: what merge={config.merge.method} reads changed meanwhile: rerun the command")
     roles = (*config.merge.references(), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in roles}
-    refuse_unmoved(parents)
     base = parents["base"].folder if "base" in parents else None
     sources = {role: open_source(parent.folder, base) for role, parent in parents.items()}
     return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
