@@ -200,8 +200,7 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 MERGES: dict[str, tuple[str, dict[str, Any]]] = {  # outside parameters are math's where nothing is to be computed
     "swap": ("layer_swap", {"bottom_layers": 3, "embeddings": "math", "final_norm": "math", "head": "math"}),
     "soup": ("soup", {}),
-    "TIES by tensor": ("ties", {"trim": "tensor", "weigh": "before", "divisor": "weights", "zero_sum": "plus"}),
-    "TIES, whole model": ("ties", {}),
+    "TIES": ("ties", {}),
     "swap of folders that no run made": ("layer_swap", {}),
 }
 ENGINE = """

@@ -1,7 +1,7 @@
 """A merge as a configuration of mergekit 0.1.5, so that mergekit can be asked for the same weights.
 
-Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer; task arithmetic, TIES by its own
-definition and SLERP are its methods of those names.
+Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer. Task arithmetic and SLERP are its
+methods of those names.
 """
 
 from collections import Counter
@@ -24,14 +24,13 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
             "merge_method": "slerp", "base_model": names[experts[0]], "models": models,
             "parameters": {"t": config.t}, **dtypes,
         }  # fmt: skip
-    if config.method in ("ties", "task_arithmetic"):
+    if config.method == "task_arithmetic":
         weights = config.weights or [1.0] * len(experts)
-        further = {"density": config.density} if config.method == "ties" else {}
         for model, weight in zip(models, weights, strict=True):
-            model["parameters"] = {"weight": weight, **further}
+            model["parameters"] = {"weight": weight}
         return {
             "merge_method": config.method, "base_model": names["base"], "models": models,
-            "parameters": {"lambda": config.scale, "normalize": config.method == "ties"}, **dtypes,
+            "parameters": {"lambda": config.scale, "normalize": False}, **dtypes,
         }  # fmt: skip
     models = [
         {

@@ -258,7 +258,6 @@ SPLIT = "partition=own partition.bottom_layers=3 partition.top_layers=1"
 LAST = {"layer_swap": "language", "reset": "base"}  # of the sources, whose files are others
 EXPERTS = "merge.experts=[MATH,LANGUAGE]"
 WEIGHTS = "merge.weights=[0.3,0.9]"
-PRESET = "merge=ties_mergekit sets it with and without weights, and its runs keep their hashes"
 SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "dtype": Change("merge.dtype=float32"),
     "files_from": Change("merge.files_from=LAST"),
@@ -301,15 +300,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
         {
             "density": Change("merge.density=0.5"),
             "scale": Change("merge.scale=0.7"),
-            "trim": Change("merge.trim=tensor"),
-            "ties_at_threshold": [
-                Change("merge.ties_at_threshold=exact", given="merge.trim=tensor"),
-                Change("merge.ties_at_threshold=exact", refused="ties_at_threshold=exact counts within a tensor"),
-            ],
-            "weights": Change(WEIGHTS, given="merge.divisor=weights"),
-            "weigh": Change("merge.weigh=before", given=WEIGHTS, alone_because=PRESET),
-            "divisor": Change("merge.divisor=weights", given=WEIGHTS, alone_because=PRESET),
-            "zero_sum": Change("merge.zero_sum=plus", given="merge.density=1", alone_because="seen in the weights"),
+            "weights": Change(WEIGHTS),
         },
     ),
 }

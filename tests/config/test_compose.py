@@ -199,6 +199,8 @@ REFUSED = {
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
     "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
     "stage=sweep merge=soup": "stage=sweep was removed in 0.2.0: give a table an axis for each knob",
+    "stage=merge merge=ties_mergekit": "merge=ties_mergekit was removed in 0.2.0: merge=mergekit runs any method",
+    "stage=merge merge=ties merge.trim=tensor": "merge.trim was removed in 0.2.0: merge=ties trims the whole model",
     "-m stage=sft expert=mth,math": "expert=mth is not an option: did you mean math",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
@@ -332,7 +334,7 @@ def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(ow
     (own / "merge/sparser.yaml").write_text("defaults: [mine, _self_]\ndensity: 0.1\n")
     merge = [f"--config-dir={own}", "stage=merge", "merge=sparser"]
     told = call(*merge, "--help")
-    assert told.status == 0 and "merge.density=0.1 " in told.out and "merge.zero_sum=" in told.out
+    assert told.status == 0 and "merge.density=0.1 " in told.out and "merge.scale=" in told.out
     shown = call(*merge, "merge.experts=[a,b]", "--cfg", "job").out
     assert "density: 0.1" in shown and "method: ties" in shown
     wrong = call(*merge, "merge.experts=[a,b]", "merge.densty=0.2").err

@@ -53,7 +53,6 @@ def test_a_quantized_model_is_refused_though_its_tensors_are_floats(tmp_path):
 
 METHODS = {
     "ties": TIES,
-    "ties of each tensor": Ties(experts=["a", "b"], trim="tensor"),
     "task arithmetic": TaskArithmetic(experts=["a", "b"]),
     "soup by magnitude": Soup(experts=["a", "b"], weights="magnitude"),
     "soup": Soup(experts=["a", "b"]),
@@ -296,7 +295,7 @@ def test_a_swap_of_runs_is_made_without_torch(tmp_path, capfd):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
-@pytest.mark.parametrize("method", ["soup", "tensor", "model"])
+@pytest.mark.parametrize("method", ["soup", "ties"])
 def test_memory_is_that_of_pieces_whatever_the_size_of_a_tensor(tmp_path, method):
     """A tensor of 16 MB in float32 and 8 pieces: two threads together stay below a handful of pieces."""
     random, folders = torch.Generator().manual_seed(0), []
@@ -310,7 +309,7 @@ def test_memory_is_that_of_pieces_whatever_the_size_of_a_tensor(tmp_path, method
         facts = {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True}
         (folders[-1] / "config.json").write_text(json.dumps(facts))
     base, *experts = map(Checkpoint.open, folders)
-    config = Soup(experts=["a", "b"]) if method == "soup" else Ties(experts=["a", "b"], trim=method)
+    config = Soup(experts=["a", "b"]) if method == "soup" else TIES
     (tmp_path / "out").mkdir()
     tracemalloc.start()
     try:

@@ -50,10 +50,8 @@ def any_recipe(number: int, choose: random.Random):
         given = choose.choice([None, "magnitude", [share, 1 - share]])
         return Soup(**two, weights=given), ["0", "1"], None
     if method == "ties":
-        switches = {"trim": ["model", "tensor"], "weigh": ["before", "after"], "divisor": ["count", "weights"]}
-        settings = {key: choose.choice(values) for key, values in switches.items()}
-        zero, given = choose.choice(["majority", "plus"]), choose.choice([None, weights])
-        return Ties(**two, **settings, zero_sum=zero, weights=given, density=choose.random()), ["0", "1"], None
+        given = choose.choice([None, weights])
+        return Ties(**two, weights=given, density=choose.random()), ["0", "1"], None
     if method == "task_arithmetic":
         return TaskArithmetic(**two, scale=choose.random(), weights=choose.choice([None, weights])), ["0", "1"], None
     what = choose.choice(["side", "layers", "threshold"])

@@ -64,7 +64,7 @@ def experts(tmp_path: Path) -> dict[str, Checkpoint]:
 METHODS = {
     "soup": (Soup(**TWO), lambda base, a, b: (a + b) / 2),
     "task arithmetic": (TaskArithmetic(**TWO, scale=0.5), lambda base, a, b: base + 0.5 * ((a - base) + (b - base))),
-    "ties": (Ties(**TWO, density=1.0, trim="tensor"), None),
+    "ties": (Ties(**TWO, density=1.0), None),
 }
 
 

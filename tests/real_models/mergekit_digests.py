@@ -75,10 +75,6 @@ def mergekit_configs(base: Path, experts: dict[str, Path]) -> dict[str, dict[str
             "merge_method": "linear", "dtype": "float32", "parameters": {"normalize": True},
             "models": listed({"weight": first}, {"weight": second}),
         },
-        "ties_mergekit": of_base | {
-            "merge_method": "ties", "parameters": {"normalize": True, "lambda": LAMBDA},
-            "models": listed({"weight": first, "density": DENSITY}, {"weight": second, "density": DENSITY}),
-        },
         "task_arithmetic": of_base | {
             "merge_method": "task_arithmetic", "parameters": {"lambda": LAMBDA, "normalize": False},
             "models": listed({"weight": first}, {"weight": second}),

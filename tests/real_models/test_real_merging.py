@@ -26,7 +26,6 @@ EXPERTS = f"merge.experts=[{{math}},{{language}}] merge.weights={recorded.WEIGHT
 MERGES = {  # as mergekit_digests.mergekit_configs has them
     "layer_swap": recorded.SWAP,
     "soup": EXPERTS,
-    "ties_mergekit": f"{EXPERTS} merge.density={recorded.DENSITY} merge.scale={recorded.LAMBDA} merge.base={{base}}",
     "task_arithmetic": f"{EXPERTS} merge.scale={recorded.LAMBDA} merge.base={{base}}",
     "slerp": f"merge.experts=[{{math}},{{language}}] merge.t={recorded.T}",
 }

@@ -26,6 +26,13 @@ REMOVED = {  # what replaces a stage or an option of an earlier version
     "stage=check": "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few steps",
     "stage=search": "choose with best: in a table (docs/tables.md); docs/merging.md has an example for Optuna",
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
+    "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
+    "merge=ties_peft": "merge=ties is the paper's definition",
+    "merge.trim": "merge=ties trims the whole model; merge=mergekit trims each tensor",
+    "merge.ties_at_threshold": "merge=ties keeps all entries at the threshold; merge=mergekit keeps exactly as many",
+    "merge.weigh": "merge=ties weighs after the election of signs; merge=mergekit before it",
+    "merge.divisor": "merge=ties divides by the number of experts that agree; merge=mergekit by their weights",
+    "merge.zero_sum": "merge=ties elects the sign of the majority where the sum is 0",
 }
 
 
@@ -36,6 +43,8 @@ OUTSIDE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than",
 def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
     """Message for an unknown key: those of the known `names` that are close, else all. inside: keys of the command's
     parts, such as sft.epochs, which are close if their last names are."""
+    if key in REMOVED:
+        return f"{key} was removed in 0.2.0: {REMOVED[key]}"
     parent, dot, last = key.rpartition(".")
     close = close_matches(last, [*names, *(name.rpartition(".")[2] for name in inside)])
     if close:

@@ -1,7 +1,7 @@
 """TIES merging (Yadav et al., 2023): trim, elect sign, disjoint mean.
 
-A task vector is expert - base, in float32. The definitions are the paper's where nothing is said: no weights per
-expert, one scale at the end. Other programs weigh before the election, or divide by weights: those are arguments.
+A task vector is expert - base, in float32. The definition is the paper's: one threshold for the whole model, and one
+scale at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.merge.formulas import (
     task_vectors,
     vector_pieces,
 )
-from pipeline.models.arrays import in_threads, matrix, pieces
+from pipeline.models.arrays import in_threads, pieces
 
 Vectors = list[np.ndarray]
 _NOT_FINITE = 0x7F80  # the upper half of the bits of infinity; those of NaNs are above
@@ -81,47 +81,28 @@ def _descend(counts: np.ndarray, k: int) -> tuple[int, int]:
 
 
 def elected_mean(
-    vectors: Sequence[np.ndarray],
-    majority: float = 1.0,
-    weights: Sequence[float] | None = None,
-    weigh: str = "after",
-    divisor: str = "count",
+    vectors: Sequence[np.ndarray], majority: float = 1.0, weights: Sequence[float] | None = None
 ) -> np.ndarray:
-    """Steps 2 and 3: elect the sign of the sum, then take the mean over the vectors whose entry is not 0 and has it.
+    """Elect the sign of the sum, then return the mean of the vectors whose entry is not 0 and has that sign.
 
-    majority: the sign (1 or -1) elected where the sum is 0. `weights` multiply entries `after` the election, or did
-    `before`. divisor: `count` of the vectors that agree, or the sum of their `weights`.
+    Args:
+        vectors: the trimmed task vector of each expert.
+        majority: the sign (1 or -1) that is elected where the sum is 0.
+        weights: a factor for each expert's entries, applied after the election. The mean divides by the number of
+            experts that agree, not by their weights.
     """
     total = sum(vectors[1:], vectors[0])
     sign = np.where(total == 0, np.float32(majority), np.sign(total))
     parts, count = [], np.zeros(total.shape, np.float32)
-    for vector, number in zip(vectors, weights or [1.0] * len(vectors), strict=True):
+    for vector, weight in zip(vectors, weights or [1.0] * len(vectors), strict=True):
         agrees = vector * sign > 0
-        parts.append(vector * agrees * np.float32(number if weigh == "after" else 1))
-        count += agrees * np.float32(number if divisor == "weights" else 1)
+        parts.append(vector * agrees * np.float32(weight))
+        count += agrees
     return add_up(parts) / np.where(count == 0, np.float32(1), count)
 
 
-def exactly_kept(magnitudes: np.ndarray, density: float) -> np.ndarray:
-    """Which entries of a tensor stay where ties at the threshold do not all stay: (entries,) magnitudes -> bools.
-
-    mergekit 0.1.5's rule (sparsify.magnitude): the first k = max(1, int(density * entries)) of torch.argsort, which
-    puts equal magnitudes in an order that depends on the processor's instructions (AVX2, AVX-512) and torch's version.
-    """
-    if density >= 1 or not magnitudes.size:
-        return np.ones(magnitudes.size, np.bool_)
-    k = max(1, int(density * magnitudes.size))  # in floating point: of 0.29 x 100 it keeps 28
-    mask = magnitudes >= np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    if np.count_nonzero(mask) > k:
-        import torch
-
-        mask[:] = False
-        mask[torch.argsort(torch.from_numpy(magnitudes), descending=True)[:k].numpy()] = True
-    return mask
-
-
 class TiesMerge:
-    """TIES of experts, by the knobs of methods/ties.py. `prepare` finds thresholds and the majority of the whole model.
+    """TIES of experts. `prepare` finds the thresholds and the majority sign of the whole model.
 
     `kept`: tensor -> entries of each expert that are not 0 after the trim, counted while the tensor is computed.
     """
@@ -129,63 +110,51 @@ class TiesMerge:
     def __init__(self, config: Any, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
         self.weights = config.weights
-        self.limits: list[float] | None = None
+        self.limits: np.ndarray | None = None
         self.majority = 1.0
         self.kept: dict[str, np.ndarray] = {}
-        self.sorting = threading.Lock()  # one tensor at a time: sorting takes several times its memory
+
+    @property
+    def size(self) -> int:
+        """The number of entries of the model."""
+        return sum(math.prod(self.base.info(name).shape) for name in self.base.names)
 
     def prepare(self, threads: int | None) -> None:
+        """Find the magnitude from which on each expert's entries are kept, and the sign that most sums have."""
         names = by_size(self.base)
-        if self.config.trim == "model":
-            self.limits = self.find_limits(names, threads)
-        if self.config.zero_sum == "majority":
-            self.majority = 1.0 if sum(in_threads(self.sign_balance, names, threads)) >= 0 else -1.0
-
-    def find_limits(self, names: Sequence[str], threads: int | None = 1) -> list[float]:
-        """The magnitude from which on each expert's entries are kept, over one tensor or all of them."""
-        size = sum(math.prod(self.base.info(name).shape) for name in names)
-        if not size:
-            return [0.0] * len(self.experts)
-        return kth_largest(self.vectors_of, names, kept_count(self.config.density, size), threads)
+        limits = [0.0] * len(self.experts)
+        if self.size:
+            limits = kth_largest(self.vectors_of, names, kept_count(self.config.density, self.size), threads)
+        self.limits = np.array(limits, np.float32)
+        self.majority = 1.0 if sum(in_threads(self.sign_balance, names, threads)) >= 0 else -1.0
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:
         return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))
 
     def trimmed(self, name: str) -> Callable[[int, int], tuple[np.ndarray, Vectors, Vectors]]:
-        """Step 1, of rows: the base's, each expert's trimmed vector, and where it keeps its entries.
+        """Return a function of a range of rows: the base's rows, each expert's trimmed vector, and where it keeps its
+        entries.
 
-        Entries at or above the threshold stay, ties at it included, unless exactly so many do.
+        Entries at or above the threshold stay, so entries that are tied with it all stay.
         """
-        masks = self.exact_masks(name) if self.config.ties_at_threshold == "exact" else []
-        limits = np.array([] if masks else self.limits or self.find_limits([name]), np.float32)
+        assert self.limits is not None
+        limits = self.limits
         counts = self.kept[name] = np.zeros(len(self.experts), np.int64)
 
         def rows(start: int, stop: int) -> tuple[np.ndarray, Vectors, Vectors]:
             origin, vectors = task_vectors(self.experts, self.base, name, start, stop)
-            kept = [mask[start:stop] for mask in masks]
-            kept = kept or [np.abs(vector) >= limit for vector, limit in zip(vectors, limits, strict=True)]
-            for index, (vector, mask) in enumerate(zip(vectors, kept, strict=True)):
+            kept = []
+            for index, vector in enumerate(vectors):
+                mask = np.abs(vector) >= limits[index]
                 vector *= mask
                 counts[index] += np.count_nonzero(vector != 0)  # of bools: seven times as fast as of floats
-                if self.weights and self.config.weigh == "before":
-                    vector *= np.float32(self.weights[index])
+                kept.append(mask)
             return origin, vectors, kept
 
         return rows
 
-    def exact_masks(self, name: str) -> Vectors:
-        """For each expert which entries of a tensor stay where exactly so many do, as (rows, columns)."""
-        with self.sorting:
-            masks = []
-            for expert in self.experts:
-                parts = [np.abs(vector).reshape(-1) for *_, (vector,) in vector_pieces([expert], self.base, name)]
-                magnitudes = np.concatenate([np.empty(0, np.float32), *parts])
-                del parts
-                masks.append(exactly_kept(magnitudes, self.config.density).reshape(matrix(self.base.info(name).shape)))
-            return masks
-
     def sign_balance(self, name: str) -> int:
-        """Entries of a tensor whose sum over the trimmed experts is above 0, less those below."""
+        """Return how many more entries of a tensor have a positive sum over the trimmed experts than a negative one."""
         rows, balance = self.trimmed(name), 0
         for piece in pieces(self.base.info(name).shape):
             total = add_up(rows(*piece)[1])
@@ -202,10 +171,12 @@ class TiesMerge:
         return rows
 
     def mean(self, vectors: Vectors, kept: Vectors) -> np.ndarray:
-        """Steps 2 and 3. Without weights a mean is elected only where several experts have an entry: elsewhere it is
-        the sum, to the signs of zeros."""
+        """Elect signs and average.
+
+        Without weights, signs are elected only where several experts have an entry. Elsewhere the sum is the mean.
+        """
         if self.weights:
-            return elected_mean(vectors, self.majority, self.weights, self.config.weigh, self.config.divisor)
+            return elected_mean(vectors, self.majority, self.weights)
         places = np.flatnonzero(add_up([mask.astype(np.uint8) for mask in kept]) > 1)
         elected = elected_mean([vector.reshape(-1)[places] for vector in vectors], self.majority)
         total = add_up(vectors)
@@ -213,10 +184,8 @@ class TiesMerge:
         return total
 
     def kept_density(self, threads: int | None) -> dict[str, Any]:
-        """The share of entries that are not 0 after the trim, in all and of each expert."""
-        if self.config.trim == "model" and self.limits is None:
+        """Return the share of entries that are not 0 after the trim, in all and of each expert."""
+        if self.limits is None:
             self.prepare(threads)
-        in_threads(self.sign_balance, [name for name in by_size(self.base) if name not in self.kept], threads)
-        size = sum(math.prod(self.base.info(name).shape) for name in self.base.names)
-        shares = sum(self.kept.values(), np.zeros(len(self.experts))) / max(1, size)
+        shares = sum(self.kept.values(), np.zeros(len(self.experts))) / max(1, self.size)
         return {"kept_density": float(shares.mean()), **{f"kept_density_{i}": float(s) for i, s in enumerate(shares)}}
