@@ -263,7 +263,6 @@ SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "files_from": Change("merge.files_from=LAST"),
     "form": Change("merge.form=adapter", refused="merge.form=adapter is not possible"),
     "control": Change("merge.control=[LAST]"),
-    "vocabulary": Change("merge.vocabulary=union", refused="the experts have one vocabulary: leave it out"),
 }
 MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -> its words, its own knobs
     "layer_swap": (

@@ -161,7 +161,9 @@ def test_another_vocabulary(readers):
         one, other = list(vocabulary)[-2:]
         vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
 
-    with pytest.raises(PipelineError, match="merge.language: .* has another tokenizer than merge.math"):
+    with pytest.raises(
+        PipelineError, match="merge.language: the tokenizer of .* has another vocabulary than that of merge.math"
+    ):
         readers(swapped)
 
 

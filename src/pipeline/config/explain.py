@@ -32,6 +32,7 @@ REMOVED = {  # what replaces a stage or an option of an earlier version
     "merge.ties_at_threshold": "merge=ties keeps all entries at the threshold; merge=mergekit keeps exactly as many",
     "merge.weigh": "merge=ties weighs after the election of signs; merge=mergekit before it",
     "merge.divisor": "merge=ties divides by the number of experts that agree; merge=mergekit by their weights",
+    "merge.vocabulary": "mergekit-tokensurgeon transplants a vocabulary; padding of embeddings needs no key",
     "merge.zero_sum": "merge=ties elects the sign of the majority where the sum is 0",
 }
 

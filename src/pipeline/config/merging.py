@@ -29,13 +29,10 @@ class Merge(Knobs):
     files_from: str | None = None  # the role whose tokenizer, template and configs the merge gets; null: the first
     # auto: an adapter if all experts are adapters and their merge is one exactly
     form: str = knob("auto", options=("auto", "dense", "adapter"))
-    # if experts have tokens that others lack: keep them (union) or drop them (common); null: refuse such experts
-    vocabulary: str | None = knob(None, options=("common", "union"))
     control: list[str] | None = None  # roles whose expert the base replaces after weights were computed; null: none
 
     reads_partition: ClassVar[bool] = False
     reads_adapters: ClassVar[bool] = True  # whether experts may be LoRA adapters
-    merges_vocabularies: ClassVar[bool] = True  # whether experts may have other numbers of rows
     fewest: ClassVar[int] = 2  # experts
     package: ClassVar[str] = ""  # if another package has the method: its name and version, which are hashed
 

@@ -45,7 +45,6 @@ class Mergekit(Merge):
     mergekit_python: str | None = knob(None, hashed=False)  # path of a Python that has mergekit; null: this one
 
     reads_adapters = False
-    merges_vocabularies = False
     fewest = 1
 
     @property
@@ -99,8 +98,6 @@ class Mergekit(Merge):
         return replace_models(self.config, lambda model: names[model])
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        if self.vocabulary is not None:
-            raise PipelineError(f"merge.vocabulary={self.vocabulary} is not read by merge=mergekit: leave it out")
         if self.dtype is not None:
             raise PipelineError(
                 f"merge.dtype={self.dtype} is not read by merge=mergekit: give out_dtype in {self.file}"

@@ -21,13 +21,8 @@ def key_of(role: str) -> str:
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(
-    sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of, vocabulary: str | None = None
-) -> None:
-    """Raise PipelineError for sources whose tensors or tokenizers do not fit each other.
-
-    vocabulary: see `same_tokenizer`.
-    """
+def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of) -> None:
+    """Raise PipelineError for sources whose tensors or tokenizers do not fit each other."""
     for role, source in sources.items():
         if quantized := source.config.get("quantization_config"):
             quantization = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
@@ -45,7 +40,7 @@ def check_sources(
         keys = key_for(first_role), key_for(role)
         same_architecture(first, source, keys)
         if role in experts:
-            same_tokenizer(first, source, keys, vocabulary)
+            same_tokenizer(first, source, keys)
         if "base" in sources and isinstance(source, Adapted):
             refuse_another_base(source, sources["base"].folder, key_for(role))
 

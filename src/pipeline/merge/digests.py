@@ -87,7 +87,7 @@ def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) 
 
 
 def _sources(merge: Merging) -> dict[str, Source]:
-    return merge.sources | (merge.vocabulary.whole if merge.vocabulary else {})
+    return merge.sources | (merge.padding.whole if merge.padding else {})
 
 
 def weights_key(merge: Merging, known: Known) -> str:

@@ -22,8 +22,8 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
 from pipeline.merge.compatibility import as_decoders, check_sources, settle_positions
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
+from pipeline.merge.padding import Padding, align_padding
 from pipeline.merge.summary import Row, group_weights
-from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.models import arrays
@@ -85,7 +85,7 @@ class Merging:
     sources: dict[str, Source]
     method: Linear | Computed
     adapter: Adapted | None = None
-    vocabulary: Vocabulary | None = None
+    padding: Padding | None = None
     base: Source | None = None  # of the experts, read or not
     note: str = ""  # on the number of positions, where the sources differ in it
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -123,7 +123,7 @@ class Merging:
 
     @property
     def giver_role(self) -> str:
-        role = self.config.files_from or (self.vocabulary.role if self.vocabulary else next(iter(self.sources)))
+        role = self.config.files_from or (self.padding.role if self.padding else next(iter(self.sources)))
         if role not in self.sources:
             raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(self.sources)}")
         return role
@@ -131,7 +131,7 @@ class Merging:
     @property
     def giver(self) -> Source:
         """The source whose tokenizer, template and configs the result takes over."""
-        return (self.vocabulary.whole if self.vocabulary else self.sources)[self.giver_role]
+        return (self.padding.whole if self.padding else self.sources)[self.giver_role]
 
     @property
     def names(self) -> list[str]:
@@ -141,13 +141,13 @@ class Merging:
         """The safetensors dtype in which a tensor of the result is stored."""
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
-    def _resized(self, name: str) -> Vocabulary | None:
-        """How the rows of a tensor that not all sources have are merged; None of a tensor without such rows."""
-        return self.vocabulary if self.vocabulary and name in self.vocabulary.names else None
+    def _padded(self, name: str) -> Padding | None:
+        """Return how a tensor's rows of padding are merged, or None for a tensor without such rows."""
+        return self.padding if self.padding and name in self.padding.names else None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        resized, shape = self._resized(name), self.layout.info(name).shape
-        return (resized.rows, *shape[1:]) if resized else shape
+        padded, shape = self._padded(name), self.layout.info(name).shape
+        return (padded.rows, *shape[1:]) if padded else shape
 
     def bytes_of(self, name: str) -> int:
         return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
@@ -155,7 +155,7 @@ class Merging:
     def copied_from(self, name: str) -> tuple[str, TensorInfo] | None:
         """The one source whose tensor this is, unchanged, and where its bytes are; None where it is to be computed."""
         weights = self.method.weights.get(name, {})
-        if list(weights.values()) != [1.0] or self._resized(name):
+        if list(weights.values()) != [1.0] or self._padded(name):
             return None
         (role,) = weights
         info = self.sources[role].stored(name)
@@ -177,8 +177,8 @@ class Merging:
 
         of(role, name) identifies a tensor of a source; of(role, None) the whole source.
         """
-        resized = self._resized(name)
-        form = self.stored_dtype(name), [resized.common, resized.role] if resized else []
+        padded = self._padded(name)
+        form = self.stored_dtype(name), [padded.common, padded.role] if padded else []
         if name in self.method.weights:
             return [[of(role, name), weight] for role, weight in self.method.weights[name].items()], *form
         knobs = {
@@ -234,12 +234,12 @@ class Merging:
         return checked
 
     def _values(self, name: str) -> Iterator[np.ndarray]:
-        """One tensor of the result in float32, piece by piece: the rows that all sources have, then those of one."""
+        """One tensor of the result in float32, piece by piece: the rows that all sources have, then padding."""
         rows = self._rows(name)
         yield from (rows(*piece) for piece in arrays.pieces(self.layout.info(name).shape))
-        if resized := self._resized(name):
-            common, shape = resized.common, (resized.rows - resized.common, *self.shape(name)[1:])
-            yield from (resized.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape))
+        if padded := self._padded(name):
+            common, shape = padded.common, (padded.rows - padded.common, *self.shape(name)[1:])
+            yield from (padded.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape))
 
     def pieces(self, name: str, copied_entries: int | None = None) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns).
@@ -316,10 +316,9 @@ def open_merge(
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
-    opened, vocabulary = as_decoders(experts | ({"base": base} if base else {})), None
-    if config.merges_vocabularies:
-        opened, vocabulary = align_vocabularies(opened, config.vocabulary, config.files_from)
-    check_sources(opened, vocabulary=config.vocabulary)
+    opened = as_decoders(experts | ({"base": base} if base else {}))
+    opened, padding = align_padding(opened, config.files_from)
+    check_sources(opened)
     sources, base = {role: opened[role] for role in experts}, opened.get("base")
     method: Linear | Computed = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
@@ -332,15 +331,15 @@ def open_merge(
     reads_base = (method.formula and config.needs_base()) or any("base" in row for row in method.weights.values())
     if base is not None and reads_base:
         sources = {**sources, "base": base}
-    merge = Merging(config, dict(sources), method, vocabulary=vocabulary, base=base)
+    merge = Merging(config, dict(sources), method, padding=padding, base=base)
     giver = merge.giver_role
     merge.note = settle_positions(merge.giver, opened)
     if beside := towers(merge.names):
         method.weights.update({name: {giver: 1.0} for name in beside})
         if method.formula:
             method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
-    if vocabulary is not None:
-        method.rows = [*method.rows, *vocabulary.describe()]
+    if padding is not None:
+        method.rows = [*method.rows, padding.describe()]
     if with_heads := [role for role in experts if opened[role].later_heads]:
         left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
         method.rows = [*method.rows, {"where": "later tokens", "what": "all", "weights": {}, "formula": left_out}]

@@ -67,11 +67,7 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
         models = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
         whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
-        check_headers(
-            tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()),
-            merge.vocabulary,
-            merge.merges_vocabularies,
-        )
+        check_headers(tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()))
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
@@ -121,12 +117,12 @@ def _layers_in(file: Path, _: int) -> int | None:
 
 
 @lru_cache(maxsize=1024)
-def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool) -> None:
+def check_headers(whole: tuple[tuple[str, Path, bool], ...]) -> None:
     """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
     folder, and whether no run made it, of each."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import as_decoders, check_sources, key_of
-    from pipeline.merge.vocabulary import align_vocabularies
+    from pipeline.merge.padding import align_padding
     from pipeline.models.skeleton import check_shapes
 
     sources = {role: open_source(folder) for role, folder, _ in whole}
@@ -135,9 +131,8 @@ def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | N
             check_shapes(folder, key_of(role))
     sources = as_decoders(sources)
     if sources.keys() - {"base"}:
-        if merges_vocabularies:
-            sources, _ = align_vocabularies(sources, vocabulary)
-        check_sources(sources, vocabulary=vocabulary)
+        sources, _ = align_padding(sources)
+        check_sources(sources)
 
 
 def is_external(model: Parent) -> bool:

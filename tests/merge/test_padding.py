@@ -1,4 +1,4 @@
-"""Experts whose vocabularies have other numbers of rows: padded, or with tokens added on one side, by hand."""
+"""Experts whose embeddings have different numbers of rows, by hand."""
 
 import json
 from pathlib import Path
@@ -101,34 +101,13 @@ def test_a_swap_in_memory_is_the_written_one(experts: dict[str, Checkpoint], tmp
     assert all(torch.equal(parameter, found[name]) for name, parameter in parameters.items())
 
 
-@pytest.mark.parametrize(("wanted", "rows", "giver"), [("union", 6, "1"), ("common", 4, "0")])
-def test_tokens_added_on_one_side(wanted: str, rows: int, giver: str, tmp_path: Path) -> None:
-    folders = {"0": model(tmp_path / "a", 1, 4), "1": model(tmp_path / "b", 2, 6, added=2)}
+def test_a_token_that_one_expert_lacks_is_an_error_though_rows_agree(tmp_path: Path) -> None:
+    folders = {"0": model(tmp_path / "a", 1, 6), "1": model(tmp_path / "b", 2, 6, added=2)}
     experts = {role: Checkpoint.open(folder) for role, folder in folders.items()}
-    with pytest.raises(PipelineError, match=r"other added tokens \(<0>\) than .*merge.vocabulary=union to keep them"):
+    with pytest.raises(
+        PipelineError, match=r"merge.experts\[1\]: the tokenizer of .* another vocabulary .*tokensurgeon"
+    ):
         open_merge(Soup(**TWO), experts)
-    found, settings = merged(open_merge(Soup(**TWO, vocabulary=wanted), experts), tmp_path / "out")
-    assert found[EMBEDDING].shape == (rows, 4) and settings["vocab_size"] == rows
-    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folders[giver] / "tokenizer.json").read_bytes()
-    a, b = (load_file(folder / "model.safetensors") for folder in folders.values())
-    assert torch.equal(found[EMBEDDING][:4], (a[EMBEDDING] + b[EMBEDDING][:4]) / 2)
-    assert torch.equal(found[EMBEDDING][4:], b[EMBEDDING][4:rows])
-
-
-@pytest.mark.parametrize("rows", [(8, 8), (9, 7), (7, 9)])
-def test_a_token_added_within_the_padding_keeps_its_row(rows: tuple[int, int], tmp_path: Path) -> None:
-    """As Qwen's and Llama's vocabularies have it: the other expert's row there was never trained."""
-    folders = {"0": model(tmp_path / "a", 1, rows[0]), "1": model(tmp_path / "b", 2, rows[1], added=2)}
-    experts = {role: Checkpoint.open(folder) for role, folder in folders.items()}
-    merge = open_merge(Soup(**TWO, vocabulary="union"), experts)
-    found, settings = merged(merge, tmp_path / "out")
-    a, b = (load_file(folder / "model.safetensors") for folder in folders.values())
-    assert settings["vocab_size"] == rows[1]
-    for name in (EMBEDDING, HEAD):
-        assert torch.equal(found[name][:4], (a[name][:4] + b[name][:4]) / 2)
-        assert torch.equal(found[name][4:], b[name][4:])
-    assert all(torch.equal(as_torch(merge, name), tensor) for name, tensor in found.items())
-    assert merge.method.rows[-1]["where"] == f"rows 4-{rows[1] - 1}"
 
 
 def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
