@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
+from typing import TypeVar
 
 from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
 from pipeline.progress import say
 
+Row = TypeVar("Row", bound=Hashable)  # each row is given once
 
-def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
+
+def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
     """The rows of train and of validation, drawn by the seed: from one pool where no source has a share.
     Without data.shuffle both keep the order of the sources, of all of which they are drawn.
 
@@ -24,7 +28,7 @@ def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list
     return {name: sorted(rows, key=places.__getitem__) for name, rows in drawn.items()}
 
 
-def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw_from_one_pool(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
     data, size = config.data, config.data.size or config.expert.size
     pool = [row for rows in usable.values() for row in rows]
     needed_rows = (size or 1) + data.validation
@@ -37,10 +41,10 @@ def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[
     return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
 
 
-def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw_by_quotas(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
     data, seed = config.data, config.seed
     parts = source_quotas(config, {name: len(rows) for name, rows in usable.items()})
-    drawn: list[int] = []
+    drawn: list[Row] = []
     for name, rows in usable.items():
         drawn += random.Random(f"{seed} {name}").sample(rows, parts[name])
     random.Random(f"{seed} 0").shuffle(drawn)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import SETS, dropping_marks
+from pipeline.data.benchmarks import SETS, Known, dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
 from pipeline.data.rows import UNUSABLE
@@ -23,24 +26,69 @@ from pipeline.data.sources import (
     source_columns,
     words_of,
 )
+from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
 if TYPE_CHECKING:
-    from pipeline.data.candidates import Candidates
     from pipeline.hub.lock import Lock
 
+BATCH = 1000  # rows that are compared with the benchmarks at a time
 
-def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[str, Iterator[Row]]) -> dict[str, Any]:
-    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
+
+@dataclass(slots=True)
+class Candidate:
+    """A row that may be drawn, and what was found in it.
+
+    line: the row as it is written. marks: a bit for each benchmark that it shares an n-gram with, in the order of SETS.
+    variants: the same with numbers removed from both. short: a line of it is a benchmark's text without an n-gram.
+    word_problem: the row looks like one, and its source is a language set.
+    """
+
+    line: bytes
+    marks: int
+    variants: int
+    short: bool
+    word_problem: bool
+
+
+def gather_candidates(
+    config: DataStage, known: Known, opened: dict[str, Iterator[Row]]
+) -> tuple[dict[str, list[Candidate]], dict[str, Any]]:
+    """Return the usable rows of each source, in the order read, and counts of all rows of each source."""
     counts: dict[str, Any] = {}
+    candidates: dict[str, list[Candidate]] = {}
     with Bar(f"rows of {config.expert.name}", None, "row") as bar:
-        for index, (name, source) in enumerate(config.expert.sources.items()):
+        for name, source in config.expert.sources.items():
             counts[name] = {"rows": 0, "empty": 0}
+            candidates[name] = []
             bar.set_postfix_str(f"source {name}", refresh=False)
             examples = examples_of(name, source, bar.over(opened[name]), counts[name])
-            candidates.add_all(name, index, examples, language_set=source.is_language_set)
-    return counts
+            while batch := list(islice(examples, BATCH)):
+                candidates[name] += judge(name, batch, known, source.is_language_set)
+    return candidates, counts
+
+
+def judge(name: str, examples: list[Example], known: Known, language_set: bool) -> list[Candidate]:
+    """Return what is found in each example of a source.
+
+    Raises:
+        PipelineError: a row holds half a character, as broken files do, which UTF-8 cannot write.
+    """
+    texts = [words_of(example) for example in examples]
+    marks, variants = known.shared(texts)
+    judged = []
+    for at, example in enumerate(examples):
+        try:
+            line = json.dumps(example, ensure_ascii=False).encode() + b"\n"
+        except UnicodeEncodeError as error:
+            raise PipelineError(
+                f"source {name}: a row holds half a character ({error.object[:60]!r}), which UTF-8 cannot write. "
+                "Write its file again, or leave the source out."
+            ) from error
+        word_problem = language_set and is_word_problem(example)
+        judged.append(Candidate(line, int(marks[at]), int(variants[at]), known.has_short(texts[at]), word_problem))
+    return judged
 
 
 def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Iterator[Row]]:
@@ -122,44 +170,49 @@ def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bo
             return
 
 
-def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> dict[str, list[int]]:
-    """Source -> those of `rows` (candidates.CANDIDATE) that are left of it, in their order. What is dropped or seen is
-    counted."""
-    import numpy as np
+def filter_candidates(
+    config: DataStage, candidates: dict[str, list[Candidate]], counts: dict[str, Any]
+) -> dict[str, list[bytes]]:
+    """Return the lines of each source that may be drawn, in their order. Add what was found and dropped to the counts.
 
-    def count(values: Any) -> int:
-        return int(np.count_nonzero(values))
-
-    first = np.zeros(len(rows), dtype=bool)  # that says what it says
-    first[np.unique(rows["digest"], return_index=True)[1]] = True
-    bits = {name: 1 << bit for bit, name in enumerate(SETS)}
-    rows_by_source = {}
-    for index, (name, source) in enumerate(config.expert.sources.items()):
-        of_source = rows["source"] == index
-        usable = of_source & first
-        own = rows[usable]
-        shared = {benchmark: count(own["marks"] & bit) for benchmark, bit in bits.items()}
+    A line that an earlier row wrote, of any source, is a duplicate.
+    """
+    seen: set[bytes] = set()
+    left: dict[str, list[bytes]] = {}
+    for name, source in config.expert.sources.items():
+        first = []
+        for candidate in candidates[name]:
+            if candidate.line not in seen:
+                seen.add(candidate.line)
+                first.append(candidate)
+        shared = {}
+        for bit, benchmark in enumerate(SETS):
+            number = sum(candidate.marks >> bit & 1 for candidate in first)
+            if number:
+                shared[benchmark] = number
         counts[name] |= {
-            "duplicates": count(of_source) - len(own),
-            "contaminated": count(own["marks"]),
-            "number_variants": count(own["variants"]),
-            "word_problems": count(own["math"]),
-            "short_copies": count(own["short"]),
-            "shared": {benchmark: number for benchmark, number in shared.items() if number},
+            "duplicates": len(candidates[name]) - len(first),
+            "contaminated": sum(candidate.marks > 0 for candidate in first),
+            "number_variants": sum(candidate.variants > 0 for candidate in first),
+            "word_problems": sum(candidate.word_problem for candidate in first),
+            "short_copies": sum(candidate.short for candidate in first),
+            "shared": shared,
         }
-        usable &= dropping_marks(config, source, rows["marks"], rows["variants"]) == 0
-        if config.data.word_problems == "drop":
-            usable &= ~rows["math"]
-        rows_by_source[name] = np.flatnonzero(usable).tolist()
-        counts[name]["left"] = len(rows_by_source[name])
-    if not any(rows_by_source.values()):
+        left[name] = []
+        for candidate in first:
+            is_dropped = dropping_marks(config, source, candidate.marks, candidate.variants) != 0
+            is_dropped |= candidate.word_problem and config.data.word_problems == "drop"
+            if not is_dropped:
+                left[name].append(candidate.line)
+        counts[name]["left"] = len(left[name])
+    if not any(left.values()):
         why = drop_reasons(config, counts).values()
-        seen = sum(counts[name]["rows"] for name in rows_by_source)
+        rows = sum(counts[name]["rows"] for name in left)
         raise PipelineError(
-            f"expert={config.expert.name}: nothing is left of {seen} rows ({', '.join(why)}): ask for other sources, "
+            f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "
             "or data.decontaminate=count, data.word_problems=count"
         )
-    return rows_by_source
+    return left
 
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:

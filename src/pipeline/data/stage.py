@@ -9,12 +9,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks, small_world, union
-from pipeline.data.candidates import Candidates
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import filter_candidates, gather_candidates, open_sources
@@ -66,19 +64,15 @@ def make_training_set(
     folder = benchmarks.folder_of(config, data_root)
     scored = benchmarks.scored_sets(config)
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, folder, lock, config.expert.languages, scored=scored)
-    with TemporaryFile(dir=work) as file:
-        candidates = Candidates(file, known_ngrams)
-        counts = gather_candidates(config, candidates, opened)
-        rows = candidates.rows()
-        usable = filter_candidates(config, rows, counts)
-        drawn = draw_rows(config, usable)
-        if not drawn["train"]:
-            raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
-        for index, name in enumerate(config.expert.sources):
-            counts[name]["taken"] = sum(int((rows["source"][part] == index).sum()) for part in drawn.values())
-        for name, part in drawn.items():
-            with open(work / f"{name}.jsonl", "wb") as written:
-                written.writelines(candidates.lines(rows["place"][part].tolist()))
+    candidates, counts = gather_candidates(config, known_ngrams, opened)
+    usable = filter_candidates(config, candidates, counts)
+    drawn = draw_rows(config, {name: [(name, line) for line in lines] for name, lines in usable.items()})
+    if not drawn["train"]:
+        raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
+    for name in config.expert.sources:
+        counts[name]["taken"] = sum(source == name for part in drawn.values() for source, _ in part)
+    for name, part in drawn.items():
+        (work / f"{name}.jsonl").write_bytes(b"".join(line for _, line in part))
     counts |= {name: len(part) for name, part in drawn.items()}
     (work / "data_card.md").write_text(write_card(config, counts, known_ngrams), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)
