@@ -7,13 +7,14 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.explain import keys_of
 from pipeline.config.stages import RunStage, Stage
 from pipeline.errors import Mistakes, PipelineError, close_matches, suggest
-from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
+from pipeline.tables.schema import ELSEWHERE, MEMBERS, PLACEHOLDER, Names, Reference, Table, TableRun, reference_to
 from pipeline.tables.study import OF_ROWS, OWN_FILE
 from pipeline.tables.words import Axes, Words, as_list
 
@@ -70,6 +71,7 @@ class Specs:
         mistakes.report()
         for name in self.runs:
             self.axes_of(name)
+        self.refuse_two_uses()
 
     # ------------------------------------------------------------------------------------------ every
 
@@ -159,6 +161,8 @@ class Specs:
                 axes += [axis for axis in axes_of_run if axis not in reference.over and axis not in fixed]
             else:
                 axes += self.axes_named_by(where, reference)
+                for possible in self.possible_references(where, reference):
+                    axes += self.axes_of(possible.run, above)
         for axis, axis_key in find_placeholders(value):
             if axis not in self.axes:
                 raise self.table.refuse(where, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}")
@@ -171,6 +175,62 @@ class Specs:
                     raise self.table.refuse(where, problem)
                 axes += self.axes_named_by(where, settings[axis_key])
         return axes
+
+    def possible_references(self, where: str, text: str) -> list[Reference]:
+        """Return the runs of this table that a RUN with placeholders names, over all values of its axes.
+
+        Raises:
+            PipelineError: at some value it names neither a run of this table nor a model from elsewhere.
+        """
+        axes = dict.fromkeys(self.axes_named_by(where, text))
+        found: dict[Reference, None] = {}
+        for axis_values in self.axis_combinations(axes):
+            for name in self.names_in(text, axis_values):
+                reference = reference_to(name, self.table.runs)
+                if reference:
+                    found[reference] = None
+                elif axes and not ELSEWHERE.search(name) and not Path(name).is_dir():
+                    at = " ".join(f"{axis}={value}" for axis, value in axis_values.items())
+                    problem = f"{text} is {name!r} at {at}, which is no run of this table: "
+                    raise self.table.refuse(where, problem + suggest(name, self.table.runs))
+        return [*found]
+
+    def names_in(self, text: str, axis_values: At) -> list[str]:
+        """Return the names that a RUN stands for at these values: of a drawn axis the members of the subset."""
+        axis = self.drawn_axis(text)
+        if axis is None:
+            return [str(self.fill_placeholders(text, axis_values))]
+        members: list[str] = self.axes[axis][axis_values[axis]][MEMBERS]
+        return members
+
+    def drawn_axis(self, text: str) -> str | None:
+        """Return the drawn axis that a text is the placeholder of; None for other texts."""
+        match = PLACEHOLDER.fullmatch(text)
+        if match is None or match.group(2) is not None:
+            return None
+        axis = match.group(1)
+        drawn = any(MEMBERS in words for words in self.axes.get(axis, {}).values())
+        return axis if drawn else None
+
+    def refuse_two_uses(self) -> None:
+        """Raise PipelineError for an axis that names runs in one place and is text in another."""
+        naming: dict[tuple[str, str | None], str] = {}
+        texts: dict[tuple[str, str | None], str] = {}
+        for name, row in self.runs.items():
+            for key, value in row.words.items():
+                where = f"run {name!r}"
+                if not isinstance(value, Names):
+                    texts |= dict.fromkeys(find_placeholders(value), f"{key} of {where}")
+                    continue
+                for item in value.items:
+                    if isinstance(item, str) and self.possible_references(where, item):
+                        naming |= dict.fromkeys(find_placeholders(item), f"{key} of {where}")
+        for axis, axis_key in naming.keys() & texts.keys() if naming else ():
+            word = f"{axis}.{axis_key}" if axis_key else axis
+            is_step = re.search(rf"@\{{{re.escape(word)}\}}", naming[axis, axis_key])
+            if not is_step:
+                problem = f"{{{word}}} names runs in {naming[axis, axis_key]} and is text in {texts[axis, axis_key]}"
+                raise self.table.refuse(f"axis {axis!r}", f"{problem}: use two axes")
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
         """The axes that a run names, itself or through the runs it is made of, in the table's order."""
@@ -225,13 +285,17 @@ class Specs:
 
     def _fill_refs(self, names: Names, axis_values: At) -> Any:
         refs: list[Ref | str] = []
+        is_list = names.is_list
         for item in names.items:
             if isinstance(item, str):
-                refs.append(self.fill_placeholders(item, axis_values))
+                for name in self.names_in(item, axis_values):
+                    reference = reference_to(name, self.table.runs)
+                    refs.append(Ref(self.add_spec(reference.run, axis_values), reference.step) if reference else name)
+                is_list |= self.drawn_axis(item) is not None
                 continue
             for values in self.axis_combinations(item.over):
                 refs.append(Ref(self.add_spec(item.run, {**axis_values, **dict(item.at), **values}), item.step))
-        return refs if names.is_list else refs[0]
+        return refs if is_list else refs[0]
 
     def add_spec(self, run: str, axis_values: At) -> str:
         """The key of a run at `axis_values`, a value of each of its axes; it and its parents are planned."""

@@ -1,6 +1,8 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
-    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
+    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}.
+             subset: {of: [RUN, ...], size: [2, 3], draws: 10, seed: 0} draws subsets of runs (tables/subsets.py);
+             merge.experts: "{subset}" is the list of its members
     every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
              trainings that set none, and each cell is the mean over it
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
@@ -22,7 +24,8 @@ A file with `experts` or `benchmarks` is a study (tables/study.py), which is wri
 
 A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint` (a model made
 elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes the name of a run of the table,
-{run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these.
+{run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these. A name may hold placeholders: "{pair.math}",
+"math@{step}".
 
 A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a language, or several that
 are averaged), eval.KEY, data_root (the items, where they are not in that of `every`), where_possible (missing where its
@@ -39,6 +42,7 @@ Nothing here composes an option or opens a file.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +50,7 @@ from typing import Any
 
 from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError, suggest
+from pipeline.tables.subsets import draw_subsets, is_drawn
 from pipeline.tables.table_yaml import (
     RUN_KEYS,
     SECTIONS,
@@ -57,13 +62,14 @@ from pipeline.tables.table_yaml import (
 from pipeline.tables.words import Axes, Words, as_list, as_mapping, table_error
 
 REDUCE = ("mean", "max", "min")
+MEMBERS = "members"  # the word of a drawn axis: the runs of a subset
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
         "best", "each", "by", "columns")  # fmt: skip
 NAME = r"[\w+=@][\w .+=@-]{0,250}"  # of a table, which names folders and files
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
 CONSENT = ("eval.run_code", "merge.mergekit_python")
 TRAININGS = ("sft", "cpt")  # stages that train a model
-ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
+ELSEWHERE = re.compile(r"[./:]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, an exact name
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,16 @@ class Names:
 
     def __str__(self) -> str:
         return ", ".join(item if isinstance(item, str) else item.run for item in self.items)
+
+
+def reference_to(name: str, runs: Collection[str]) -> Reference | None:
+    """Return the run that a text names, as NAME or NAME@STEP; None if it names no run of the table."""
+    if name in runs:
+        return Reference(name)
+    stem, _, step = name.rpartition("@")
+    if stem in runs and step.isdigit():
+        return Reference(stem, step=int(step))
+    return None
 
 
 @dataclass
@@ -124,7 +140,7 @@ class Table:
     title: str
     note: str
     published: str | None
-    axes: dict[str, dict[Any, Words]]  # axis -> value -> its words
+    axes: dict[str, dict[Any, Words]]  # axis -> value -> its words; of a drawn axis the words are MEMBERS
     every: Words
     runs: dict[str, TableRun]
     score: Side
@@ -245,6 +261,9 @@ class Reader:
         where = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
             raise self.refuse(where, f"{name} has a meaning of its own: call the axis otherwise")
+        if is_drawn(values):
+            drawn = draw_subsets(values, partial(self.refuse, where))
+            return {label: {MEMBERS: members} for label, members in drawn.items()}
         listed = self.read_values(where, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
@@ -305,9 +324,11 @@ class Reader:
         at = tuple((axis, self.value_of(where, axis, part)) for axis, part in fixed.items())
         if name in self.names:
             return Reference(name, at, self.axes_in(where, f"{key}.over", spec.get("over") or []))
-        stem, _, step = name.rpartition("@")
-        if stem in self.names and step.isdigit() and "all" not in spec:
-            return Reference(stem, at, step=int(step))
+        snapshot = reference_to(name, self.names)
+        if snapshot and "all" not in spec:
+            return replace(snapshot, at=at)
+        if "{" in name and not at and "all" not in spec:
+            return name  # tables/run_specs.py looks it up at each value of its axes
         is_folder = key == "data_root" and Path(name).is_dir()
         is_elsewhere = ELSEWHERE.search(name) or is_folder or (key, name) == ("data.benchmarks", "none")
         if "all" in spec or at or not is_elsewhere:
