@@ -65,6 +65,18 @@ def squared_norm(values: np.ndarray) -> float:
     return float(np.vdot(exact, exact))
 
 
+def relative_change(expert: Source, base: Source, name: str, smallest: float) -> float:
+    """Return the Frobenius norm of a tensor's change divided by that of the base's tensor, if that is not near 0."""
+    change = whole = 0.0
+    for _, _, origin, (vector,) in vector_pieces([expert], base, name):
+        change += squared_norm(vector)
+        whole += squared_norm(origin)
+    if not math.isfinite(change):
+        refuse_not_finite([base, expert], [name])
+    norm = math.sqrt(whole)
+    return math.sqrt(change) / norm if norm > smallest else math.sqrt(change)
+
+
 def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
     """Their sum, from the left, in the first of them."""
     total = vectors[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.errors import PipelineError
+from pipeline.models.anatomy import Site
 
 # parameter -> source -> weight; 1 for a single source means that the parameter is that source's, byte for byte
 Weights = dict[str, dict[str, float]]
@@ -22,6 +23,14 @@ def inverse_weights(magnitudes: Mapping[str, float]) -> dict[str, float]:
             raise PipelineError(f"{role} does not differ from its base: it has no weight by magnitude; leave it out")
     total = math.fsum(1 / size for size in magnitudes.values())
     return {role: 1 / size / total for role, size in magnitudes.items()}
+
+
+def weights_by_owner(
+    sites: Mapping[str, Site], owner_of: Callable[[Site], str], shares: Mapping[str, Mapping[str, float]]
+) -> Weights:
+    """Return the weights of each parameter: the shares of the owner of its site, without weights of zero."""
+    owned = {owner: {role: weight for role, weight in share.items() if weight} for owner, share in shares.items()}
+    return {name: dict(owned[owner_of(site)]) for name, site in sites.items()}
 
 
 def expert_weights(weights: Sequence[float] | None, count: int, default: float = 1.0) -> list[float]:

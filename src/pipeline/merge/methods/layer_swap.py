@@ -10,7 +10,7 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import Weights, inverse_weights
+from pipeline.merge.weights import Weights, inverse_weights, weights_by_owner
 from pipeline.models.anatomy import NORMS, Site, anatomy, num_layers
 from pipeline.models.partition import is_outer, layer_counts, refuse_outside, resolve_partition, scaled_count, side_of
 
@@ -202,7 +202,7 @@ def layer_swap_weights(
             return "language"
         return config.zones if is_outer(site.layer, b + t_b, u + t_u, layers) else "math"
 
-    def spread(share: Mapping[str, float]) -> dict[str, float]:
-        return {role: part / len(roles[side]) for side, part in share.items() for role in roles[side]}
-
-    return {name: spread(shares[owner(site)]) for name, site in sites.items()}
+    spread: dict[str, dict[str, float]] = {}
+    for name, share in shares.items():
+        spread[name] = {role: part / len(roles[side]) for side, part in share.items() for role in roles[side]}
+    return weights_by_owner(sites, owner, spread)
