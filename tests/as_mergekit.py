@@ -32,6 +32,10 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
             "merge_method": config.method, "base_model": names["base"], "models": models,
             "parameters": {"lambda": config.scale, "normalize": False}, **dtypes,
         }  # fmt: skip
+    if config.method == "soup" and any(isinstance(weight, list) for weight in config.weights or []):
+        for model, weight in zip(models, config.weights, strict=True):
+            model["parameters"] = {"weight": weight}  # a list is a gradient of mergekit
+        return {"merge_method": "linear", "models": models, "parameters": {"normalize": False}, **dtypes}
     models = [
         {
             "model": names[role],

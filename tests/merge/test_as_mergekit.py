@@ -43,6 +43,8 @@ ASKED: dict[str, tuple[Merge, Partition | None]] = {
     "float32": (Soup(**TWO, weights=[0.3, 0.7], dtype="float32"), None),
     "arithmetic": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6), None),
     "arithmetic in float32": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, dtype="float32"), None),
+    "soup over depth": (Soup(**TWO, weights=[[1.0, 0.2, 0.5], [0.0, 0.8, 0.5]]), None),
+    "arithmetic over depth": (TaskArithmetic(**TWO, weights=[[0.3, 0.9], 0.7], scale=0.6), None),
     "slerp": (Slerp(**TWO, t=0.3), None),
     "reset": (Reset(expert="m", layers=[0, 1, 10]), None),
 }

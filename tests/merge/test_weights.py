@@ -97,3 +97,25 @@ def test_scaling_is_advised_where_it_fits() -> None:
         with pytest.raises(PipelineError, match=f"the model has {layers}: lower them") as caught:
             METHODS["layer_swap"]().refuse(None, layers)
         assert ("or set merge.scale_to_depth=true" in str(caught.value)) == advised
+
+
+def test_weights_over_depth_are_interpolated_from_the_first_to_the_last_layer() -> None:
+    sites = model(5)
+    shares = Soup(experts=["a", "b"], weights=[[1.0, 0.0], [0.0, 1.0]]).shares_in(sites)
+    of_first = [shares[f"model.layers.{layer}.mlp.up_proj.weight"].get("0", 0.0) for layer in range(5)]
+    assert of_first == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert shares["model.embed_tokens.weight"] == shares["lm_head.weight"] == {"0": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([[1.0, 0.5], [0.0, 0.4]], ["sum to 1", "layer 1"]),
+        ([[1.0], []], ["empty list"]),
+        ([[1.0, 0.5]], ["1", "2 merge.experts"]),
+    ],
+)
+def test_weights_over_depth_that_cannot_be(weights: list[list[float]], words: list[str]) -> None:
+    with pytest.raises(PipelineError) as raised:
+        Soup(experts=["a", "b"], weights=weights).shares_in(model(3))
+    assert all(word in str(raised.value) for word in words), raised.value

@@ -1,4 +1,4 @@
-"""Model soups (Wortsman et al., 2022): a weighted average, the same for every parameter."""
+"""Model soups (Wortsman et al., 2022): a weighted average, the same for every parameter or in each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import expert_weights, inverse_weights
+from pipeline.merge.weights import Weights, inverse_weights, weights_over_depth
+from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Soup(Merge):
     method: str = "soup"
     experts: list[str] = knob(run=True)
-    weights: Any = None  # uniform, magnitude, or a number an expert; null: uniform
+    # uniform, magnitude, or for each expert a number or a list over depth; null: uniform
+    weights: Any = None
 
     def __post_init__(self) -> None:
         if self.weights == "uniform":
@@ -41,22 +43,33 @@ class Soup(Merge):
             self.shares()
 
     def shares(self, magnitudes: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The weight of each role that has one: uniform unless weights are given.
+        """Return the weight of each role that has one: uniform unless weights are given.
 
         Raises PipelineError unless there is one weight for each expert and they sum to 1 (within 1e-6).
         """
+        (shares,) = self.shares_in({"": Site(None, "embedding")}, magnitudes).values()
+        return shares
+
+    def shares_in(self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None) -> Weights:
+        """Return the weight of each role in each parameter, as `shares`."""
         count = len(self.experts)
         if not count:
             raise PipelineError("merge.experts is empty: give at least one run")
         if magnitudes is not None:
-            weights = list(inverse_weights(magnitudes).values())
+            weights = dict.fromkeys(sites, [*inverse_weights(magnitudes).values()])
         elif isinstance(self.weights, str):
             raise PipelineError(f"merge.weights must be uniform, magnitude or a list of numbers, got {self.weights!r}")
         else:
-            weights = expert_weights(self.weights, count, 1 / count)
-        if not abs(math.fsum(weights) - 1) <= 1e-6:  # "not <=" also catches NaN
-            raise PipelineError(f"merge.weights must sum to 1, got {weights}, which sum to {math.fsum(weights):g}")
-        return {str(role): weight for role, weight in enumerate(weights) if weight}
+            weights = weights_over_depth(self.weights, count, 1 / count, sites)
+        shares: Weights = {}
+        for name, numbers in weights.items():
+            if not abs(math.fsum(numbers) - 1) <= 1e-6:  # "not <=" also catches NaN
+                where = "" if sites[name].layer is None else f" in layer {sites[name].layer}"
+                raise PipelineError(
+                    f"merge.weights must sum to 1, got {numbers}{where}, which sum to {math.fsum(numbers):g}"
+                )
+            shares[name] = {str(role): weight for role, weight in enumerate(numbers) if weight}
+        return shares
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
@@ -68,4 +81,4 @@ class Soup(Merge):
         if self.needs_base():
             assert base is not None
             magnitudes = {role: mean_change([(1.0, source)], base, threads) for role, source in sources.items()}
-        return Linear(dict.fromkeys(sources["0"].names, self.shares(magnitudes)))
+        return Linear(self.shares_in(anatomy(sources["0"].names), magnitudes))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
 from pipeline.merge.task_vectors import TaskVectors
+from pipeline.merge.weights import Weights, weights_over_depth
+from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.merge.adapters import Source
+    from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
 
@@ -21,19 +24,43 @@ class TaskArithmetic(TaskVectors):
     """base + scale x (w1 t1 + w2 t2 + ...), summed from the left. Of adapters it is an adapter again."""
 
     method: str = "task_arithmetic"
+    weights: list[Any] | None = None  # type: ignore[assignment]  # an expert: a number, or a list over depth; null: 1
 
     fewest = 1
 
     def exact_for_adapters(self) -> bool:
         return True
 
-    def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
-        return self.weighted_sum(vectors)
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        self.weights_in({})
+
+    def weights_in(self, sites: Mapping[str, Site]) -> dict[str, list[float]]:
+        """Return the weight of each expert in each parameter."""
+        return weights_over_depth(self.weights, len(self.experts), 1.0, sites)
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Computed:
-        merge = super().decide(sources, base, partition, threads)
-        shares = {role: self.scale * number for role, number in self.numbers(list(sources)).items()}
-        merge.changes = dict.fromkeys(sources["0"].names, shares)
-        return merge
+        import numpy as np
+
+        from pipeline.merge.formulas import add_up, onto, task_vectors
+        from pipeline.merge.merge import Computed
+
+        assert base is not None
+        experts = list(sources.values())
+        weights = self.weights_in(anatomy(sources["0"].names))
+
+        def formula(name: str) -> Rows:
+            def rows(start: int, stop: int) -> np.ndarray:
+                origin, vectors = task_vectors(experts, base, name, start, stop)
+                weighted = [v * np.float32(weight) for v, weight in zip(vectors, weights[name], strict=True)]
+                return onto(origin, add_up(weighted), self.scale)
+
+            return rows
+
+        changes: Weights = {}
+        for name, numbers in weights.items():
+            changes[name] = {role: self.scale * number for role, number in zip(sources, numbers, strict=True)}
+        given = self.weights or [1] * len(experts)
+        text = " + ".join(f"{number} task vector {role}" for role, number in zip(sources, given, strict=True))
+        return Computed(formula, f"base + {self.scale:g} x ({text})", changes=changes)
