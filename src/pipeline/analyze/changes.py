@@ -1,4 +1,4 @@
-"""The analyze stage: what training changed, parameter by parameter.
+"""What training changed, parameter by parameter, and how the changes of two experts agree.
 
 Streams a piece of a tensor at a time. A row is an input feature by default, as in the published maps
 (papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
@@ -7,8 +7,9 @@ Streams a piece of a tensor at a time. A row is an input feature by default, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ COLUMNS = {  # a parameter of a layer -> its column in the published figures
     "mlp.gate_proj.weight": "feed_forward.w1", "mlp.up_proj.weight": "feed_forward.w3",
     "mlp.down_proj.weight": "feed_forward.w2",
 }  # fmt: skip
+
+KINDS_OF_AGREEMENT = ("cosine", "sign_agreement")
 
 
 @dataclass
@@ -65,6 +68,66 @@ def tensor_changes(
             )
         )
     return changes
+
+
+@dataclass
+class Agreement:
+    """Sums over entries from which cosine and sign agreement of the task vectors of two experts follow."""
+
+    dot: float = 0.0
+    first_square: float = 0.0
+    second_square: float = 0.0
+    moved: int = 0  # entries that both experts moved
+    agree: int = 0  # of these, entries that both moved in the same direction
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
+    @property
+    def cosine(self) -> float | None:
+        """Return the cosine of the two task vectors; None if an expert did not move."""
+        norms = math.sqrt(self.first_square * self.second_square)
+        return self.dot / norms if norms else None
+
+    @property
+    def sign_agreement(self) -> float | None:
+        """Return the share of entries moved by both that moved in the same direction; None if there is none."""
+        return self.agree / self.moved if self.moved else None
+
+
+def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agreement:
+    """Return how the changes of one tensor agree between two experts."""
+    total = Agreement()
+    for _, _, _, (one, other) in vector_pieces([first, second], base, name):
+        signs = np.sign(one) * np.sign(other)
+        dot = float(np.vdot(one.astype(np.float64), other.astype(np.float64)))
+        moved, agree = int(np.count_nonzero(signs)), int(np.count_nonzero(signs > 0))
+        total += Agreement(dot, squared_norm(one), squared_norm(other), moved, agree)
+    return total
+
+
+def agreement_facts(pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping[str, Site]) -> dict[str, Any]:
+    """Return the facts of pairs of experts: cosine and sign agreement, over all parameters and in each layer.
+
+    `cosine` and `sign_agreement` are the means over the pairs, `cosine.3` and `sign_agreement.3` those of layer 3.
+    `pairs` has them for each pair. A pair without a value, as one expert did not move, is left out of the mean.
+
+    Args:
+        pairs: name of a pair -> parameter -> agreement.
+    """
+    by_pair: dict[str, dict[str, float]] = {}
+    for pair, by_name in pairs.items():
+        sums: dict[str, Agreement] = {}
+        for name, agreement in by_name.items():
+            layer = sites[name].layer
+            for key in ["", *([] if layer is None else [f".{layer}"])]:
+                sums[key] = sums.get(key, Agreement()) + agreement
+        values = {f"{kind}{key}": getattr(total, kind) for key, total in sums.items() for kind in KINDS_OF_AGREEMENT}
+        by_pair[pair] = {key: value for key, value in values.items() if value is not None}
+    means: dict[str, float] = {}
+    for key in dict.fromkeys(key for values in by_pair.values() for key in values):
+        means[key] = fmean(values[key] for values in by_pair.values() if key in values)
+    return {**means, "pairs": by_pair}
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import csv
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import Change, row_key, tensor_changes
+from pipeline.analyze.changes import Agreement, Change, agreement_facts, agreement_of, row_key, tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Write delta.csv and map.svg, the share of rows above each threshold as the paper's figures show it."""
+    """Write delta.csv and map.svg, the share of rows above each threshold as the paper's figures show it.
+
+    Returns the facts of each expert, and of several experts how their changes agree.
+    """
     from pipeline.analyze.heatmaps import map_of, svg_of_maps
 
     config, of_base = run.config, run.parents["base"].folder
@@ -59,7 +63,23 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     maps = [map_of(fact, rows) for fact in facts.values()]
     (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows"), encoding="utf-8")
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return {"experts": facts, "axis": config.analyze.axis}
+    agreement: dict[str, Any] = {}
+    if len(experts) > 1:
+        agreement = agreement_facts(compare_pairs(experts, labels, base, config.threads), anatomy(base.names))
+    return {"experts": facts, "axis": config.analyze.axis, **agreement}
+
+
+def compare_pairs(
+    experts: Mapping[str, Source], labels: Sequence[str], base: Source, threads: int | None
+) -> dict[str, dict[str, Agreement]]:
+    """Return the agreement of each parameter's changes for each pair of experts, by the pair's names."""
+    names, pairs = by_size(base), {}
+    for (first, second), of_pair in zip(
+        itertools.combinations(experts.values(), 2), itertools.combinations(labels, 2), strict=True
+    ):
+        found = in_threads(partial(agreement_of, first, second, base), names, threads)
+        pairs[" ".join(of_pair)] = dict(zip(names, found, strict=True))
+    return pairs
 
 
 def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, Any]:

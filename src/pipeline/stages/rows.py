@@ -92,7 +92,7 @@ RUN_STAGES = {
     "merge": RunRow(MergeStage, 3, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
     "eval": RunRow(EvalStage, 9, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
-    "analyze": RunRow(AnalyzeStage, 2, "pipeline.analyze.stage", analysis.build, torch=False),
+    "analyze": RunRow(AnalyzeStage, 3, "pipeline.analyze.stage", analysis.build, torch=False),
 }
 STUDY_STAGES = {
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
