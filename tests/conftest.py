@@ -45,7 +45,6 @@ NEEDS = {
     "shapes": ("make test-shapes", lambda: bool(os.environ.get("PIPELINE_TEST_SHAPES"))),
     "rounding": ("set PIPELINE_TEST_ROUNDING", lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING"))),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
-    "inspect": ("pip install inspect_ai", lambda: find_spec("inspect_ai") is not None),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
         "make test-mergekit",

@@ -13,7 +13,7 @@ from test_page import Page
 from pipeline.report import figures
 from pipeline.report.collect import describe_other_bases
 from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.contrasts import measured_detectable
+from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex

@@ -1,11 +1,7 @@
-"""stage=compare: pages of what lm_eval 0.4.13 and inspect_ai 0.3.285 wrote (logs/, without the machine's description).
+"""stage=compare: pages of what lm_eval 0.4.13 wrote (logs/, without the machine's description).
 
 lm_eval ran two tasks on eight sums and one on five others: `guesses` is its dummy model, `tiny` and `tiny_2shot` are
-the base of the sandbox, the latter with --num_fewshot 2 --limit 6 --tasks sums. inspect_ai ran its mockllm on six sums,
-of which `strong` has five, in two epochs and with a system message; `strong_json` is a log of two sums as JSON. older/
-is what lm_eval 0.4.2, 0.4.3 and 0.4.7 wrote for `pretrained=./sandbox_base,dtype=float32`: the sums, and `echo`, whose
-two filters differ. From 0.4.3 on the folder has the model's name and the files the time, 0.4.2 wrote lists of JSON
-without hashes, and rows name their filter and metrics from 0.4.7 on. 0.4.4 and 0.4.5 write as 0.4.3, 0.4.1 as 0.4.2.
+the base of the sandbox, the latter with --num_fewshot 2 --limit 6 --tasks sums.
 """
 
 import csv
@@ -15,10 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +22,12 @@ from scipy.stats import ttest_rel
 from pipeline.errors import PipelineError
 from pipeline.extras.compare import CompareStage
 from pipeline.extras.compare_logs import compare_logs
-from pipeline.extras.logs import read_inspect
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import Results
 from pipeline.report.write import write_report
 
 LOGS = Path(__file__).parent / "logs"
 GUESSES, TINY, TINY_2SHOT = (str(LOGS / "lm_eval" / name) for name in ("guesses", "tiny", "tiny_2shot"))
-WEAK, STRONG, STRONG_JSON = (str(LOGS / "inspect_ai" / name) for name in ("weak", "strong", "strong_json"))
 
 
 @pytest.fixture
@@ -193,52 +185,6 @@ def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Pat
     assert not any("someone" in text for text in results.runs[1].config.values())
 
 
-# ---------------------------------------------------------------------------------------------------- inspect_ai
-
-
-@pytest.mark.inspect
-@pytest.mark.parametrize("entry, count, epochs", [(STRONG, 5, 2), (STRONG_JSON, 2, 1)])
-def test_scores_are_those_that_inspect_printed(entry: str, count: int, epochs: int) -> None:
-    """On all items of a log, also over two epochs."""
-    (log,) = read_inspect(only_file(entry, "*"))
-    assert len(log.items) == count and log.model == "mockllm/strong" and log.version == "0.3.285"
-    for metric in ("match", "includes"):
-        values = [item["scores"][metric] for item in log.items.values()]
-        assert sum(values) / count == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
-        assert (0.5 in values) == (epochs > 1)
-
-
-@pytest.mark.inspect
-def test_inspect_logs_are_matched_by_id_and_input() -> None:
-    results = compared(WEAK, STRONG)
-    assert results.rows == ["mockllm/weak", "mockllm/strong"] and results.columns == ["sums match", "sums includes"]
-    assert {line["n"] for line in results.contrasts} == {5}
-    assert "sums: 5 matched items, of 6 of “mockllm/weak” and 5 of “mockllm/strong”" in results.note
-    assert "sums: the prompts of 5 of 5 items differ." in results.note
-    settings = " ".join(results.computed["Different settings"])
-    assert "epochs: 1 (“mockllm/weak”), 2 (“mockllm/strong”)." in settings and "system_message" in settings
-    right = results.by_place["mockllm/strong", "sums match"].value
-    (samples,) = (one for (_, task, _), one in results.evaluations["mockllm/strong"].samples if task == "sums match")
-    assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
-    assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
-    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(GUESSES, WEAK)
-
-
-@pytest.mark.inspect
-def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
-    copy = copy_of(STRONG_JSON, tmp_path)
-    with changed(only_file(copy, "*.json")) as content:
-        del content["samples"][1]["scores"], content["reductions"]
-        content["status"], content["results"] = "error", None
-    results = compared(WEAK, copy)
-    incomplete = " ".join(results.computed["Incomplete logs"])
-    assert "has status=error" in incomplete and "1 of 2 items of" in incomplete and incomplete in results.note
-    assert {line["n"] for line in results.contrasts} == {1}
-
-
-# ---------------------------------------------------------------------------------------------------- refused
-
-
 def test_nothing_in_common(tmp_path: Path) -> None:
     other = copy_of(TINY, tmp_path)
     for file in other.rglob("samples_*.jsonl"):
@@ -257,19 +203,6 @@ def test_malformed_files_of_lm_eval(pattern: str, broken: bytes, tmp_path: Path)
     file.write_bytes(broken)
     told = refusal(GUESSES, copy)
     assert file.name in told or "holds no log" in told
-
-
-@pytest.mark.inspect
-def test_damaged_eval_files(tmp_path: Path) -> None:
-    copy = copy_of(STRONG, tmp_path)
-    file = only_file(copy, "*.eval")
-    whole = file.read_bytes()
-    with zipfile.ZipFile(unfinished := BytesIO(), "w") as archive:
-        archive.writestr("_journal/start.json", "{}")
-    cut = (b"", whole[:3000], b"PK\x03\x04", whole[:200] + b"\0" * 800 + whole[1000:])
-    for content in (*cut, unfinished.getvalue()):
-        file.write_bytes(content)
-        assert f"{file.name} is not a complete log of inspect_ai" in refusal(WEAK, copy)
 
 
 # ---------------------------------------------------------------------------------------------------- the page
@@ -300,7 +233,7 @@ def test_the_page_of_hostile_logs(copies: list[Path], tmp_path: Path) -> None:
 WITHOUT = """
 import sys
 from importlib.machinery import PathFinder
-MISSING = "torch transformers tokenizers safetensors datasets accelerate trl peft pandas sacrebleu lm_eval inspect_ai"
+MISSING = "torch transformers tokenizers safetensors datasets accelerate trl peft pandas sacrebleu lm_eval"
 class Finder(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -368,39 +301,25 @@ def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
     assert [cell.value for cell in compared(*hidden).cells] == [cell.value for cell in compared(GUESSES, TINY).cells]
 
 
-OLDER = {version: str(LOGS / "older" / version) for version in ("0.4.2", "0.4.3", "0.4.7")}
+@pytest.mark.parametrize("change", [{"lm_eval_version": "0.4.7"}, {"rows": "filter"}, {"rows": "doc_hash"}])
+def test_logs_of_versions_before_0_4_8_are_refused(change: dict[str, str], copies: list[Path]) -> None:
+    """By the version that the results name, or by what a row of the samples lacks."""
+    file = only_file(copies[0], "results_*.json")
+    with changed(file) as content:
+        content["lm_eval_version"] = change.get("lm_eval_version", "0.4.13")
+    if "rows" in change:
+        rows = raw_samples(copies[0], "sums")
+        kept = [{key: value for key, value in row.items() if key != change["rows"]} for row in rows]
+        write_lines(only_file(copies[0], "samples_sums_2*"), kept)
+    said = refusal(*copies)
+    assert said.startswith(f"{file} is of lm_eval ") and said.endswith(
+        "score again with lm_eval 0.4.8 or later, and --log_samples"
+    )
 
 
-@pytest.mark.parametrize("version", OLDER)
-def test_logs_of_older_versions(version: str) -> None:
-    """Scores are those that each version printed, by filter, and items match those of the newest by their documents."""
-    results = compared(OLDER[version], TINY)
-    assert results.rows == [f"sandbox_base ({name})" for name in (f"older/{version}", "lm_eval/tiny")]
-    assert {line["n"] for line in results.contrasts} == {8}
-    printed = json.loads(only_file(OLDER[version], "results*.json").read_text())["results"]["sums"]
-    columns = {"sums acc": "acc,none", "sums acc_norm": "acc_norm,none"}
-    assert {column: values_in(results, column)[0] for column in results.columns} == {
-        column: 100 * printed[key] for column, key in columns.items()
-    }
-    assert not any(text.startswith(("dtype", "arguments")) for text in results.computed["Different settings"])
-    assert "None" not in results.computed["Logs"][0]
-
-
-def test_filters_of_older_versions() -> None:
-    for version in ("0.4.2", "0.4.3"):
-        results = compared(OLDER[version], OLDER["0.4.7"])
-        values = {column: values_in(results, column) for column in results.columns}
-        assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
-        assert len(values) == 4 and not any("prompts" in text for text in results.computed["Different settings"])
-
-
-def test_directions_of_older_versions(tmp_path: Path) -> None:
-    """Which lm_eval before 0.4.3 has in the task's own list of metrics alone."""
-    copies = [Path(shutil.copytree(OLDER["0.4.2"], tmp_path / name)) for name in "ab"]
-    for copy in copies:
-        with changed(copy / "results.json") as content:
-            content["configs"]["sums"]["metric_list"][0]["higher_is_better"] = False
-    assert "sums acc (lower is better)" in compared(*copies).columns
+def test_a_log_of_inspect_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.eval").write_bytes(b"PK")
+    assert "is a log of inspect_ai, which is no longer read" in refusal(tmp_path / "a.eval", TINY)
 
 
 def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
@@ -408,4 +327,4 @@ def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
     config = {"model": "gpt2", "model_args": "", "num_fewshot": 0, "limit": None, "bootstrap_iters": 100000}
     old = {"results": {"piqa": {"acc": 0.6, "acc_stderr": 0.01}}, "versions": {"piqa": 0}, "config": config}
     (tmp_path / "results.json").write_text(json.dumps(old, indent=2))
-    assert "results.json is of lm_eval before 0.4" in refusal(tmp_path / "results.json", TINY)
+    assert "results.json is of lm_eval before 0.4.8" in refusal(tmp_path / "results.json", TINY)

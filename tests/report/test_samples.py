@@ -16,11 +16,12 @@ from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
+from pipeline.report.expression import PlainPlan
+from pipeline.report.frame import Comparison, Frame, NoScore
 from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
-from pipeline.report.questions import Questions
-from pipeline.report.stored import NoScore, StoredAnswers
-from pipeline.tables.plan import ScoreRef, ScoreWords
+from pipeline.report.stored import StoredAnswers
+from pipeline.tables.plan import Cell, Item, ScoreRef, ScoreWords
 
 
 def evaluated(tmp_path: Path, answers: dict[str, list[dict[str, Any]]], task: str = "mgsm", where: str = "qac",
@@ -265,16 +266,16 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
         def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
             return dict(enumerate(sides[scores.index(score)]))
 
+    (left, right) = cells = [Cell(score.model, "all", [Item({}, ({(): score},))]) for score in scores]
     nothing: Any = None
-    questions = Questions(nothing, Stored(nothing), [], "likelihood_diff")
-    questions.__dict__["needed_scores"] = [(score, None) for score in scores]
-    assert not questions.bounded
-    found, expected = questions.contrast(sides[0] - sides[1], None, None, 1.0), stats.ttest_rel(*sides)
+
+    def frame(metric: str) -> Frame:
+        return Stored(nothing).frame(PlainPlan({}), cells, metric)
+
+    found = Comparison(frame("likelihood_diff"), [(1.0, left)], [(1.0, right)]).contrast()
+    expected = stats.ttest_rel(*sides)
     assert found.p == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
     sides[:] = sides > 3
-    del questions.__dict__["bounded"]
-    assert not questions.bounded  # differences all the same
-    questions.metric = "pct_stereotype"
-    del questions.__dict__["bounded"]
-    assert questions.bounded
+    assert not frame("likelihood_diff").bounded  # differences all the same
+    assert frame("pct_stereotype").bounded

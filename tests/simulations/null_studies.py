@@ -34,10 +34,12 @@ from pipeline.config.compose import compose
 from pipeline.report.cells import cell_result, describe_cell
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.compare import headline_sentences
-from pipeline.report.contrasts import compared_pairs, measure_pairs, task_and_questions
+from pipeline.report.contrasts import compared_pairs, measure_pairs
+from pipeline.report.detectable import task_and_questions
+from pipeline.report.frame import NoScore
 from pipeline.report.load.answers import Vector
 from pipeline.report.placed_claims import claims_of
-from pipeline.report.stored import NoScore, StoredAnswers, Translations
+from pipeline.report.stored import StoredAnswers, Translations
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.stats.detectable import DISCORDANT
@@ -135,9 +137,9 @@ class DrawnAnswers(StoredAnswers):
         shift = level + chance + self.effects.get(spec.run, 0.0)
         return shift + question[:, None] + math.sqrt(left) * noise
 
-    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         if difference_of(score, metric):
-            return super().read_vector(score, metric, pair)
+            return super().scores_by_question(score, metric, pair)
         latent = self.latent(score, pair, is_measure(metric))[:, 0]
         return dict(enumerate((latent if is_measure(metric) else (latent > 0).astype(float)).tolist()))
 
@@ -175,7 +177,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     cells = []
     if not plan.compare:  # the cells decide what is compared
         cells = [cell_result(answers, cell, describe_cell(answers, cell)) for cell in plan.cells.values()]
-    lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
+    lines, _ = measure_pairs(plan, answers, compared_pairs(plan, cells))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.report.expression import reduce_sides
+from pipeline.report.expression import Sides, reduce_sides
 from pipeline.stats.contrast import contrast
 from pipeline.stats.statistics import PairedScore, half_weights, halved_means, resampled_means, share_interval
 
@@ -54,7 +54,7 @@ def seeds(sizes: tuple[int, ...] = (2, 3, 5, 10, 20, 30), worlds: int = 400, cou
 def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
     """(draws,) of the candidate that is best in each draw (draws, K): what is shown of it."""
     shown = choosing if scoring is None else scoring
-    return reduce_sides("max", list(zip(choosing.T, shown.T, strict=True)))[1]
+    return reduce_sides("max", [Sides(*of_candidate) for of_candidate in zip(choosing.T, shown.T, strict=True)]).shown
 
 
 class Cell(NamedTuple):

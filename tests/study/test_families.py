@@ -31,7 +31,7 @@ def planned(**changes: Any) -> TablePlan:
 
 def measured(there: TablePlan, **rates: float) -> list[Any]:
     made: Any = Made(there, rates)
-    return measure_pairs(there, made, compared_pairs(there, []))
+    return measure_pairs(there, made, compared_pairs(there, []))[0]
 
 
 def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> None:
@@ -98,7 +98,7 @@ def test_no_exploratory_cell_is_bold() -> None:
     def bold(family: tuple[str, ...]) -> list[str]:
         within = replace(there, table=replace(there.table, family=family))
         made: Any = Seeds(within, right)
-        return [cell.column for cell in mark_best(within, made, cells) if cell.best]
+        return [cell.column for cell in mark_best(within, made, cells, {}) if cell.best]
 
     assert bold(()) == ["qac: mgsm", "qac: mgsm en"] and bold(("qac: mgsm",)) == ["qac: mgsm"]
 
@@ -109,9 +109,9 @@ def test_a_bold_cell_has_the_variance_between_seeds_that_the_comparisons_of_its_
     right = {"layer swap": (60, 61, 62), "soup": (51, 50, 49)}
     cells = [CellResult(row, "qac: mgsm", float(of[1]), task="mgsm") for row, of in right.items()]
     made: Any = Seeds(there, right)
-    assert [cell.best for cell in mark_best(there, made, cells)] == [True, False]
-    made.ratios = {("exact_match", "seed"): 100.0}
-    assert [cell.best for cell in mark_best(there, made, cells)] == [False, False]
-    lines = measure_pairs(there, made, {("layer swap", "soup", "qac: mgsm"): 1})
-    assert made.ratios != {("exact_match", "seed"): 100.0} and lines[0]["p"] < 0.05
+    assert [cell.best for cell in mark_best(there, made, cells, {})] == [True, False]
+    ratios = {("exact_match", "seed"): 100.0}
+    assert [cell.best for cell in mark_best(there, made, cells, ratios)] == [False, False]
+    lines, pooled = measure_pairs(there, made, {("layer swap", "soup", "qac: mgsm"): 1})
+    assert pooled != ratios and lines[0]["p"] < 0.05
     assert contrast([[0.1, 0.2, 0.3]] * 3).with_least_between([100.0]).p > 0.05

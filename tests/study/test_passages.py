@@ -25,11 +25,10 @@ class Answers(StoredAnswers):
     """Of two equal models, each of which is better or worse on all questions about a passage."""
 
     def __init__(self, plan: TablePlan, world: int, grouped: bool, passages: int = 40, each: int = 4) -> None:
-        self.draws, self.grouped, self.shape = 200, grouped, (passages, each)
-        self._vectors = {}
+        self.grouped, self.shape = grouped, (passages, each)
         self.rng = np.random.default_rng(world)
 
-    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
         rates = self.rng.uniform(0.1, 0.9, (self.shape[0], 1))
         return dict(enumerate((self.rng.random(self.shape) < rates).astype(float).ravel().tolist()))
 
@@ -41,7 +40,7 @@ def test_the_difference_stays_and_its_level_is_kept() -> None:
     there, lines = plan(TABLE), {}
     pairs = pairs_across(there, there.compare)
     for grouped in (True, False):
-        lines[grouped] = [measure_pairs(there, Answers(there, world, grouped), pairs)[0] for world in range(150)]
+        lines[grouped] = [measure_pairs(there, Answers(there, world, grouped), pairs)[0][0] for world in range(150)]
     for grouped, alone in zip(lines[True], lines[False], strict=True):
         assert grouped["difference"] == pytest.approx(alone["difference"]) and grouped["n"] == 40
     false = {grouped: sum(line["p"] < 0.05 for line in found) for grouped, found in lines.items()}

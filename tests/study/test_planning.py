@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fixture_types import Patch
 
@@ -20,8 +21,8 @@ from pipeline.files import ADDED_CONF
 from pipeline.report.compare import headline_sentences
 from pipeline.report.contrasts import measure_pairs
 from pipeline.report.expression import evaluate
-from pipeline.report.questions import stored_metric
-from pipeline.report.stored import StoredAnswers
+from pipeline.report.metrics import stored_metric
+from pipeline.report.stored import StoredAnswers, less_is_better
 from pipeline.runs.graph import order_runs
 from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
@@ -132,14 +133,13 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
     monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
     assert found.chosen_candidate(choice.key) == ("2+0",)
 
-    def number(_: Any, score: Any) -> float:
-        return numbers[score]
+    def number(_: Any, score: Any) -> np.ndarray:
+        return np.array([numbers[score]])
 
-    assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == (4.2, 4.2)
+    assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == 4.2
     assert lower_is_better("wikitext") and lower_is_better("crows_pairs_english") and not lower_is_better("arc_easy")
-    less = StoredAnswers(found).less_is_better
-    assert less("wikitext", "bits_per_byte") and less("wikitext", "")
-    assert not less("arc_easy", "acc") and not less("crows_pairs_english", "pct_stereotype")
+    assert less_is_better("wikitext", "bits_per_byte") and less_is_better("wikitext", "")
+    assert not less_is_better("arc_easy", "acc") and not less_is_better("crows_pairs_english", "pct_stereotype")
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
     # crows_pairs' differences are in nats; of TruthfulQA's answers bleu_acc counts those nearer to a right one
     assert percent_factor("likelihood_diff") == percent_factor("bleu_max") == 1 and percent_factor("bleu_acc") == 100
@@ -160,7 +160,7 @@ def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> 
                 return {at: float((at % 9 > 0) if score == high else (at % 9 == 0)) for at in range(90)}
 
         nothing: Any = None
-        lines = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
+        lines, _ = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
         assert headline_sentences(lines)[0].startswith(f"“one” is {verb} than “two” in “all” by 77.8 points")
         assert lines[0]["lower_is_better"] == (verb == "worse")
 

@@ -3,6 +3,7 @@ does nothing: one sentence with file and row."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 from planned import READS, canonical, plan, shipped
 
@@ -253,14 +254,14 @@ def test_the_number_of_a_cell() -> None:
         + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
     )
 
-    def made_up(_: object, score: ScoreRef) -> float:
+    def made_up(_: object, score: ScoreRef) -> np.ndarray:
         if score.model in made.chosen:
-            return 1000.0
+            return np.array([1000.0])
         at = made.specs[score.model].at
         better = {"sw": 5, "te": 3}.get(at.get("language", ""), 0)
-        return 10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)
+        return np.array([10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)])
 
-    number = {place: evaluate(made, cell, made_up, made_up)[1] for place, cell in made.cells.items()}
+    number = {place: evaluate(made, cell, made_up, made_up)[0] for place, cell in made.cells.items()}
     assert number["sw.avg", "base"] == 0 and number["sw.avg", "math"] == (10 + 20) / 2
     assert number["te.avg", "best"] == 100 + ((10 + 2) + (20 + 2)) / 2  # the better l of each m
     assert number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2  # English of the chosen, and Telugu

@@ -19,11 +19,12 @@ from pipeline.errors import PipelineError
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import default_pairs, mark_best, measure_pairs, pairs_across
-from pipeline.report.expression import evaluate, reduce_sides
+from pipeline.report.expression import Sides, evaluate, reduce_sides
+from pipeline.report.frame import NoScore
 from pipeline.report.load.answers import answers_of, sample_files
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of
-from pipeline.report.stored import NoScore, StoredAnswers
+from pipeline.report.stored import StoredAnswers
 from pipeline.report.verdicts import comparisons, judge_claims, place_values
 from pipeline.stats.contrast import contrast
 from pipeline.stats.translations import metric_of
@@ -97,7 +98,7 @@ def test_every_name_of_a_claim_is_there(claim):
 
 
 def test_a_choice_goes_by_what_it_compares_and_shows_the_other() -> None:
-    parts = [(0.2, 0.3), (0.5, 0.1)]  # what is compared, what is shown
+    parts = [Sides(np.array([compared]), np.array([shown])) for compared, shown in ((0.2, 0.3), (0.5, 0.1))]
     assert reduce_sides("max", parts) == (0.5, 0.1) and reduce_sides("min", parts) == (0.2, 0.3)
     assert reduce_sides("mean", parts) == pytest.approx((0.35, 0.2))
 
@@ -213,7 +214,9 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     found = judge_claims(there, answers)
     assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
     assert n == 1 or "not made" not in {one.verdict for one in found}
-    lines = [line for line in measure_pairs(there, answers, pairs_across(there, there.compare)) if not line["missing"]]
+    lines = [
+        line for line in measure_pairs(there, answers, pairs_across(there, there.compare))[0] if not line["missing"]
+    ]
     for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
         (line["low"], line["high"], line["could_see"]) for line in lines
     ]:
@@ -236,14 +239,14 @@ def test_a_sides_value_is_the_cells(table):
     there = plan_of(table)
     made = Made(there, {"swap any": 0.5}, experts=0.2)
 
-    def of(score: ScoreRef) -> float:
-        return float(np.mean(list(made.scores_by_question(score, "exact_match", None).values())))
+    def of(_: Any, score: ScoreRef) -> np.ndarray:
+        return np.array([np.mean(list(made.scores_by_question(score, "exact_match", None).values()))])
 
-    for line in measure_pairs(there, made, pairs_across(there, there.compare)):  # type: ignore[arg-type]
+    for line in measure_pairs(there, made, pairs_across(there, there.compare))[0]:  # type: ignore[arg-type]
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
-        wanted = [100 * evaluate(there, there.cells[key], *[lambda _, score: of(score)] * 2)[1] for key in keys]
+        wanted = [100 * evaluate(there, there.cells[key], of, of)[0] for key in keys]
         assert [line["left_value"], line["right_value"]] == pytest.approx(wanted), line
 
 
@@ -274,7 +277,7 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 
     there = plan_of("sandbox_full")
     made: Any = Made(there, {"layer swap": 1.0}, experts=0.2, n=40)
-    (line,) = measure_pairs(there, made, {("layer swap", "soup", "qac: flores to"): 1})
+    (line,), _ = measure_pairs(there, made, {("layer swap", "soup", "qac: flores to"): 1})
     values = []
     for row in ("layer swap", "soup"):
         cell, scores = there.cells[row, "qac: flores to"], []
@@ -291,12 +294,12 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     def over(of: TablePlan) -> set[str]:
-        return {line["over"] for line in measure_pairs(of, Made(of, {}, n=8), pairs_across(of, of.compare))}  # type: ignore[arg-type]
+        return {line["over"] for line in measure_pairs(of, Made(of, {}, n=8), pairs_across(of, of.compare))[0]}  # type: ignore[arg-type]
 
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
     assert over(two) == {"problems"}
-    lines = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare))  # type: ignore[arg-type]
+    lines, _ = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
     one = plan_of("sandbox")
@@ -338,7 +341,7 @@ def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, m
     texts = made.read_translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
     references, responses = zip(*texts, strict=True)
     theirs = metric_of(metric, "en-qac").corpus_score(responses, [references], n_bootstrap=1000)
-    value, low, high = estimate_interval(made, cell, False)  # type: ignore[misc]
+    value, low, high = estimate_interval(made, cell)  # type: ignore[misc]
     assert value == pytest.approx(theirs.score)
     assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (low + high) / 2 == pytest.approx(value)
 
@@ -348,7 +351,7 @@ def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float)
     there = plan_of("sandbox")
     for row in ("base", "layer swap"):
         cell = there.cells[row, "qac: flores to"]
-        found = estimate_interval(Alike(there, {"all": right}, n=n), cell, False)
+        found = estimate_interval(Alike(there, {"all": right}, n=n), cell)
         assert found and found[0] == pytest.approx(100 if right else found[0]) and found[2] - found[1] >= 100 / n
 
 
@@ -372,7 +375,7 @@ def bold(there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac
     """The rows that are best of those with so many right answers of 100 in each seed."""
     task, pair = ("flores", "en-qac") if "flores" in column else ("mgsm", None)
     cells = [CellResult(row, column, fmean(each), task=task, pair=pair, **more) for row, each in right.items()]
-    return [cell.row for cell in mark_best(there, Seeds(there, right), cells) if cell.best]  # type: ignore[arg-type]
+    return [cell.row for cell in mark_best(there, Seeds(there, right), cells, {}) if cell.best]  # type: ignore[arg-type]
 
 
 def test_one_lucky_seed_of_three_is_not_best():
@@ -397,9 +400,9 @@ def test_a_best_cell_is_above_all_others_of_its_place():
     cells = [
         CellResult(row, "qac: mgsm", number, task="mgsm") for row, number in (("layer swap", 90.0), ("soup", 50.0))
     ]
-    assert not any(cell.best for cell in mark_best(there, Missing(there, {}), cells))  # type: ignore[arg-type]
+    assert not any(cell.best for cell in mark_best(there, Missing(there, {}), cells, {}))  # type: ignore[arg-type]
     facts = [replace(cell, task="") for cell in cells]
-    assert not any(cell.best for cell in mark_best(there, Seeds(there, right), facts))  # type: ignore[arg-type]
+    assert not any(cell.best for cell in mark_best(there, Seeds(there, right), facts, {}))  # type: ignore[arg-type]
 
 
 def test_a_best_cell_is_corrected_over_its_rivals():
@@ -423,7 +426,7 @@ def test_a_place_is_a_row_where_models_are_columns():
              ("base", "simultaneous_full")]  # fmt: skip
     assert {cell.task for cell in cells} == {"mgsm"}
     made: Any = Made(there, {"base": 4.0})
-    best = [(cell.row, cell.column) for cell in mark_best(there, made, cells) if cell.best]
+    best = [(cell.row, cell.column) for cell in mark_best(there, made, cells, {}) if cell.best]
     assert best == [("sw", "base"), ("te", "base")]
 
 

@@ -36,7 +36,7 @@ from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
-from pipeline.report.contrasts import detectable_claims, first_detectable
+from pipeline.report.detectable import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported, overrides_of
 from pipeline.report.stored import SPM_MODEL

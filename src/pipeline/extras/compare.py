@@ -1,4 +1,4 @@
-"""Stage compare: the report page of what lm_eval or inspect_ai wrote, for two models or more."""
+"""Stage compare: the report page of logs of lm_eval or evaluations of this program, for two models or more."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.runs.folders import finished_names
 
 @dataclass
 class CompareStage(Stage):
-    """The report page of what `lm_eval --log_samples` and inspect_ai wrote, for two models or more."""
+    """The report page of what `lm_eval --log_samples` wrote, or stage=eval, for two models or more."""
 
-    results: list[str] = knob()  # folders or files of these tools, or evaluations of runs_dir, the baseline first
+    results: list[str] = knob()  # folders or files of lm_eval, or evaluations of runs_dir, the baseline first
 
     def answer(self) -> Path:
         """Write the page of the comparison to runs_dir/reports, and its verdict to standard error. Returns its path."""

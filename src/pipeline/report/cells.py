@@ -3,51 +3,65 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
 from pipeline.config.stages import TrainStage
 from pipeline.papers import published as papers
-from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
+from pipeline.report.expression import Line, is_plain_mean, lines_of
+from pipeline.report.frame import NoScore
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.questions import questions_of, stored_metric, tasks_of
-from pipeline.report.stored import VALIDATIONS, NoScore, StoredAnswers, page_text
+from pipeline.report.metrics import stored_metric, tasks_of
+from pipeline.report.stored import VALIDATIONS, StoredAnswers, page_text
 from pipeline.runs.run import Run, parent_runs
-from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, difference_of
+from pipeline.tables.plan import Candidate, Cell, Choice, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning, primary_value
 
 
 def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
-    """A cell without its number: what it shows, and the evaluations that it is read from."""
+    """Return a cell without its number: what it shows, and the evaluations that it is read from."""
     table, plan = stored.table, stored.table.plan
+    lines = lines_of(plan, [cell])
     tasks = tasks_of(plan, [cell])
-    shown = [(item, score) for leaf in leaf_cells(plan, cell) for item, score in shown_scores(table, leaf)]
-    keys: list[Any] = [item.model for leaf in leaf_cells(plan, cell) for item in leaf.items if item.model]
-    for leaf, score in scores_under(plan, cell):
-        keys += [score, *(difference_of(score, leaf.metric) or ())[1:]]
     task = "".join(map(str, tasks - {None})) if len(tasks) == 1 else ""
+    runs: dict[str, None] = {}
+    for line in lines:
+        further = difference_of(line.score, line.leaf.metric) if isinstance(line.score, ScoreRef) else None
+        for score in (line.score, *(further or ())[1:]):
+            if run := table.run_of(score):
+                runs[run.name] = None
+    shown = [line for line in lines if is_shown(table, line)]
+    scores = []
+    for line in shown:
+        run = table.run_of(line.score)
+        if run and line.leaf is cell:
+            at = {axis: str(value) for axis, value in line.item.at.items()}
+            scores.append(CellScore(run.name, at, () if cell.fact else stored.rows_of(line.score, cell)))
     fine = cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES
     return CellResult(
-        cell.row, cell.column, digits=3 if fine else 1,
-        n=sum(max(1, len(item.readings)) for leaf in leaf_cells(plan, cell) for item in leaf.items),
+        cell.row,
+        cell.column,
+        digits=3 if fine else 1,
+        n=len({(id(line.item), line.place) for line in lines}),
         published=papers.published_value(*cell.published) if cell.published else None,
         suspect=papers.reason_for_doubt(*cell.published) if cell.published else None,
-        scores=[
-            CellScore(run.name, {axis: str(value) for axis, value in item.at.items()},
-                      () if cell.fact else stored.rows_of(score, cell))
-            for item, score in shown_scores(table, cell) if (run := stored.run_of(score))
-        ],
-        runs=list(dict.fromkeys(run.name for key in keys if (run := stored.run_of(key)))),
-        task=task, metric=cell.metric or "", pair=cell.pair, role=model_role(table, shown[0][1] if shown else None),
-    )  # fmt: skip
+        scores=scores,
+        runs=list(runs),
+        task=task,
+        metric=cell.metric or "",
+        pair=cell.pair,
+        role=model_role(table, shown[0].score if shown else None),
+    )
 
 
 def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None = None) -> CellResult:
-    """A cell with its number and 95 % interval, or with the reason why it has none. described: by `describe_cell`."""
+    """Return a cell with its number and 95 % interval, or with the reason why it has none.
+
+    described: by `describe_cell`.
+    """
+    plan = stored.table.plan
     result = described or describe_cell(stored, cell)
     if cell.fact is None and any(item.model is not None for item in cell.items):
         return replace(result, n=len(result.runs), missing="a figure, in its run's folder")
@@ -55,20 +69,35 @@ def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None 
         value = float(stored.value(cell))
     except NoScore as error:
         return replace(result, n=0, missing=page_text(str(error), stored.table.config.runs_dir))
-    is_chosen = cell.fact is None and not is_plain_mean(stored.table.plan, cell)
-    estimate, low, high = estimate_interval(stored, cell, is_chosen) or (value, None, None)
-    maximum = value if is_chosen else None
-    return replace(result, value=estimate if is_chosen else value, low=low, high=high, maximum=maximum)
+    if cell.fact is None and not is_plain_mean(plan, cell):
+        result = replace(result, maximum=value)
+    estimate = estimate_interval(stored, cell)
+    if estimate is None:
+        return replace(result, value=value)
+    return replace(result, value=value if result.maximum is None else estimate[0], low=estimate[1], high=estimate[2])
 
 
-def shown_scores(table: Planning, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
-    """(item, score) of the scores that a cell shows: the winner's if there is a choice, none while it is open."""
-    for item in cell.items:
-        winner = table.chosen_candidate(item.choice) if item.choice else ()
-        for reading in item.readings:
-            score = reading.get(()) or (reading.get(winner) if winner is not None else None)
-            if score is not None:
-                yield item, score
+def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, float] | None:
+    """Return a cell and its 95 % interval over draws of questions, in percent or bits.
+
+    None for facts, figures and spBLEU, and if answers were not stored.
+    """
+    plan = stored.table.plan
+    metric = stored_metric(plan, [cell])
+    if metric is None:
+        return None
+    try:
+        value, low, high = stored.frame(plan, [cell], metric).estimate(cell)
+    except NoScore:
+        return None
+    return 100 * value, 100 * low, 100 * high
+
+
+def is_shown(table: Planning, line: Line) -> bool:
+    """Return True if a cell shows this score: if there is a choice, the winner's, and none while it is open."""
+    if line.item.model is not None:
+        return False
+    return line.candidate == () or line.candidate == table.chosen_candidate(str(line.item.choice))
 
 
 def model_role(table: Planning, score: ScoreRef | None) -> str:
@@ -87,30 +116,6 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
         )  # the training that a selection or a reset starts from
     is_joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
     return "merge" if is_joint or spec.words.get("stage") == "merge" else "expert"
-
-
-def estimate_interval(stored: StoredAnswers, cell: Cell, is_chosen: bool) -> tuple[float, float, float] | None:
-    """A cell and its 95 % interval over draws of problems, in percent or bits. What is chosen (the best configuration,
-    a maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
-
-    Seeds and experts are treated as fixed. For BLEU and chrF++ it is the normal interval of the draws, whose standard
-    deviation is at least that of one sentence. None for facts, figures and spBLEU, and where answers were not stored.
-    """
-    import numpy as np
-
-    metric = stored_metric(stored.table.plan, [cell])
-    if metric is None:
-        return None
-    questions = questions_of(stored.table.plan, stored, [cell], metric)
-    try:
-        value, variance = questions.mean_and_variance(cell)
-        if is_chosen:
-            value, draws = questions.split_half(partial(questions.cell, cell))
-            variance = float(np.var(draws, ddof=1))
-        low, high = questions.interval(value, variance)
-    except NoScore:
-        return None
-    return 100 * value, 100 * low, 100 * high
 
 
 def choices_of(table: Planning) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
 from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
-from pipeline.runs.unchanged import SMALL_BYTES, describe_change
+from pipeline.runs.unchanged import SMALL_BYTES, damage_of, describe_change
 from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
@@ -37,14 +37,16 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     table, plan, runs_dir = planning.plan.table, planning.plan, planning.config.runs_dir
     targets = planning.targets()
     runs = order_runs(targets)
-    stored = StoredAnswers(planning, failed)
+    damages = {run.name: damage_of(run.folder) for run in targets}
+    damaged = {name: damage for name, damage in damages.items() if damage}
+    stored = StoredAnswers(planning, failed, damaged)
     first = {name: first_failure(name, failed) for name in failed}
     evals = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
-    scored = [run for run in evals if not stored.damage(run)]
+    scored = [run for run in evals if run.name not in damaged]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
-    contrasts = measure_pairs(plan, stored, compared_pairs(plan, measured))
-    measured = mark_gains(mark_best(plan, stored, measured), contrasts, table.baselines)
+    contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, measured))
+    measured = mark_gains(mark_best(plan, stored, measured, ratios), contrasts, table.baselines)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, failed, reasons)
     first_evaluation = next(

@@ -1,135 +1,211 @@
-"""A cell as one expression over scores: its number, its answers question by question, or its bootstrap draws."""
+"""A cell as an expression over its lines, each a score behind it.
+
+`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give its value, rows of answers
+its answers by question, rows of halves and of draws its bootstrap, in which each choice is repeated.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.stats.statistics import largest
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, reduce_items
+from pipeline.tables.plan import Candidate, Cell, Choice, Item
 
-# the value of a score (or of the spec that holds a fact) in a cell: a number, (N,) answers or (draws,) means
-Source = Callable[[Cell, Any], Any]
-Sided = tuple[Any, Any]  # (what choices use, what is shown)
-
-
-def evaluate(plan: TablePlan, cell: Cell, choose: Source, show: Source, axes: Sequence[str] = ()) -> Sided:
-    """A cell as `choose` has it and as `show` has it, both with the choices, maxima and minima that `choose` makes: in
-    numbers one for all, in draws one for each draw. It is reduced over all of its axes except `axes`, the first
-    dimensions of the result; an axis that it does not have, or has one value of, is of length 1.
-
-    Numbers twice give the cell's value; numbers and answers its answers by question; the same draws twice a bootstrap
-    that repeats choices in each draw; two halves of the problems a split-half. Ties choose the first candidate.
-    """
+if TYPE_CHECKING:
     import numpy as np
 
-    if cell.of:
-        rows = [plan.cells[row, cell.column] for row in cell.of]
-        return reduce_sides(cell.reduce[0][0], [evaluate(plan, row, choose, show, axes) for row in rows])
-
-    @cache  # many items share a choice
-    def winner_of(choice: str) -> Any:
-        scored, sign = plan.choices[choice].candidates.values(), plan.choices[choice].sign
-        return largest([sign * average([choose(cell, score) for score in scores]) for scores in scored])
-
-    def item_sides(_: Cell, item: Item) -> Sided:
-        if item.model is not None:
-            return choose(cell, item.model), show(cell, item.model)
-        is_open = is_open_choice(item)
-        best = winner_of(str(item.choice)) if is_open else 0
-
-        def of_winner(source: Source) -> Any:
-            numbers = []
-            for reading in item.readings:
-                scores = list(reading.values())
-                if is_open and () not in reading:
-                    scores = [reading[candidate] for candidate in plan.choices[str(item.choice)].candidates]
-                at = best if len(scores) > 1 else 0
-                if np.ndim(at) == 0:
-                    numbers.append(source(cell, scores[at]))
-                else:
-                    numbers.append(picked([source(cell, score) for score in scores], at))
-            return average(numbers)
-
-        return of_winner(choose), of_winner(show)
-
-    reduced = reduce_items(cell, item_sides, reduce_sides, axes)
-    if not axes:
-        ((_, sides),) = reduced
-        return sides
-    choosing, shown = ([(at, sides[number]) for at, sides in reduced] for number in (0, 1))
-    return by_level(choosing, axes), by_level(shown, axes)
+Key = tuple[Any, str | None]  # a score (or the spec that holds a fact), and the pair of languages that a cell shows
+Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
 
 
-def average(parts: Sequence[Any]) -> Any:
-    """The mean of several numbers, exactly rounded, or of several arrays."""
-    import numpy as np
+class Plan(Protocol):
+    """The part of a table's plan that its numbers depend on."""
 
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], float):
-        return statistics.fmean(parts)
-    return np.mean(np.broadcast_arrays(*parts), axis=0)
+    cells: dict[tuple[str, str], Cell]
+    choices: dict[str, Choice]
 
 
-def picked(parts: Sequence[Any], best: Any) -> Any:
-    """The part of this place; in each draw, where there is a place for each."""
-    import numpy as np
+@dataclass
+class PlainPlan:
+    """The plan of cells that are not those of a table file."""
 
-    return parts[best] if np.ndim(best) == 0 else np.stack(parts, axis=1)[np.arange(len(best)), best]
-
-
-def reduce_sides(how: str, parts: Sequence[Sided]) -> Sided:
-    """The mean; or the largest (max) or least (min) by what choices use, of levels by their mean."""
-    import numpy as np
-
-    choosing, shown = zip(*parts, strict=True)
-    if how == "mean" or len(parts) == 1:
-        return average(choosing), average(shown)
-    sign = 1 if how == "max" else -1
-    is_by_level = np.shape(choosing[0]) != () and np.shape(choosing[0]) != np.shape(shown[0])
-    best = largest([sign * (np.mean(part) if is_by_level else part) for part in choosing])
-    return picked(choosing, best), picked(shown, best)
+    cells: dict[tuple[str, str], Cell]
+    choices: dict[str, Choice] = field(default_factory=dict)
 
 
-def by_level(numbers: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> Any:
-    """(levels of each axis ..., values) of (values of the axes, value)."""
-    import numpy as np
-
-    levels = [
-        list(dict.fromkeys(levels_at[axis] for levels_at, _ in numbers if axis in levels_at)) or [None] for axis in axes
-    ]
-    array = np.full((*map(len, levels), *np.shape(numbers[0][1])), np.nan)
-    for levels_at, value in numbers:
-        array[tuple(values.index(levels_at.get(axis)) for axis, values in zip(axes, levels, strict=True))] = value
-    return array
+# ---------------------------------------------------------------------------------------------------- lines
 
 
-def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
-    """The cells that hold items: for a row that averages rows, those of the averaged rows."""
+class Line(NamedTuple):
+    """A score behind a cell. leaf: the cell that holds its item, if the cell averages rows; score: a ScoreRef, or the
+    spec that holds a fact; candidate: of an open choice, otherwise empty."""
+
+    leaf: Cell
+    item: Item
+    place: int
+    candidate: Candidate
+    score: Any
+
+
+def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
+    """Yield the cells that hold items: for a row that averages rows, those of the averaged rows."""
     if not cell.of:
         yield cell
     for row in cell.of:
         yield from leaf_cells(plan, plan.cells[row, cell.column])
 
 
-def scores_under(plan: TablePlan, cell: Cell) -> Iterator[tuple[Cell, ScoreRef]]:
-    """Each score that a cell reads, of all candidates of a choice, with the cell that holds it."""
-    for leaf in leaf_cells(plan, cell):
-        for item in leaf.items:
-            for reading in item.readings:
-                yield from ((leaf, score) for score in reading.values())
+def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[Line]:
+    """Return the lines behind some cells, of all candidates of a choice."""
+    lines = []
+    for cell in cells:
+        for leaf in leaf_cells(plan, cell):
+            for item in leaf.items:
+                if item.model is not None:
+                    lines.append(Line(leaf, item, 0, (), item.model))
+                for place, reading in enumerate(item.readings):
+                    lines += [Line(leaf, item, place, candidate, score) for candidate, score in reading.items()]
+    return lines
+
+
+def scores_of(plan: Plan, cells: Iterable[Cell]) -> list[Key]:
+    """Return the scores that cells show, and those by which shown candidates are chosen, each with its pair."""
+    keys: dict[Key, None] = {}
+    for line in lines_of(plan, cells):
+        keys[line.score, line.leaf.pair] = None
+        if line.item.choice is not None and is_open_choice(line.item):
+            for scores in plan.choices[line.item.choice].candidates.values():
+                keys |= {(score, line.leaf.pair): None for score in scores}
+    return list(keys)
 
 
 def is_open_choice(item: Item) -> bool:
-    """Whether all candidates were scored here, so that the choice can be repeated in each draw."""
+    """Return True if all candidates were scored here, so that the choice can be repeated in each draw."""
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
 
-def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
-    """Whether a cell is a plain mean of its answers."""
+def is_plain_mean(plan: Plan, cell: Cell) -> bool:
+    """Return True if a cell is a plain mean of its answers."""
     leaves = list(leaf_cells(plan, cell))
-    is_mean = all(how == "mean" for part in (cell, *leaves) for how, _ in part.reduce)
-    return is_mean and not any(is_open_choice(item) for leaf in leaves for item in leaf.items)
+    steps = [how for part in (cell, *leaves) for how, _ in part.reduce]
+    is_chosen = any(is_open_choice(item) for leaf in leaves for item in leaf.items)
+    return not is_chosen and all(how == "mean" for how in steps)
+
+
+# ---------------------------------------------------------------------------------------------------- expressions
+
+
+class Sides(NamedTuple):
+    """A part of a cell in the rows that choices use, and in those that are shown."""
+
+    choosing: np.ndarray
+    shown: np.ndarray
+
+
+def evaluate(plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()) -> np.ndarray:
+    """Return a cell in the rows of `show`, with the choices, maxima and minima that the rows of `choose` make.
+
+    If `choose` has one column, its choice holds for all columns of `show`. Otherwise each column has its own. Ties
+    choose the first candidate. keep: axes over which the cell is not reduced. They are the first dimensions of the
+    result; an axis that the cell does not have is of length 1.
+    """
+    return Evaluation(plan, choose, show, keep).of(cell).shown
+
+
+@dataclass
+class Evaluation:
+    plan: Plan
+    choose: Values
+    show: Values
+    keep: Sequence[str]
+    winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)  # many items share a choice
+
+    def of(self, cell: Cell) -> Sides:
+        if cell.of:
+            rows = [self.of(self.plan.cells[row, cell.column]) for row in cell.of]
+            return reduce_sides(cell.reduce[0][0], rows)
+        parts = [(item.at, self.of_item(cell, item)) for item in cell.items]
+        for how, axes in cell.reduce:
+            groups: dict[tuple[tuple[str, Any], ...], list[Sides]] = {}
+            for at, sides in parts:
+                rest = tuple((axis, value) for axis, value in at.items() if axis not in axes or axis in self.keep)
+                groups.setdefault(rest, []).append(sides)
+            parts = [(dict(rest), reduce_sides(how, group)) for rest, group in groups.items()]
+        levels = [at for at, _ in parts]
+        choosing = by_level(levels, [sides.choosing for _, sides in parts], self.keep)
+        return Sides(choosing, by_level(levels, [sides.shown for _, sides in parts], self.keep))
+
+    def of_item(self, cell: Cell, item: Item) -> Sides:
+        """Return the mean over the readings of an item, each of the chosen candidate."""
+        if item.model is not None:
+            return Sides(self.choose(cell, item.model), self.show(cell, item.model))
+        readings = []
+        for reading in item.readings:
+            if item.choice is None or () in reading:
+                (score,) = reading.values()
+                readings.append(Sides(self.choose(cell, score), self.show(cell, score)))
+            else:
+                best = self.winner(cell, item.choice)
+                scores = [reading[candidate] for candidate in self.plan.choices[item.choice].candidates]
+                choosing = picked([self.choose(cell, score) for score in scores], best)
+                readings.append(Sides(choosing, picked([self.show(cell, score) for score in scores], best)))
+        return reduce_sides("mean", readings)
+
+    def winner(self, cell: Cell, name: str) -> Any:
+        """Return the number of the best candidate of a choice, in each column."""
+        key = cell.row, cell.column, name
+        if key not in self.winners:
+            choice = self.plan.choices[name]
+            means = []
+            for scores in choice.candidates.values():
+                means.append(choice.sign * average([self.choose(cell, score) for score in scores]))
+            self.winners[key] = largest(means)
+        return self.winners[key]
+
+
+def reduce_sides(how: str, parts: Sequence[Sides]) -> Sides:
+    """Return the mean of some parts, or the largest (max) or least (min) of them by what choices use."""
+    choosing, shown = [part.choosing for part in parts], [part.shown for part in parts]
+    if how == "mean" or len(parts) == 1:
+        return Sides(average(choosing), average(shown))
+    sign = 1 if how == "max" else -1
+    columns = choosing[0].shape[-1]
+    best = largest([sign * part.reshape(-1, columns).mean(axis=0) for part in choosing])
+    return Sides(picked(choosing, best), picked(shown, best))
+
+
+def average(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of several rows; of single numbers exactly rounded."""
+    import numpy as np
+
+    if len(parts) == 1:
+        return parts[0]
+    if all(part.size == 1 for part in parts):
+        return np.full_like(parts[0], statistics.fmean(part.item() for part in parts))
+    mean: np.ndarray = np.mean(np.broadcast_arrays(*parts), axis=0)
+    return mean
+
+
+def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
+    """Return the part that is best, in each column if there is a choice for each."""
+    import numpy as np
+
+    return parts[best[0]] if len(best) == 1 else np.stack(parts)[best, np.arange(len(best))]
+
+
+def by_level(levels_at: Sequence[Mapping[str, Any]], rows: Sequence[np.ndarray], axes: Sequence[str]) -> np.ndarray:
+    """Return (levels of each axis ..., columns) of rows at values of the axes."""
+    import numpy as np
+
+    if not axes:
+        (row,) = rows
+        return row
+    levels = [list(dict.fromkeys(at[axis] for at in levels_at if axis in at)) or [None] for axis in axes]
+    array = np.full((*map(len, levels), len(rows[0])), np.nan)
+    for at, row in zip(levels_at, rows, strict=True):
+        place = [values.index(at.get(axis)) for axis, values in zip(axes, levels, strict=True)]
+        array[tuple(place)] = row
+    return array

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
-from pipeline.report.contrasts import measured_detectable
+from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.report.marks import Marks, browsed, chance_in

@@ -11,7 +11,7 @@ from pipeline.errors import suggest
 from pipeline.files import MOST_BYTES, refuse_special
 from pipeline.report.claims import FACT, Claim, read_claims
 from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
-from pipeline.report.questions import metrics_of, tasks_of
+from pipeline.report.metrics import metrics_of, tasks_of
 from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import PLACEHOLDER, TRAININGS

@@ -12,23 +12,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
 from pipeline.data.rows import read_jsonl
-from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
-from pipeline.report.expression import evaluate, scores_under
+from pipeline.report.expression import Key, Plan, evaluate, lines_of, scores_of
+from pipeline.report.frame import CorpusFrame, Frame, NoScore, Sentences, answers_frame, shared_questions
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
-from pipeline.runs.unchanged import damage_of
-from pipeline.stats.statistics import DRAWS, is_mean_of
-from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of
+from pipeline.stats.statistics import is_mean_of
+from pipeline.stats.translations import CORPUS_METRICS
+from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of, task_of
 from pipeline.tables.planned_runs import Planning, reason_left_out, score_rows
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -37,14 +40,15 @@ VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
 Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
-class NoScore(PipelineError):
-    """A missing number, with the reason."""
-
-
 def page_text(text: str, runs_dir: str | Path) -> str:
     """Return a message as the page shows it: without credentials, and with runs named relative to runs_dir."""
     beginning = rf"(?<![\w./-]){re.escape(str(runs_dir))}/"
     return re.sub(beginning, "", str(without_credentials(text)))
+
+
+def less_is_better(task: str, metric: str) -> bool:
+    """Return True if less of a metric is better. An empty metric is the task's own."""
+    return lower_is_better(task) and metric in ("", primary_metric(task)[0])
 
 
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
@@ -56,39 +60,37 @@ def first_failure(name: str, failed: Mapping[str, str]) -> str:
 
 @dataclass
 class StoredAnswers:
-    """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: by `read_answers`;
-    draws: number of draws of each bootstrap over questions; ratios: the pooled variances between experts, by metric and
-    axis, once the table's comparisons are measured."""
+    """The scores, answers and facts under a table.
+
+    failed: name of a run -> why it failed; damaged: name of a run -> what of it was changed after it was written;
+    answers: by `read_answers`.
+    """
 
     table: Planning
     failed: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
     answers: dict[Place, Answers] = field(default_factory=dict)
-    draws: int = DRAWS
-    ratios: dict[Any, float] = field(default_factory=dict)
-    _vectors: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
-    _damage: dict[str, str] = field(default_factory=dict)
-
-    def damage(self, run: Run) -> str:
-        """What of a finished run was changed after it was written; each run is read once."""
-        if run.name not in self._damage:
-            self._damage[run.name] = damage_of(run.folder)
-        return self._damage[run.name]
 
     # ------------------------------------------------------------------------------------------ numbers
 
-    def value(self, cell: Cell, axes: Sequence[str] = ()) -> Any:
-        """The number of a cell, or (levels ...) numbers at each value of `axes`: percent; BLEU, chrF++, bits and facts
-        on their own scale. Raises NoScore if one of its scores is missing."""
-        scores = {score for _, score in scores_under(self.table.plan, cell)}
+    def value(self, cell: Cell, keep: Sequence[str] = ()) -> np.ndarray:
+        """Return the number of a cell, or (levels ...) numbers at each value of the axes `keep`.
 
-        def number(at: Cell, key: ScoreRef | str) -> float:
-            if isinstance(key, str) or (at.fact and key in scores):
-                return self.fact(at, key)
-            return (
-                self.number(key, at.metric, at.pair) if key in scores else self.number(key)
-            )  # the choice's own metric
+        Percent; BLEU, chrF++, bits and facts on their own scale. Raises NoScore if one of its scores is missing.
+        """
+        import numpy as np
 
-        return evaluate(self.table.plan, cell, number, number, axes)[1]
+        plan = self.table.plan
+        shown = {line.score for line in lines_of(plan, [cell])}
+
+        def number(leaf: Cell, score: Any) -> np.ndarray:
+            if isinstance(score, str) or (leaf.fact and score in shown):
+                return np.array([self.fact(leaf, score)])
+            if score in shown:
+                return np.array([self.number(score, leaf.metric, leaf.pair)])
+            return np.array([self.number(score)])  # the choice's own metric
+
+        return evaluate(plan, cell, number, number, keep)[..., 0]
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
         """One score. Raises NoScore if it is missing."""
@@ -108,7 +110,7 @@ class StoredAnswers:
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
         """The stored scores that a cell shows of a score; none of one that is not finished."""
         run = self.table.evaluation_of(score)
-        return score_rows(run, cell.metric, cell.pair) if run and not self.damage(run) else []
+        return score_rows(run, cell.metric, cell.pair) if run and run.name not in self.damaged else []
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
@@ -138,42 +140,58 @@ class StoredAnswers:
         if not (run.folder / MANIFEST).is_file():
             name = first_failure(run.name, self.failed)
             raise NoScore(f"{name} {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}")
-        if damage := self.damage(run):
-            raise NoScore(damage)
+        if run.name in self.damaged:
+            raise NoScore(self.damaged[run.name])
         return run
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def is_share(self, metric: str) -> bool:
-        """Whether a metric's scores of questions are shares of 1."""
-        return not is_measure(metric)
+    def frame(self, plan: Plan, cells: Sequence[Cell], metric: str) -> Frame:
+        """Return the frame of the answers under some cells. Raises NoScore if one of their scores has none."""
+        keys = scores_of(plan, cells)
+        if metric in CORPUS_METRICS:
+            return CorpusFrame.of(plan, cells, metric, self.aligned_texts(keys))
+        answers = {key: self.scores_by_question(key[0], metric, key[1]) for key in keys}
+        benchmark = find_benchmark(task_of(keys[0][0]))
+        bounded = not is_measure(metric)
+        groups: dict[Any, Any] = {}
+        if benchmark is not None and benchmark.of_harness:  # what its metric gives, only the answers tell
+            numbers = [value for of_score in answers.values() for value in of_score.values()]
+            bounded = percent_factor(metric) == 100 and all(0 <= value <= 1 for value in numbers)
+        if benchmark is not None and benchmark.passage is not None:
+            for key in keys:
+                groups |= self.groups_of(*key)
+        return answers_frame(plan, cells, answers, bounded, groups)
 
-    def less_is_better(self, task: str, metric: str) -> bool:
-        """Whether less of a metric is better; an empty one is the task's own."""
-        return lower_is_better(task) and metric in ("", primary_metric(task)[0])
+    def aligned_texts(self, keys: Sequence[Key]) -> dict[Key, Sentences]:
+        """Return each score's sentences in each of its pairs, aligned by question across all of them."""
+        translations = {key: self.read_translations(*key) for key in keys}
+        ids = shared_questions(texts for pairs in translations.values() for texts in pairs.values())
+        aligned: dict[Key, Sentences] = {}
+        for key, pairs in translations.items():
+            aligned[key] = [(pair, tuple(texts[question] for question in ids)) for pair, texts in pairs.items()]
+        return aligned
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        """doc_id -> score of each question, as tables show it, over 100. Raises NoScore for an unfinished run, or one
-        without such answers."""
-        if (score, metric, pair) not in self._vectors:
-            self._vectors[score, metric, pair] = self.read_vector(score, metric, pair)
-        return self._vectors[score, metric, pair]
+        """Return question -> score, as tables show it, over 100.
 
-    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        if parts := difference_of(score, metric):
+        Raises NoScore for an unfinished run, or one without such answers.
+        """
+        parts = difference_of(score, metric)
+        if parts:
             measure, subtracted = parts
-            values, subtrahends = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
-            return {
-                question: value - subtrahends[question] for question, value in values.items() if question in subtrahends
-            }
-        scale, (answers,) = percent_factor(metric) / 100, self.answers_under(score, pair or score.language).values()
+            values = self.scores_by_question(score, measure, pair)
+            subtrahends = self.scores_by_question(subtracted, measure, pair)
+            shared = [question for question in values if question in subtrahends]
+            return {question: values[question] - subtrahends[question] for question in shared}
+        (answers,) = self.answers_under(score, pair or score.language).values()
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
         of_harness = benchmark is not None and benchmark.of_harness
-        numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
         of_all = NoScore(f"{metric} is of all answers together, not of each")
-        if of_harness and not (len(numbers) == answers.n and all(numbers)):
+        if of_harness and not answers.has_numbers(metric):
             raise of_all
+        scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
         if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, [*stored.values()]):
             raise of_all  # a task's own function of them, as a perplexity is

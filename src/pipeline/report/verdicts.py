@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -28,103 +25,42 @@ from pipeline.report.claims import (
     judge_wilcoxon,
     judge_wins,
 )
-from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
+from pipeline.report.expression import lines_of
+from pipeline.report.frame import Comparison, NoScore, varied_axes
+from pipeline.report.metrics import stored_metric
 from pipeline.report.placed_claims import PlacedClaim, claims_of
-from pipeline.report.questions import Questions, questions_of, stored_metric
-from pipeline.report.stored import NoScore, StoredAnswers
+from pipeline.report.stored import StoredAnswers
 from pipeline.stats import ranks
-from pipeline.stats.contrast import Contrast, contrast_of_trainings
+from pipeline.stats.contrast import contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
 
-Weights = Sequence[tuple[float, Cell]]
-
-# ---------------------------------------------------------------------------------------------------- contrasts
-
-
-@dataclass
-class Comparison:
-    """Left minus `factor` times right, each a weighted sum of cells, over the same questions. axes: those that are a
-    sample."""
-
-    questions: Questions
-    left: Weights
-    right: Weights
-    axes: Sequence[str] = ()
-    factor: float = 1.0
-
-    @property
-    def reach(self) -> float:
-        """The largest possible difference; 2 for a gain, the difference of two differences."""
-        weights = [weight for weight, _ in self.left] + [-self.factor * weight for weight, _ in self.right]
-        ends = (math.fsum(max(0.0, sign * weight) for weight in weights) for sign in (1, -1))
-        return round(max(ends), 12)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether nothing is chosen on these questions."""
-        return all(is_plain_mean(self.questions.plan, cell) for cell in self.questions.cells)
-
-    def sides(self, choose: Any, show: Any, axes: Sequence[str] = ()) -> tuple[Any, Any]:
-        """(left, right) in `show` with the choices that `choose` makes; axes: those that are kept."""
-        left, right = (
-            sum(weight * self.questions.cell(cell, choose, show, axes) for weight, cell in side)
-            for side in (self.left, self.right)
-        )
-        return left, right
-
-    def difference(self, choose: Any, show: Any, axes: Sequence[str] = ()) -> Any:
-        left, right = self.sides(choose, show, axes)
-        return left - self.factor * right
-
-    @property
-    def values(self) -> tuple[float, float]:
-        """(left, right) as observed."""
-        left, right = self.sides(self.questions.means, self.questions.means)
-        return float(left), float(right)
-
-    def differences(self) -> np.ndarray:
-        """Left minus right by question, (levels of each sampled axis ..., N); an axis of one value is dropped."""
-        difference = self.difference(self.questions.means, self.questions.vectors, self.axes)
-        return difference.reshape([*(size for size in difference.shape[:-1] if size > 1), difference.shape[-1]])
-
-    @property
-    def varied_axes(self) -> list[str]:
-        """The axes that `differences` keeps: those of several values on a side."""
-        leaves = [leaf for cell in self.questions.cells for leaf in leaf_cells(self.questions.plan, cell)]
-        return [
-            axis
-            for axis in self.axes
-            if any(len({item.at.get(axis) for item in leaf.items} - {None}) > 1 for leaf in leaves)
-        ]
-
-    def contrast(self) -> Contrast:
-        """The contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
-        estimate, draws = (None, None) if self.is_plain else self.questions.split_half(self.difference)
-        return self.questions.contrast(self.differences(), estimate, draws, self.reach)
-
 
 def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
-    """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
-    the claim's side, so that nothing is chosen. A gain has its places on the left, those of `than` on the right."""
-    claim, than, comparisons_by_name = placed.claim, placed.than, []
-    indices = range(len(placed.places))
-    lefts, rights = (list(zip(names if len(names) > 1 else [""], cells, strict=True))
-                     for names, cells in ((claim.left, placed.left), (claim.right, placed.right)))  # fmt: skip
-    groups: list[Sequence[int]] = [[index] for index in indices] if by_place else [indices]
-    for (left_name, left), (right_name, right), group in itertools.product(lefts, rights, groups):
-        weights = [mean_weights([cells[index] for index in group]) for cells in (left, right)]
+    """Return (name, comparison) of each candidate a side, over the mean of all places or at each one.
+
+    Every one has to be on the claim's side, so that nothing is chosen. A gain has its places on the left, those of
+    `than` on the right.
+    """
+    claim, than = placed.claim, placed.than
+    places = range(len(placed.places))
+    groups: list[Sequence[int]] = [[place] for place in places] if by_place else [places]
+    named = []
+    for left, right, group in itertools.product(range(len(placed.left)), range(len(placed.right)), groups):
+        sides = [placed.left[left], placed.right[right]]
+        weights = [mean_weights([cells[place] for place in group]) for cells in sides]
         if than:
             weights = [[*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)] for part in (placed, than)]
-        candidates = " against ".join(filter(None, [left_name, right_name]))
-        name = " ".join(filter(None, [placed.places[group[0]] if by_place else "", candidates]))
+        candidates = [claim.left[left]] if len(claim.left) > 1 else []
+        candidates += [claim.right[right]] if len(claim.right) > 1 else []
+        words = [placed.places[group[0]]] if by_place else []
+        words += [" against ".join(candidates)] if candidates else []
+        frame = answers.frame(placed.plan, [cell for side in weights for _, cell in side], claim.metric)
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
-        cells = [cell for side in weights for _, cell in side]
-        questions = questions_of(placed.plan, answers, cells, claim.metric)
-        comparisons_by_name.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
-    return comparisons_by_name
+        named.append((" ".join(words), Comparison(frame, weights[0], weights[1], placed.axes, factor)))
+    return named
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
@@ -177,7 +113,7 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
 
 
 def units_of(placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False) -> list[Unit]:
-    """Each candidate a side, over the mean of all places or at each one; of experts each pair."""
+    """Return each candidate a side, over the mean of all places or at each one; of experts each pair."""
     import numpy as np
 
     units: list[Unit] = []
@@ -185,11 +121,12 @@ def units_of(placed: PlacedClaim, answers: StoredAnswers, by_place: bool, expert
         if not experts:
             units.append(Unit(name, comparison.contrast(), *comparison.values))
             continue
-        pairs = comparison.differences()
+        frame, pairs = comparison.frame, comparison.differences()
+        axes = varied_axes(frame.plan, frame.cells, comparison.axes)
         for pair in np.ndindex(pairs.shape[:-1]):
-            levels = (f"{axis}{level + 1}" for axis, level in zip(comparison.varied_axes, pair, strict=True))
-            contrast = comparison.questions.contrast(pairs[pair], None, None, comparison.reach)
-            units.append(Unit(" ".join(filter(None, [name, *levels])), contrast, *comparison.values))
+            words = [name] if name else []
+            words += [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
+            units.append(Unit(" ".join(words), frame.contrast(pairs[pair], comparison.reach), *comparison.values))
     return units
 
 
@@ -224,22 +161,29 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
 
 
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
-    """The number of each place, as shares. A cell that shows the best of several counts with their mean: the best of
-    three equal trainings has an advantage over one, also on questions that did not choose it."""
+    """Return the number of each place, as shares.
+
+    A cell that shows the best of several counts with their mean: the best of three equal trainings has an advantage
+    over one, also on questions that did not choose it.
+    """
     values = []
     for cell in cells:
         metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
-        questions = questions_of(placed.plan, answers, [cell], metric or "")
-        values.append(fmean([questions.means[score, leaf.pair] for leaf, score in scores_under(placed.plan, cell)]))
+        frame = answers.frame(placed.plan, [cell], metric or "")
+        rows = [frame.rows[line.score, line.leaf.pair] for line in lines_of(placed.plan, [cell])]
+        values.append(fmean(frame.means[rows, 0].tolist()))
     return values
 
 
 def place_clusters(placed: PlacedClaim) -> list[tuple[Any, ...]] | None:
-    """The cluster of each place, its values of the named axes; None without axes."""
+    """Return the cluster of each place, its values of the named axes; None without axes."""
     if not placed.axes:
         return None
-    first = [next(leaf_cells(placed.plan, cell)).items[0].at for cell in placed.left[0]]
-    return [tuple(str(at.get(axis)) for axis in placed.axes) for at in first]
+    clusters = []
+    for cell in placed.left[0]:
+        at = lines_of(placed.plan, [cell])[0].item.at
+        clusters.append(tuple(str(at.get(axis)) for axis in placed.axes))
+    return clusters
 
 
 def judge_ranks(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -271,12 +215,12 @@ def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     left, right, outcome = (
         place_values(placed, answers, cells) for cells in (placed.left[0], placed.right[0], placed.outcome)
     )
-    models = [next(iter(cell.items[0].readings[0].values())).model for cell in placed.left[0]]
+    models = [lines_of(placed.plan, [cell])[0].score.model for cell in placed.left[0]]
     groups = place_clusters(placed) or [()] * len(left)
     return judge_spearman(placed.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {
+JUDGES: dict[str, Callable[[PlacedClaim, StoredAnswers], Verdict]] = {
     "difference": judge_claimed_difference,
     "alike": judge_similarity,
     "friedman": judge_ranks,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.benchmarks import difference_parts, lower_is_better, primary_metric
 from pipeline.config.harness_tasks import task_of_option
@@ -134,28 +133,3 @@ class TablePlan:
     unprinted: list[Published] = field(default_factory=list)  # rows and columns that a published table lacks
     notes: list[str] = field(default_factory=list)  # what is to be known of `every`
     trainings: dict[str, frozenset[str]] = field(default_factory=dict)  # model -> the trainings in it, once asked for
-
-
-# ---------------------------------------------------------------------------------------------------- reducing
-
-T = TypeVar("T")  # a number, its bootstrap draws, or its answers question by question
-Values = Callable[[Any], float]  # the number of a ScoreRef, or of a spec's key if a cell shows a fact of it
-
-
-def reduce_items(
-    cell: Cell, number: Callable[[Cell, Item], T], reduce: Callable[[str, Sequence[T]], T], keep: Sequence[str] = ()
-) -> list[tuple[At, T]]:
-    """(values of the remaining axes, number) for a cell's items reduced over all of its axes except `keep`."""
-    remaining = [(item.at, number(cell, item)) for item in cell.items]
-    for how, axes in cell.reduce:
-        groups = group_items(remaining, [axis for axis in axes if axis not in keep])
-        remaining = [(at, reduce(how, numbers)) for at, numbers in groups]
-    return remaining
-
-
-def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[At, list[Any]]]:
-    """(values of the other axes, numbers) of each group of items that differ only in `axes`."""
-    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
-    for at, number in items:
-        groups.setdefault(tuple((axis, value) for axis, value in at.items() if axis not in axes), []).append(number)
-    return [(dict(at), numbers) for at, numbers in groups.items()]

@@ -60,6 +60,11 @@ class Answers:
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
     groups: dict[Any, Any] = field(default_factory=dict)
 
+    def has_numbers(self, metric: str) -> bool:
+        """Return True if each answer has a number of a metric."""
+        stored = self.scores.get(metric, {})
+        return len(stored) == self.n and all(isinstance(value, int | float) for value in stored.values())
+
     def by_question(self, metric: str) -> Vector:
         """doc_id -> score. Scores of the parts of a question, stored as [question, value], are joined
         (`value_per_question`). Raises PipelineError, naming the file, for an answer without the metric."""
@@ -72,18 +77,16 @@ class Answers:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The answers in a samples file, by question; parsed at once, which is twice as fast as line by line. lm_eval until
-    0.4.2 wrote one list.
+    """The answers in a samples file, by question; parsed at once, which is twice as fast as line by line.
 
     Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks. Raises PipelineError for a line
     that is not JSON.
     """
     content = path.read_bytes().strip()
     rows: list[Sample] = []
-    is_list = content.startswith(b"[")
     with suppress(ValueError):
-        rows = json.loads(content if is_list else b"[" + content.replace(b"\n", b",") + b"]")
-    if not is_list and len(rows) != content.count(b"\n") + bool(content):
+        rows = json.loads(b"[" + content.replace(b"\n", b",") + b"]")
+    if len(rows) != content.count(b"\n") + bool(content):
         rows = read_jsonl(path)  # it names the line
     if b"\\ud" in content or b"\\uD" in content:
         rows = json.loads(json.dumps(rows, ensure_ascii=False).encode(errors="replace"))
