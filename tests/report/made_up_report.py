@@ -130,7 +130,7 @@ def line_of(left: str, right: str, place: str, difference: float, p: float | Non
     """A line of contrasts.csv."""
     values = {"left_value": 50.0, "right_value": 50.0 - difference, "low": difference - 5, "high": difference + 5}
     known = {"over": "problems", "difference": difference, **values, "p": p, "n": 40, "discordant": 0.2,
-             "could_see": 12.0, "detail": "", "missing": "", "exploratory": False}  # fmt: skip
+             "detectable": 12.0, "detail": "", "missing": "", "exploratory": False}  # fmt: skip
     return {"left": left, "right": right, "place": place, **known, **more}
 
 

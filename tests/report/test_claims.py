@@ -110,7 +110,7 @@ def test_p_tests_the_claims_own_threshold(words, wins, losses):
 
 def test_ten_questions_all_wrong_show_no_equivalence():
     found = judge_difference(claim(direction="within", threshold=1), contrast(np.zeros(10)), 0, 0)
-    assert found.verdict == "undecided" and found.could_see == pytest.approx(
+    assert found.verdict == "undecided" and found.detectable == pytest.approx(
         56.7, abs=0.1
     )  # (1.96 + 0.842 / 2)^2 wins, of 10
     assert found.low < -20 and found.high > 20

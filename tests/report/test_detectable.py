@@ -152,7 +152,9 @@ def test_crossed_trainings(spread, level):
 
 def test_a_claimed_difference_that_nothing_could_show():
     assert planned_difference(3, 0.05) == 1
-    (one,) = headline_sentences(correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, could_see=100.0)], "abc"), "abc")
+    (one,) = headline_sentences(
+        correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, detectable=100.0)], "abc"), "abc"
+    )
     assert "no difference could be shown with so few answers" in one
 
 

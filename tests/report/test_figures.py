@@ -18,7 +18,7 @@ swap,math,30.5,25.0,36.0,,1,,,,,,b
 swap,bits,-40.3,-50.0,-30.0,,1,,,,,,b
 lost,math,,,,,0,,,,,not computed yet,
 """
-CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p_holm,n,could_see
+CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p_holm,n,detectable
 swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.002,100,7.5
 swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,100,9.0
 soup,base,math,problems,,,,,,,,

@@ -63,7 +63,7 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
 def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
     one_language: Results, reports: Path
 ) -> None:
-    line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, could_see=12.5)
+    line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, detectable=12.5)
     tables = Page(write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)).tables
     rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
     assert [row[0] for row in rows[1:]] == ["100 questions"]

@@ -105,7 +105,7 @@ def test_the_contrast_is_mcnemars_score_test() -> None:
     assert line["difference"] == pytest.approx(100 * (only_tiny - only_guesses) / 8)
     statistic = abs(only_tiny - only_guesses) / math.sqrt(only_tiny + only_guesses)
     assert only_tiny + only_guesses and line["p"] == pytest.approx(math.erfc(statistic / math.sqrt(2)))
-    assert line["low"] <= line["difference"] <= line["high"] and line["could_see"] >= 300 / 8
+    assert line["low"] <= line["difference"] <= line["high"] and line["detectable"] >= 300 / 8
 
 
 def test_items_are_matched_by_document_whatever_their_order(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
     lines = [
         line_of("soup", "base", "math", 4.0, 0.4, n=100), line_of("swap", "base", "math", 10.0, 0.001, n=250),
         line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
-        line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
+        line_of("TIES", "base", "math", 2.0, 0.6, n=100, detectable=13.4),
     ]  # fmt: skip
     assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
         "“swap” is worse than “expert” in “math” by 20.0 points "

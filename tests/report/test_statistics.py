@@ -69,7 +69,7 @@ def test_answers_that_never_differ_show_little(value, shape):
     found, n = contrast(np.full(shape, value)), shape[-1]
     assert found.low < found.difference < found.high or abs(found.difference) == 1
     assert found.high - found.low > 1.9 / (n + 4)
-    assert found.could_see >= min(1, 2 / n)
+    assert found.detectable() >= min(1, 2 / n)
     assert (found.p < 0.05) == (value != 0 and n >= 4)  # 4 / sqrt(4) is the first above 1.96
     if value == 0:
         assert found.high == pytest.approx(1.959964**2 / (n + 1.959964**2), abs=1e-6) and found.low == -found.high

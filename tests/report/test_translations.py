@@ -103,7 +103,7 @@ def test_translations_that_are_alike_differ_by_less_than_a_sentence():
     references, base = sentences(0.7, 2, n=20)
     found = compared("chrf++", base, base, references)
     assert found.difference == 0 and found.p == 1 and found.high == -found.low == pytest.approx(1.96 / 20, abs=1e-3)
-    assert found.could_see >= 2 / 20
+    assert found.detectable() >= 2 / 20
 
 
 def test_three_trainings_add_their_variance_as_they_do_elsewhere():

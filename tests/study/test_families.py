@@ -59,7 +59,7 @@ def test_an_exploratory_difference_takes_nothing_from_what_the_study_was_run_for
     (among_all,) = [line for line in whole if (line["left"], line["right"], line["place"]) == SECOND]
     factors = [sum(map(NormalDist().inv_cdf, (1 - 0.025 / others / 2, 0.8))) for others in (39, 239)]
     assert line["p"] == among_all["p"]
-    assert line["could_see"] / among_all["could_see"] == pytest.approx(factors[0] / factors[1], rel=1e-6)
+    assert line["detectable"] / among_all["detectable"] == pytest.approx(factors[0] / factors[1], rel=1e-6)
     assert not any(line["exploratory"] for line in whole)
 
 

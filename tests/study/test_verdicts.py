@@ -135,7 +135,7 @@ def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
     there = plan(SEEDS.format("unreasonable_table3"))
     found = judge_claims(there, Made(there, {}))  # type: ignore[arg-type]
     assert [one.verdict for one in found].count("undecided") >= len(found) - 1
-    assert all(0.5 < (one.could_see or 0) < 9 for one in found)
+    assert all(0.5 < (one.detectable or 0) < 9 for one in found)
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -217,10 +217,10 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     lines = [
         line for line in measure_pairs(there, answers, pairs_across(there, there.compare))[0] if not line["missing"]
     ]
-    for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
-        (line["low"], line["high"], line["could_see"]) for line in lines
+    for low, high, detectable in [(one.low, one.high, one.detectable) for one in found if one.low is not None] + [
+        (line["low"], line["high"], line["detectable"]) for line in lines
     ]:
-        assert high - low > 35 and could_see >= min(100, 200 / n)
+        assert high - low > 35 and detectable >= min(100, 200 / n)
 
 
 def test_nine_pairs_are_shown_with_their_wins():

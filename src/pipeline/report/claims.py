@@ -88,9 +88,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim. Values, difference, interval and could_see are in points.
+    """The verdict on a claim. Values, difference, interval and detectable are in points.
 
-    p: at the claim's threshold, two-sided but for `alike`; could_see: the minimum detectable difference at power 80 %;
+    p: at the claim's threshold, two-sided but for `alike`; detectable: the minimum detectable difference at power 80 %;
     detail: further statistics.
     """
 
@@ -103,14 +103,14 @@ class Verdict:
     high: float | None = None
     p: float | None = None
     n: int | None = None
-    could_see: float | None = None
+    detectable: float | None = None
     detail: str = ""
 
     @property
     def sentence(self) -> str:
         """The verdict; if undecided, with the minimum detectable difference; if it has no result, with the reason."""
-        if self.verdict == UNDECIDED and self.could_see is not None:
-            return f"{UNDECIDED} (minimum detectable difference {format_points(self.could_see)} points)"
+        if self.verdict == UNDECIDED and self.detectable is not None:
+            return f"{UNDECIDED} (minimum detectable difference {format_points(self.detectable)} points)"
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
         return f"{self.verdict}: {why}" if why else self.verdict
 
@@ -216,7 +216,7 @@ def p_of(claim: Claim, contrast: Contrast) -> float:
 def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float, detail: str = "") -> Verdict:
     return Verdict(
         claim, word_of(claim, contrast.low, contrast.high), 100 * left, 100 * right, 100 * contrast.difference,
-        100 * contrast.low, 100 * contrast.high, p_of(claim, contrast), contrast.n, 100 * contrast.could_see, detail,
+        100 * contrast.low, 100 * contrast.high, p_of(claim, contrast), contrast.n, 100 * contrast.detectable(), detail,
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     won, text = count_units(claim, units)
     return replace(
         verdicts[decides], verdict=word_of_all(words), p=ps[decides],
-        could_see=max(verdict.could_see or 0.0 for verdict in verdicts),
+        detectable=max(verdict.detectable or 0.0 for verdict in verdicts),
         detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
         f"the numbers are those of {units[decides].name}, whose p decides: {text}",
     )  # fmt: skip

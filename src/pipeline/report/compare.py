@@ -109,10 +109,10 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
     size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
-    detectable = f"a difference of {line['could_see']:.1f} would be detectable"
+    detectable = f"a difference of {line['detectable']:.1f} would be detectable"
     if line.get("spread") is not None:
         detectable += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
-    if unit == "points" and line["could_see"] >= 100:
+    if unit == "points" and line["detectable"] >= 100:
         detectable = "no difference could be shown with so few answers"
     return (
         f"“{line['left']}” is not significantly different from {rival_place}{scope(line)}: {size}; {detectable}.{none}"
@@ -163,7 +163,7 @@ def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
         return []
     by_unit: dict[str, list[float]] = {}
     for line in lines:
-        by_unit.setdefault(line.get("unit", "points"), []).append(line["could_see"])
+        by_unit.setdefault(line.get("unit", "points"), []).append(line["detectable"])
     detectable = " and ".join(f"{interval_text(values)} {unit}" for unit, values in by_unit.items())
     questions = interval_text([line["n"] for line in lines])
     count = len(lines)

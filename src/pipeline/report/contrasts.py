@@ -20,7 +20,7 @@ from pipeline.stats.statistics import LEVEL
 from pipeline.tables.plan import Cell, TablePlan
 
 COLUMNS = (
-    *PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p", "n", "discordant", "could_see",
+    *PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p", "n", "discordant", "detectable",
     "missing", "unit", "chosen_of", "spread", "trainings", "lower_is_better", "exploratory",
 )  # fmt: skip
 
@@ -169,7 +169,7 @@ def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequen
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
     """Return a line of contrasts.csv, its numbers in points or bits.
 
-    spread: standard deviation of the difference from training to training; could_see: detectable at this level.
+    spread: standard deviation of the difference from training to training; detectable: detectable at this level.
     """
     line: dict[str, Any] = {
         **dict.fromkeys(COLUMNS),
@@ -194,7 +194,7 @@ def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str,
             "p": contrast.p,
             "n": contrast.n,
             "discordant": contrast.discordant,
-            "could_see": 100 * contrast.detectable(level),
+            "detectable": 100 * contrast.detectable(level),
             "spread": None if contrast.spread is None else 100 * contrast.spread,
         }
     return line

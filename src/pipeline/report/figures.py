@@ -60,13 +60,16 @@ def contrasts(report: str | Path | Lines) -> Figure:
     Holm's correction over all of them; grey: less than the minimum detectable difference. report: its folder, or the
     lines of its contrasts.csv."""
     lines = _read(report, "contrasts.csv")
-    if any("p_holm" not in line for line in lines):
-        raise PipelineError("contrasts.csv has no p_holm, as an earlier version wrote it: run stage=report again")
+    missing = [name for name in ("p_holm", "detectable") if any(name not in line for line in lines)]
+    if missing:
+        raise PipelineError(
+            f"contrasts.csv has no {missing[0]}, as an earlier version wrote it: run stage=report again"
+        )
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
 
     def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         axes.axvline(0, color=COLOURS["line"], lw=1)
-        if detectable := line["could_see"]:
+        if detectable := line["detectable"]:
             axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
         inside = COLOURS["accent"] if is_significant(line) else "none"
         axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)

@@ -94,18 +94,13 @@ class Contrast:
         """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
         return self.test.p(threshold)
 
-    @cached_property
-    def could_see(self) -> float:
-        """The minimum detectable difference at LEVEL, if experts differ as measured."""
-        return self.detectable(LEVEL)
-
     @property
     def spread(self) -> float | None:
         """The measured standard deviation of the difference from expert to expert; None without, or with two axes."""
         (part, *further_parts) = self.parts or [(0.0, 0.0, 0)]
         return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not further_parts else None
 
-    def detectable(self, level: float, spread: float | None = None) -> float:
+    def detectable(self, level: float = LEVEL, spread: float | None = None) -> float:
         """Return the minimum detectable difference of this test at a level, with POWER.
 
         Its error is that of the test of no difference. spread: the standard deviation of the difference from expert to
