@@ -169,7 +169,7 @@ def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequen
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
     """Return a line of contrasts.csv, its numbers in points or bits.
 
-    spread: standard deviation of the difference from training to training; detectable: detectable at this level.
+    spread: standard deviation of the difference from training to training; detectable: at this level.
     """
     line: dict[str, Any] = {
         **dict.fromkeys(COLUMNS),
