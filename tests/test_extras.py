@@ -61,7 +61,8 @@ def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(core: 
 
 
 MISSING = {
-    "mergekit": "stage=merge merge=mergekit merge.file=x.yaml", "compare": "stage=compare results=[a,b]",
+    "mergekit": "stage=merge merge=mergekit merge.file=x.yaml merge.experts=[a]",
+    "compare": "stage=compare results=[a,b]",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
 RUNS = {
     "layer_swap": ["merge.math=a", "merge.language=b"],
     "reset": ["merge.expert=a", "merge.layers=[0]"],
-    "mergekit": ["merge.file=a.yaml"],
+    "mergekit": ["merge.file=a.yaml", "merge.experts=[a,b]"],
 }
 SFT = "stage=sft expert=math "
 # a group -> the words of a stage that reads it; a new group is told here which stage that is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -32,7 +33,7 @@ class Merge(Knobs):
     control: list[str] | None = None  # roles whose expert the base replaces after weights were computed; null: none
 
     reads_partition: ClassVar[bool] = False
-    reads_adapters: ClassVar[bool] = True  # whether experts may be LoRA adapters
+    writes_folder: ClassVar[bool] = False  # whether another program computes it, by `write_folder`, not `decide`
     fewest: ClassVar[int] = 2  # experts
     package: ClassVar[str] = ""  # if another package has the method: its name and version, which are hashed
 
@@ -45,13 +46,13 @@ class Merge(Knobs):
         open and were checked to match. Only headers are read, except for weights by magnitude."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
+    def write_folder(self, sources: Mapping[str, Path], folder: Path, threads: int | None) -> None:
+        """Write the merged checkpoint of the sources' folders, by role, into an existing folder."""
+        raise PipelineError(f"merge.method={self.method} is not known")
+
     def needs_base(self) -> bool:
         """Whether it reads the base: for task vectors, or to weight experts by how far they moved from it."""
         return False
-
-    def base_reference(self) -> str | None:
-        """The RUN of the base; None: by the experts' manifests, where it is needed."""
-        return self.base
 
     def result_dtype(self) -> str | None:
         """torch's name of the dtype in which the result is stored; None: that of the sources."""
@@ -119,7 +120,7 @@ def check_method(kind: type[Merge], name: str, where: str) -> None:
     """Raise PipelineError, naming the place, for a class that is not the method of this name."""
     if kind.method != name:
         raise PipelineError(f'{where}: {kind.__name__} must have method: str = "{name}"')
-    for required in ("references", "decide"):
+    for required in ("references", "write_folder" if kind.writes_folder else "decide"):
         if getattr(kind, required) is getattr(Merge, required):
             raise PipelineError(f"{where}: {kind.__name__} lacks {required}()")
 

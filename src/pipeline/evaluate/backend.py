@@ -24,18 +24,25 @@ if TYPE_CHECKING:
 Tokens = Sequence[int]
 
 
-def merge_or_folder(run: Run) -> Merging | Path:
-    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder, for
-    a model on the Hub of its cache."""
+def merge_or_folder(run: Run, scratch: Path) -> Merging | Path:
+    """Return the weights that a run scores.
+
+    That is a merge that is put together in memory, such as of an adapter with its base, or the folder of a checkpoint;
+    a model on the Hub is in its cache. A method of another program writes its merge into `scratch`.
+    """
     from pipeline.hub.models import local_folder
     from pipeline.merge.live import merge_of_one
     from pipeline.merge.resident import keeps_models
-    from pipeline.merge.stage import merge_of
+    from pipeline.merge.stage import merge_of, write_elsewhere
     from pipeline.models.checkpoint import is_adapter
 
-    if "checkpoint" not in run.parents:
+    if "checkpoint" in run.parents:
+        folder = local_folder(run.parents["checkpoint"].folder)
+    elif run.config.merge.writes_folder:
+        folder = scratch
+        write_elsewhere(run, folder)
+    else:
         return merge_of(run)
-    folder = local_folder(run.parents["checkpoint"].folder)
     return merge_of_one(folder) if is_adapter(folder) or keeps_models() else folder
 
 

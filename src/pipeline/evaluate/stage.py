@@ -8,6 +8,7 @@ cut its beginning off with no more than a warning. Answers that are stored are n
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from pipeline.evaluate.groups import join_group
 from pipeline.evaluate.model import Answering, open_model
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import Asked, ask, score_tasks
-from pipeline.evaluate.store import Store, merge_key, model_key
+from pipeline.evaluate.store import Store, base_key, merge_key, model_key
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
@@ -68,11 +69,19 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         raise PipelineError(
             f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"
         )
-    with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
+    merge, written = run.config.merge, run.parents.get("checkpoint")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # the harness and its libraries print
+        stack.enter_context(harness_tamed())
         tasks = load_tasks(definitions, read_lock(run.runs_dir))
-        weights: Any = merge_or_folder(run)
-        written = run.parents.get("checkpoint")
-        key = model_key(written) if written else merge_key(weights, run.runs_dir)
+        scratch = stack.enter_context(scratch_folder(work / "merge"))
+        weights: Any = merge_or_folder(run, scratch)
+        if written:
+            key = model_key(written)
+        elif merge and merge.writes_folder:
+            key = base_key(scratch) | {"base": None}
+        else:
+            key = merge_key(weights, run.runs_dir)
         store = Store(run.runs_dir / ".scores", key, fresh=run.config.redo)
         lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
         result = score_tasks(lm, definitions, tasks, settings, store, in_other_languages(run, lm, store))
@@ -84,12 +93,25 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
     facts = {"scores": scores, "harness": result.harness, "weights_root": key["root"]}
-    if written:
-        tracker.summary(scores)
-        return facts
-    measured = measure_merge(weights, key["root"], run.config.threads)  # what the run of the written merge records
+    measured: dict[str, Any] = {}
+    if merge and merge.writes_folder:
+        facts["merge"] = merge.described(run.config.partition, None)
+    elif merge:
+        measured = measure_merge(weights, key["root"], run.config.threads)  # what the run of the written merge records
+        facts["merge"] = weights.described(run.config.partition)
     tracker.summary(scores | measured)
-    return facts | measured | {"merge": weights.described(run.config.partition)}
+    return facts | measured
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Make an empty folder, also if an interrupted attempt left it with files, and delete it at the end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

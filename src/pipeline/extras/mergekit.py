@@ -1,86 +1,60 @@
-"""Any method of mergekit (Goddard et al., 2024), computed by mergekit itself from its YAML."""
+"""Any method of mergekit (Goddard et al., 2024): run mergekit on a YAML file, and use the folder that it writes."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
+from pipeline.models.checkpoint import is_adapter
 from pipeline.runs.provenance import environment_for, package_version
+from pipeline.text import one_line
 
-if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Computed
-
-KEYS = ("modules", "slices", "models", "merge_method", "base_model", "dtype", "out_dtype", "parameters")
-OWN_CHOICES = {  # keys of mergekit's that change the tokenizer
-    "tokenizer": "experts of one base have one tokenizer, merge.files_from=ROLE chooses whose files are copied",
-    "tokenizer_source": "experts of one base have one tokenizer, merge.files_from=ROLE chooses whose files are copied",
-    "chat_template": "merge.files_from=ROLE chooses whose template is copied",
-}
-DTYPES = ("float32", "bfloat16", "float16")
-IN_FLOAT32 = ("arcee_fusion", "ramplus_tl")  # methods whose result is float32 whatever the models are
-OLDEST = (0, 1, 5)  # whose results were compared with those here
+OLDEST = (0, 1, 5)  # the first version whose results were compared with mergekit-yaml
+NOT_READ = {"dtype": "set out_dtype in merge.file", "files_from": "set tokenizer_source in merge.file", "form": ""}
+NOT_COPIED = ("generation_config.json", "chat_template.jinja")  # files of a model that mergekit leaves out
+VERSION = "import importlib.metadata as metadata; print(metadata.version('mergekit'))"
 
 
 @dataclass
 class Mergekit(Merge):
-    """What mergekit makes of its YAML `file`. Its models are RUNs, or, with `experts`, their places 0, 1, ... and
-    `base`.
+    """The checkpoint that mergekit writes for its YAML `file`.
+
+    The models in the file are the places in merge.experts (0, 1, ...) and `base`.
     """
 
     method: str = "mergekit"
     file: str = knob(hashed=False)  # its content is hashed
-    experts: list[str] | None = knob(None, run=True)  # null: the models that the file names
+    experts: list[str] = knob(run=True)
     seed: int = knob(0, ge=0)  # of its random methods, as mergekit-yaml --random-seed
     mergekit_python: str | None = knob(None, hashed=False)  # path of a Python that has mergekit; null: this one
 
-    reads_adapters = False
     fewest = 1
+    writes_folder = True
 
     @property
     def config(self) -> dict[str, Any]:
         """The content of the file, as it is now."""
-        return read_config(Path(self.file))
-
-    def roles(self) -> dict[str, str]:
-        """Model in the file -> its role: 0, 1, ... or base."""
-        base = self.config.get("base_model")
-        models = list(dict.fromkeys(models_in({**self.config, "base_model": None})))
-        if self.experts is None:
-            roles = {model: str(number) for number, model in enumerate(model for model in models if model != "base")}
-            return {**roles, **({base: "base"} if base not in (None, *roles) else {}), "base": "base"}
-        roles = {role: role for role in (*map(str, range(len(self.experts))), "base")}
-        if unknown := [model for model in (*models, base) if model not in (*roles, None)]:
-            raise PipelineError(
-                f"merge.file={self.file}: {unknown[0]} is not a model of it: with merge.experts they are "
-                f"{', '.join(roles)}"
-            )
-        if unused := [role for role in roles if role not in (*models, base, "base")]:
-            raise PipelineError(f"merge.file={self.file} does not use merge.experts[{unused[0]}]: leave it out")
-        return roles
+        return read_config(Path(self.file), len(self.experts))
 
     def references(self) -> References:
-        if self.experts is not None:
-            return numbered_references(self.experts)
-        return {role: ("merge.file", model) for model, role in self.roles().items() if role != "base"}
-
-    def base_reference(self) -> str | None:
-        named = next((model for model, role in self.roles().items() if role == "base"), "base")
-        return self.base or (None if named == "base" else named)
+        return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
-        roles = self.roles()
-        return "base" in [roles[model] for model in models_in(self.config)]
+        return "base" in models_in(self.config)
 
     def exact_for_adapters(self) -> bool:
         return False
@@ -89,60 +63,72 @@ class Mergekit(Merge):
         return self.config.get("out_dtype") or self.config.get("dtype")
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """The content of the file by roles, and mergekit's version."""
+        """Return the content of the file and mergekit's version."""
         version = mergekit_version(self.mergekit_python)
-        return {"file": self.with_models(self.roles()), "packages": {self.method: f"mergekit {version}"}}
-
-    def with_models(self, names: dict[str, str]) -> dict[str, Any]:
-        """The content of the file with other names of its models."""
-        return replace_models(self.config, lambda model: names[model])
+        return {"file": self.config, "packages": {self.method: f"mergekit {version}"}}
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        if self.dtype is not None:
-            raise PipelineError(
-                f"merge.dtype={self.dtype} is not read by merge=mergekit: give out_dtype in {self.file}"
-            )
-        if (wrong := self.result_dtype()) not in (*DTYPES, None):
-            raise PipelineError(f"merge.file={self.file}: dtype {wrong} is not one of {', '.join(DTYPES)}")
-        if self.config["merge_method"] in IN_FLOAT32 and not self.config.get("out_dtype"):
-            raise PipelineError(
-                f"merge.file={self.file}: mergekit's {self.config['merge_method']} gives float32 unless the file sets "
-                "out_dtype: set it, out_dtype: bfloat16"
-            )
-        for count in map(depth_of, slices_in(self.config)):
-            if count is None:
-                raise PipelineError(
-                    f"merge.file={self.file}: each source of slices needs layer_range: [first, last + 1]"
-                )
-            if layers not in (None, count):
-                raise PipelineError(
-                    f"merge.file={self.file}: its slices have {count} layers, the models {layers}: give as many; for "
-                    "another depth run mergekit-yaml, and give its output as checkpoint=FOLDER"
-                )
+        if partition is not None:
+            raise PipelineError(f"merge=mergekit reads no partition: leave partition={partition.name} out")
+        for key, instead in NOT_READ.items():
+            value = getattr(self, key)
+            if value not in (None, "auto"):
+                raise PipelineError(f"merge.{key}={value} is not read by merge=mergekit. {instead or 'Leave it out'}.")
         mergekit_version(self.mergekit_python)
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         return f"mergekit-{self.config['merge_method']}"
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
-        return f"{self.config['merge_method']} of {Path(self.file).name}"
+        return f"mergekit's {self.config['merge_method']} by {Path(self.file).name}"
 
-    def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Computed:
-        from pipeline.extras.by_mergekit import Result
-        from pipeline.merge.merge import Computed
+    def write_folder(self, sources: Mapping[str, Path], folder: Path, threads: int | None) -> None:
+        """Run `mergekit-yaml` on the file. The command's module is used, because the command may be installed
+        elsewhere than beside its Python."""
+        config = self.config
+        python = self.mergekit_python
+        executable = os.path.abspath((shutil.which(python) or python) if python else sys.executable)
+        with TemporaryDirectory(prefix="mergekit-") as name:
+            place = Path(name)
+            names = {role: link_source(role, sources, place) for role in sources}
+            named = replace_models(config, lambda model: names[model])
+            (place / "merge.json").write_text(json.dumps(named))  # JSON is YAML
+            words = [executable, "-m", "mergekit.scripts.run_yaml", "merge.json", str(folder.resolve()), "--quiet"]
+            words += ["--no-write-model-card", "--random-seed", str(self.seed), "--device", "cpu"]
+            words += ["--lora-merge-cache", "adapted", "--lora-merge-dtype", "float32"]
+            if threads:
+                words += ["--num-threads", str(threads)]
+            process = subprocess.run(words, env=environment_for(python), cwd=place, capture_output=True, text=True)
+        if process.returncode:
+            reason = one_line(process.stderr)[-300:] or f"exit status {process.returncode}"
+            raise PipelineError(f"merge.file={self.file}: mergekit stopped ({reason})")
+        donor = sources[config.get("base_model") or models_in(config)[0]]
+        for source in (donor, sources.get("base", donor)):  # an adapter has not all files of its base
+            for file in NOT_COPIED:
+                if (source / file).is_file() and not (folder / file).exists() and "chat_template" not in config:
+                    shutil.copyfile(source / file, folder / file)
 
-        result = Result(self, {**sources, **({"base": base} if base is not None and self.needs_base() else {})})
-        text = f"mergekit's {self.config['merge_method']}, by {Path(self.file).name}"
-        return Computed(result.formula, text, prepare=result.compute)
+
+def link_source(role: str, sources: Mapping[str, Path], place: Path) -> str:
+    """Link a model into the folder where mergekit runs, and return its name in mergekit's words.
+
+    mergekit reads + and @ in a path as an adapter and a revision, so the model's own path cannot be used.
+    """
+    (place / f"model_{role}").symlink_to(sources[role].resolve(), target_is_directory=True)
+    if is_adapter(sources[role]):
+        return f"./model_base+./model_{role}"
+    return f"./model_{role}"
 
 
 # ---------------------------------------------------------------------------------------------- its configuration
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """mergekit's configuration as plain data. Raises PipelineError for what it would ignore or this program refuses."""
+def read_config(file: Path, experts: int) -> dict[str, Any]:
+    """Return mergekit's configuration as plain data, with the names of its models as text.
+
+    Raises:
+        PipelineError: the file cannot be read, is no configuration, or names other models than the experts and base.
+    """
     place = f"merge.file={file}"
     try:
         config = read_yaml(file, place)
@@ -150,66 +136,54 @@ def read_config(file: Path) -> dict[str, Any]:
         raise PipelineError(f"{place} cannot be read ({error.strerror}): give a YAML file") from error
     if not isinstance(config, dict) or not isinstance(config.get("merge_method"), str):
         raise PipelineError(f"{place} is not a configuration of mergekit: it has no merge_method")
-    for key in config:
-        if key in OWN_CHOICES:
-            raise PipelineError(f"{place}: {key} is not possible here ({OWN_CHOICES[key]}): leave it out")
-        if key not in KEYS:
-            raise PipelineError(f"{place}: {key} is not a key of mergekit's: {suggest(key, KEYS)}")
-    named = replace_models(config, str)
-    for model in models_in(config):
-        if not isinstance(model, str | int):
-            raise PipelineError(f"{place}: model {json.dumps(model)} is not a RUN: give the name of a run or a folder")
-        if "+" in str(model):
-            raise PipelineError(f"{place}: {model} is an adapter on a model: stage=export writes whole models")
-    if not any(models_in({**named, "base_model": None})):
-        raise PipelineError(f"{place} names no models: give models, slices or modules")
+    named: dict[str, Any] = replace_models(config, str)
+    models = models_in(named)
+    places = [*map(str, range(experts)), "base"]
+    unknown = [model for model in models if model not in places]
+    unused = [role for role in places if role not in (*models, "base")]
+    if unknown:
+        raise PipelineError(
+            f"{place}: the model {unknown[0]} is not one of {', '.join(places)}. Name the models by their place in "
+            "merge.experts."
+        )
+    if unused:
+        raise PipelineError(f"{place} does not use merge.experts[{unused[0]}]. Leave it out.")
     return named
 
 
 def replace_models(node: Any, name: Callable[[Any], Any]) -> Any:
-    """Plain data with name(model) in place of each model."""
+    """Return plain data with name(model) in place of each model."""
     if isinstance(node, list):
         return [replace_models(inner, name) for inner in node]
     if not isinstance(node, dict):
         return node
-    return {
-        key: value if key == "parameters" or value is None
-        else name(value) if key in ("model", "base_model")
-        else replace_models(value, name)
-        for key, value in node.items()
-    }  # fmt: skip
+    replaced = {}
+    for key, value in node.items():
+        if key == "parameters" or value is None:
+            replaced[key] = value
+        elif key in ("model", "base_model"):
+            replaced[key] = name(value)
+        else:
+            replaced[key] = replace_models(value, name)
+    return replaced
 
 
 def models_in(node: Any) -> list[Any]:
-    """The models of plain data, in their order, as often as they are named."""
+    """Return the models of plain data, in their order, as often as they are named."""
     models: list[Any] = []
     replace_models(node, models.append)
     return models
 
 
-def slices_in(node: Any) -> list[list[dict[str, Any]]]:
-    if not isinstance(node, dict):
-        return []
-    here = [node["slices"]] if node.get("slices") else []
-    return sum(map(slices_in, node.values()), here)
-
-
-def depth_of(slices: Any) -> int | None:
-    """Layers of stacked slices together; None where they are malformed."""
-    try:
-        return sum(last - first for first, last in (piece["sources"][0]["layer_range"] for piece in slices))
-    except (KeyError, IndexError, TypeError, ValueError):
-        return None
-
-
-VERSION = "import importlib.metadata as metadata; print(metadata.version('mergekit'))"
+# ---------------------------------------------------------------------------------------------- its version
 
 
 @functools.cache
 def mergekit_version(python: str | None) -> str:
-    """The version of mergekit in the Python of merge.mergekit_python (None: this one).
+    """Return the version of mergekit in the Python of merge.mergekit_python (None: this one).
 
-    Raises PipelineError where there is none, or one that is too old.
+    Raises:
+        PipelineError: that Python has no mergekit, or one that is too old.
     """
     named = f"merge.mergekit_python={python}" if python else "this Python"
     version = version_in(python) if python else package_version("mergekit")
@@ -224,7 +198,7 @@ def mergekit_version(python: str | None) -> str:
 
 
 def version_in(python: str) -> str:
-    """The version in another Python; "absent" if it has none."""
+    """Return the version of mergekit in another Python, or "absent"."""
     try:
         process = subprocess.run([python, "-c", VERSION], env=environment_for(python), capture_output=True, text=True)
     except OSError as error:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
+from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import open_source
 from pipeline.merge.digests import equal_to_base, known_digests, verify_sources, weights_key
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import plan_text
-from pipeline.models.checkpoint import weights_root
+from pipeline.merge.write import make_readable
+from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.runs.run import decided_beyond_knobs
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint."""
+    if run.config.merge.writes_folder:
+        return write_elsewhere(run, work)
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
     plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
@@ -58,10 +62,34 @@ def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
     config = run.config
     assert config.merge is not None
-    if any(run.decided_by[key] != value for key, value in decided_beyond_knobs(config).items()):
-        raise PipelineError(f"{run.label}: what merge={config.merge.method} reads changed meanwhile: rerun the command")
-    roles = (*config.merge.references(), "base")  # an evaluation has other parents too
-    parents = {role: parent for role, parent in run.parents.items() if role in roles}
-    base = parents["base"].folder if "base" in parents else None
-    sources = {role: open_source(parent.folder, base) for role, parent in parents.items()}
+    folders = folders_of(run)
+    sources = {role: open_source(folder, folders.get("base")) for role, folder in folders.items()}
     return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
+
+
+def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
+    """Return the folders of a merge's sources by their roles.
+
+    Raises:
+        PipelineError: a file that the method reads has changed since the run was built.
+    """
+    merge = run.config.merge
+    assert merge is not None
+    if any(run.decided_by[key] != value for key, value in decided_beyond_knobs(run.config).items()):
+        raise PipelineError(f"{run.label}: what merge={merge.method} reads changed meanwhile: rerun the command")
+    roles = (*merge.references(), "base")  # an evaluation has other parents too
+    return {role: parent.folder for role, parent in run.parents.items() if role in roles}
+
+
+def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict[str, Any]:
+    """Have the program of a method write the merged checkpoint, and return the facts of the merge."""
+    merge = run.config.merge
+    assert merge is not None
+    folders = {role: local_folder(source) for role, source in folders_of(run).items()}
+    folders |= dict.fromkeys(merge.controlled_roles(), folders.get("base", folder))
+    merge.write_folder(folders, folder, run.config.threads)
+    make_readable(folder)
+    digests = digest_tensors(folder)
+    done = merge.described(run.config.partition, None)
+    plan = [{"where": "everywhere", "what": "all", "weights": {}, "formula": done}]
+    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": plan, "merge": done}

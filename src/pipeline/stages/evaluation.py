@@ -182,7 +182,7 @@ def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dic
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
     models = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
-    base = config.merge.base_reference()
+    base = config.merge.base
     return models | ({base: parents["base"]} if base else {})
 
 

@@ -52,19 +52,14 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     Raises:
         PipelineError: too few experts, a duplicate, different bases, or no base where one is needed.
     """
-    experts, named_base = merge.references(), merge.base_reference()
+    experts, named_base = merge.references(), merge.base
     if len(experts) < merge.fewest:
         raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
     if wrong := [f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str)]:
         raise PipelineError(f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them")
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
     adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
-    if adapters and not merge.reads_adapters:
-        raise PipelineError(
-            f"merge={merge.method} reads whole models, {parents[adapters[0]].name} is an adapter: write it as a model "
-            "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
-        )
-    if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
+    if any(map(is_external, parents.values())) and not merge.writes_folder:  # before contents are hashed
         models = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
         whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
         check_headers(tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()))
