@@ -423,7 +423,9 @@ def vllm_model(asked: argparse.Namespace) -> Any:
     from pipeline.evaluate.model import Answering
     from pipeline.extras.vllm_backend import VllmBackend
 
-    backend = VllmBackend(asked.batch_size, asked.dtype, weights=asked.model)
+    backend = VllmBackend(
+        asked.batch_size, asked.dtype, asked.model, scratch=asked.model
+    )  # a folder: nothing is written
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 

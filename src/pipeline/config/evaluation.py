@@ -83,7 +83,7 @@ class Eval(Knobs):
     # how a GPU multiplies float32 matrices; bf16x3: by three bfloat16 products, which differ from float32's in the last
     # bits (models/products.py); auto: bf16x3 for float32 with eval.backend=hf, else ieee
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
-    # vllm: needs the extra vllm; merges are loaded into its running engine
+    # vllm: needs the extra vllm; a merge is written, scored and deleted
     backend: str = knob("hf", options=("hf", "vllm"))
     chat_template: bool = False  # write exemplars and question with the model's chat template
     system_instruction: str | None = None  # text before the exemplars; with eval.chat_template=true a system message

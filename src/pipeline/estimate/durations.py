@@ -83,12 +83,11 @@ class History:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        """Record how long a finished run took. An evaluation counts for its share if other languages were in its queue,
-        and not at all if its answers were stored."""
+        """Record how long a finished run took. An evaluation does not count if its answers were stored."""
         facts = manifest.facts.get("harness", {})
         if not facts.get("found_again"):
             kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)
-            self.seconds[kind].append(manifest.seconds / (1 + len(facts.get("queued", ()))))
+            self.seconds[kind].append(manifest.seconds)
 
     def predict(self, run: Run) -> float | None:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""

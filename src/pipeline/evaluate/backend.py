@@ -43,7 +43,8 @@ def merge_or_folder(run: Run, scratch: Path) -> Merging | Path:
         write_elsewhere(run, folder)
     else:
         return merge_of(run)
-    return merge_of_one(folder) if is_adapter(folder) or keeps_models() else folder
+    in_memory = keeps_models() and run.config.eval.backend == "hf"
+    return merge_of_one(folder) if is_adapter(folder) or in_memory else folder
 
 
 def without_weights(weights: Merging | Path) -> tuple[Any, Any]:

@@ -90,7 +90,7 @@ class Answering(HFLM):
         self.load()
         settings = [normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests]
         alike = all({**one, DRAW: ""} == {**settings[0], DRAW: ""} for one in settings)
-        if (alike or self.engine.has_queue) and all(map(is_reproducible, settings)) and self.engine.can_generate():
+        if alike and all(map(is_reproducible, settings)) and self.engine.can_generate():
             return self._decoded(requests, settings)
         if DRAW in settings[0]:
             raise PipelineError(
@@ -103,7 +103,7 @@ class Answering(HFLM):
             return self.engine.halving(generate)
 
     def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
-        """As HFLM's, for requests that differ in their draws and, in a backend's queue, in their endings alone."""
+        """As HFLM's, for requests that differ in their draws alone."""
         ends, eos = self._ends, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
         endings = [

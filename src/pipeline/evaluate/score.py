@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -40,7 +39,6 @@ from pipeline.limits import time_limit
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
-NO_OTHERS: AbstractContextManager[Sequence[Any]] = nullcontext(())
 SCORING_SECONDS = 1800  # of processor time for the filters and metrics of one task
 USED = "batch_size"  # the number of rows, among answers that it decides
 
@@ -64,13 +62,9 @@ class Asked:
 
 @harness_tamed()
 def score_tasks(
-    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store,
-    beside: AbstractContextManager[Sequence[Asked]] = NO_OTHERS,
-) -> EvaluationResult:  # fmt: skip
+    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store
+) -> EvaluationResult:
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
-
-    beside: gives further tasks, whose answers are computed and stored alone. They are asked for where the backend has
-    one queue for all tasks, so that none waits for the longest answer of another, and no answer depends on others.
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
@@ -78,20 +72,16 @@ def score_tasks(
     model_settings(lm, settings)
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-    unanswered, queued = [task for task in asked_tasks if task.left], list[str]()
+    unanswered = [task for task in asked_tasks if task.left]
     for task in asked_tasks:
         if stored := len(task.requests) - len(task.left):
             say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
     if unanswered:
         say_if_rounded(settings)
-        in_one_queue = lm.engine.has_queue and not rounds_together(settings)
-        with beside if in_one_queue else NO_OTHERS as others:
-            queued = sorted({task.definition.language for task in others})
-            unanswered += others
-            questions = settings.answers * sum(len(task.rows) for task in unanswered)
-            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
-                for together in [unanswered] if in_one_queue else [[task] for task in unanswered]:
-                    compute(lm, together, settings, bar)
+        questions = settings.answers * sum(len(task.rows) for task in unanswered)
+        with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+            for task in unanswered:
+                compute(lm, task, settings, bar)
     results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
@@ -101,7 +91,6 @@ def score_tasks(
         **facts,
         "share_prefix": settings.share_prefix and not lm.unshared,
         "found_again": [task.name for task in asked_tasks if not task.left],
-        **({"queued": queued} if queued else {}),
         **rows_used(asked_tasks, settings),
     }
     rows = [row for result in results.values() for row in result.rows]
@@ -166,26 +155,23 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Answering, together: Sequence[Asked], settings: Eval, bar: Bar) -> None:
-    """Answer the requests of tasks that are not stored, each kind together. The model reports each answer when it
+def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
+    """Answer the requests of a task that are not stored, each kind together. The model reports each answer when it
     ends."""
-    set_sharing(lm, together[0].definition, settings)
+    set_sharing(lm, asked.definition, settings)
+    questions_a_request = settings.answers * len(asked.rows) / len(asked.left)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        key = digest((kind, *arguments))
-        for asked in together:
-            if asked.answers.add(key, answer):
-                bar.update(settings.answers * len(asked.rows) / len(asked.left))  # questions that it counts as
+        if asked.answers.add(digest((kind, *arguments)), answer):
+            bar.update(questions_a_request)
 
     lm.ended = ended
-    left = [request for asked in together for request in asked.left]
-    for kind in dict.fromkeys(request.request_type for request in left):
-        getattr(lm, kind)([request for request in left if request.request_type == kind], disable_tqdm=True)
-    for asked in together:
-        asked.answers.found[USED] = lm.batch_size
-        if asked.answers.together and not lm.engine.halved:
-            asked.answers.write(asked.answers.found.items())
-        asked.answers.close()
+    for kind in dict.fromkeys(request.request_type for request in asked.left):
+        getattr(lm, kind)([request for request in asked.left if request.request_type == kind], disable_tqdm=True)
+    asked.answers.found[USED] = lm.batch_size
+    if asked.answers.together and not lm.engine.halved:
+        asked.answers.write(asked.answers.found.items())
+    asked.answers.close()
 
 
 class Answered(LM):

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +27,9 @@ from pipeline.evaluate.backend import merge_or_folder
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_group
-from pipeline.evaluate.model import Answering, open_model
+from pipeline.evaluate.model import open_model
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
-from pipeline.evaluate.score import Asked, ask, score_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.store import Store, base_key, merge_key, model_key
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.lock import read_lock
@@ -38,8 +37,6 @@ from pipeline.hub.models import local_folder
 from pipeline.merge.stage import measure_merge
 from pipeline.models.products import BF16X3
 from pipeline.runs.dtypes import dtypes_in, one_dtype
-from pipeline.runs.lease import hold_lease
-from pipeline.runs.state import track_state
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -83,8 +80,9 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         else:
             key = merge_key(weights, run.runs_dir)
         store = Store(run.runs_dir / ".scores", key, fresh=run.config.redo)
-        lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
-        result = score_tasks(lm, definitions, tasks, settings, store, in_other_languages(run, lm, store))
+        lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings, scratch))
+        stack.callback(lm.engine.close)
+        result = score_tasks(lm, definitions, tasks, settings, store)
         definitions, result = join_group(definitions, result)
     further_rows = records.further_rows_of(definitions, result.samples, settings.spm_model)
     result = replace(result, beside=further_rows + left_out)
@@ -114,30 +112,11 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def in_other_languages(run: Run[EvalStage], lm: Answering, store: Store) -> Iterator[list[Asked]]:
-    """The tasks of the runs that differ from this one in their language alone, with the leases of those runs. What is
-    wrong with one is said when it is made itself."""
-    own, asked = run.config, list[Asked]()
-    with contextlib.ExitStack() as stack:
-        for make_other in () if own.redo else run.beside:
-            with contextlib.suppress(PipelineError):
-                other = make_other()
-                settings = replace(own.eval, max_gen_toks=other.config.eval.max_gen_toks)
-                lease = stack.enter_context(hold_lease(other.workplace, other.name, wait=False))
-                stack.enter_context(track_state(other.workplace, lease.of, other.name, own.stage))
-                definitions = define_tasks(other, Path(stack.enter_context(TemporaryDirectory())), [])
-                refuse_early(other, definitions)
-                tasks = load_tasks(definitions, read_lock(run.runs_dir))
-                asked += [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-        yield [task for task in asked if task.left]
-
-
-def backend_of(settings: Eval) -> Any:
-    """What opens weights, by eval.backend."""
+def backend_of(settings: Eval, scratch: Path) -> Any:
+    """Return what opens weights, by eval.backend. `scratch` is an empty folder for a merge that has to be written."""
     if settings.backend == "hf":
         return partial(TorchBackend, products=settings.products)
-    return outside_core(BACKENDS, settings.backend).backend(settings)
+    return outside_core(BACKENDS, settings.backend).backend(settings, scratch)
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:

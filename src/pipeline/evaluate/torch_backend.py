@@ -32,9 +32,7 @@ Result = TypeVar("Result")
 class TorchBackend:
     """A model in memory, on the GPU where there is one. batch_size: rows computed together; None: on a GPU what its
     memory holds. They are halved where it runs out. products: how linear layers multiply in float32
-    (models/products.py). has_queue: whether requests of several tasks are best put together."""
-
-    has_queue = False
+    (models/products.py)."""
 
     def __init__(
         self, batch_size: int | None, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None,
@@ -68,6 +66,9 @@ class TorchBackend:
                 ) from error
             refuse_other_dtype(self.model, self.dtype, str(folder))
         return self.model
+
+    def close(self) -> None:
+        """Leave the model to the garbage collector, or to merge/resident.py, which keeps it for the next merge."""
 
     # --------------------------------------------------------------------------------------------------- generation
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,8 +132,7 @@ class Local:
             begin()
             self.tell()
 
-        others = [other.run for other in task.beside]
-        make_run(replace(self.runs[task.hash], beside=others), task.seconds, begin_aloud)
+        make_run(self.runs[task.hash], task.seconds, begin_aloud)
 
     # ------------------------------------------------------------------------------------------------ workers
 

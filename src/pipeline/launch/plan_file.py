@@ -31,8 +31,6 @@ class Task:
     parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs that are made before;
     gpus: how many it uses; models: those that an evaluation reads; seconds: predicted.
     level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a node.
-    alike: what evaluations have in common that differ in their language alone; empty where that does not matter.
-    beside: while it is computed, those of them that are ready too.
     """
 
     hash: str
@@ -48,19 +46,17 @@ class Task:
     seconds: float | None = None
     level: int = 0
     kind: str = ""
-    alike: str = ""
-    beside: Sequence[Task] = ()
 
     @classmethod
     def of(cls, run: Run, seconds: float | None = None, **more: Any) -> Task:
         from pipeline.runs.run import parent_runs, recorded_config
-        from pipeline.stages.evaluation import but_for_language, source_models
+        from pipeline.stages.evaluation import source_models
 
         return cls(
             run.hash, run.name, run.config.stage, run.version, run.label, recorded_config(run.config),
             {role: _as_json(parent) for role, parent in run.parents.items()},
             [parent.hash for parent in parent_runs(run.parents)], gpus_requested(run), list(source_models(run)),
-            None if seconds is None else round(seconds, 1), alike=but_for_language(run), **more,
+            None if seconds is None else round(seconds, 1), **more,
         )  # fmt: skip
 
     @property
@@ -98,7 +94,7 @@ class Task:
         if self.stage == "eval" and config.eval.include_path is not None:
             include(config.eval.include_path)  # this process does not know its tasks yet
         parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
-        run = Run(config, self.label, parents, version=row.version, beside=[other.run for other in self.beside])
+        run = Run(config, self.label, parents, version=row.version)
         if folder := parents.get("include_path"):
             files = files_of_task(config.eval.tasks[0].task)
             if content_hash([*files], folder.folder) != folder.hash:

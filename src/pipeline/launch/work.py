@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -163,8 +162,7 @@ def work(
                 continue
             tried = True
             with cards.taken(task.gpus, partial(session.is_free, task)) if cards else nullcontext(True) as taken:
-                beside = [other for other in ready if task.alike and other.alike == task.alike and other != task]
-                if taken and session.is_free(task) and make(session, replace(task, beside=beside), compute, refused):
+                if taken and session.is_free(task) and make(session, task, compute, refused):
                     models = task.models
                     break
         else:

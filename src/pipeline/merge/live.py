@@ -37,17 +37,12 @@ COPY = 2**23  # entries of a source's tensor that are copied at once
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds. `folder`: from which it was loaded; `kind`: what else
-    decides its answers, and its dtype; `served`: vLLM with these weights
-    (extras/vllm_backend.py).
-    """
+    """A model in memory, and for each parameter what it holds. `kind`: what else decides its answers, and its dtype."""
 
     model: Any
     tokenizer: Any
-    folder: Path | None = None
     kind: tuple[Any, ...] = ()
     holds: dict[str, str] = field(default_factory=dict)
-    served: Any = None
 
     def apply(self, merge: Merging, threads: int | None = None) -> list[str]:
         """Make the model the merge; gives the names of the parameters that changed.
@@ -170,4 +165,4 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     model.tie_weights()
     loaded = _alone(giver)
     holds = {} if isinstance(giver, Adapted) else {name: loaded.signature(name) for name in giver.names}
-    return Live(model, tokenizer, folder, holds=holds)
+    return Live(model, tokenizer, holds=holds)

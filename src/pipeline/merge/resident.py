@@ -24,10 +24,7 @@ def keep_models_resident() -> Iterator[None]:
 
 
 def release_models() -> None:
-    """Free the memory of resident models, for a training for instance, and of the vLLM that serves them."""
-    for live in LIVE_MODELS:
-        if live.served:
-            live.served.close()
+    """Free the memory of resident models, for a training for instance."""
     LIVE_MODELS.clear()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,8 +122,6 @@ class Run(Generic[Config]):
     parents: dict[str, Parent] = field(default_factory=dict)
     version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
     lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
-    # of an evaluation what makes the runs that differ from it in their language alone, and are ready too
-    beside: Sequence[Callable[[], Run]] = field(default=(), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         """A label is the name of a folder and of a W&B run (128 characters at most)."""

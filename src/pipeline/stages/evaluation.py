@@ -160,17 +160,6 @@ def source_models(run: Run) -> tuple[str, ...]:
     return tuple(sorted(parent.hash for role, parent in run.parents.items() if role != "data_root"))
 
 
-def but_for_language(run: Run) -> str:
-    """The hash that evaluations have in common which differ in their language alone; empty for other stages, and for
-    eval.backend=hf, which has no queue for several."""
-    config = run.config
-    if not isinstance(config, EvalStage) or config.eval.backend == "hf":
-        return ""
-    models = {role: parent for role, parent in run.parents.items() if role != "data_root"}
-    alike = replace(config, languages=[], eval=replace(config.eval, max_gen_toks=None))
-    return replace(run, config=alike, parents=models).hash
-
-
 def is_bundle(run: Run) -> bool:
     """Whether a run covers several tasks or languages: it scores nothing itself, its parents do."""
     return any(isinstance(parent, Run) and isinstance(parent.config, EvalStage) for parent in run.parents.values())

@@ -1,11 +1,9 @@
-"""As much of vLLM as extras/vllm_backend.py uses, computed by transformers, one token of one prompt at a time."""
+"""As much of vLLM as lm_eval's class for it uses, computed by transformers, one token of one prompt at a time."""
 
 from types import SimpleNamespace
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-PARTS = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
 
 def TokensPrompt(prompt_token_ids):  # noqa: N802
@@ -13,45 +11,25 @@ def TokensPrompt(prompt_token_ids):  # noqa: N802
 
 
 def SamplingParams(**settings):  # noqa: N802
-    return SimpleNamespace(
-        **({"stop": [], "stop_token_ids": [], "prompt_logprobs": None, "seed": None, "top_p": 1} | settings)
-    )
+    return SimpleNamespace(**({"stop": [], "stop_token_ids": [], "seed": None, "top_p": 1} | settings))
 
 
 class LLM:
     def __init__(self, model, tokenizer, dtype, **settings):
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        self.model.packed_modules_mapping = PARTS
-        self.tokenizer, self.waiting, self.llm_engine = AutoTokenizer.from_pretrained(tokenizer), [], self
+        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         longest = self.model.config.max_position_embeddings
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=longest))
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=longest))
 
-    def apply_model(self, function):
-        return [function(self.model)]
-
-    def collective_rpc(self, method, kwargs):
-        assert method == "reload_weights"
-        parameters = dict(self.model.named_parameters())
-        for name, tensor in kwargs["weights_iterator"]:
-            parameters[name].data.copy_(tensor)
-
-    def reset_prefix_cache(self):
-        return True
-
-    def add_request(self, name, prompt, params):
-        self.waiting.append((name, prompt, params))
-
-    def has_unfinished_requests(self):
-        return bool(self.waiting)
+    def generate(self, prompts, sampling_params, **settings):
+        return [self.answer(prompt, params) for prompt, params in zip(prompts, sampling_params, strict=True)]
 
     @torch.no_grad()
-    def step(self):
-        """The last request that was added, answered."""
-        name, prompt, params = self.waiting.pop()
-        tokens, reason = list(prompt), "length"
+    def answer(self, prompt, params):
+        tokens = list(prompt)
         draw = torch.Generator().manual_seed(params.seed or 0)
         cache, told, new = None, None, tokens
-        while len(tokens) < len(prompt) + params.max_tokens and reason == "length":
+        while len(tokens) < len(prompt) + params.max_tokens:
             out = self.model(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
             cache, every = out.past_key_values, torch.log_softmax(out.logits[0].double(), -1)
             told = every if told is None else told  # of the prompt
@@ -60,11 +38,8 @@ class LLM:
             tokens.append(int(order[torch.multinomial(shares, 1, generator=draw) if params.temperature else 0]))
             new, text = tokens[-1:], self.tokenizer.decode(tokens[len(prompt) :])
             if tokens[-1] in params.stop_token_ids or any(stop in text for stop in params.stop):
-                reason = "stop"
-        found = [SimpleNamespace(logprob=float(one)) for one in every[-1]]
-        answer = SimpleNamespace(token_ids=tokens[len(prompt) :], finish_reason=reason, logprobs=[found])
-        before = [None] + [
-            {token: SimpleNamespace(logprob=float(row[token]), rank=int((row > row[token]).sum()) + 1)}
-            for row, token in zip(told, prompt[1:], strict=False)
-        ]
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer], prompt_logprobs=before)]
+                break
+        before = [None]
+        for row, token in zip(told, prompt[1:], strict=False):
+            before.append({place: float(row[place]) for place in (int(row.argmax()), token)})
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens[len(prompt) :])], prompt_logprobs=before)
