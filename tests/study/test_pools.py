@@ -1,10 +1,12 @@
 """Axes that name runs and steps, and subsets that are drawn from a pool of runs."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixture_types import Call
+from statsmodels.stats.proportion import proportion_confint
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -108,3 +110,45 @@ def test_a_draw_that_cannot_be_is_one_sentence(
     told = call("stage=plan", f"table={file}", f"runs_dir={tmp_path}/runs", status=1).err
     assert len(told.strip().splitlines()) == 1
     assert all(word in told for word in words), told
+
+
+REPORTED = """
+name: pool
+title: A pool
+axes: {{subset: {{of: [m1, m2, m3, m4], size: 2}}}}
+every: {{model: trained, model.path: {base}, data_root: {world}, threads: 1, sft.seq_length: 96, sft.batch_size: 4,
+  sft.steps: 4, sft.warmup_steps: 0, sft.precision: fp32, sft.learning_rate: 1e-3, eval.limit: 40}}
+runs:
+  base: {{}}
+  m1: {{stage: sft, expert: math, data.size: 20, seed: 1}}
+  m2: {{stage: sft, expert: math, data.size: 20, seed: 2}}
+  m3: {{stage: sft, expert: qac, data.size: 20, seed: 3}}
+  m4: {{stage: sft, expert: qac, data.size: 20, seed: 4}}
+  ta: {{merge: task_arithmetic, merge.experts: "{{subset}}"}}
+score: {{eval: belebele_0shot, in: en}}
+columns: {{belebele: {{}}}}
+rows: {{base: base, ta: {{run: ta, mean: [subset]}}, "{{subset}}": ta}}
+compare: {{ta: [base]}}
+"""
+
+
+def test_a_report_says_how_many_subsets_beat_the_base(base: Path, world: Path, tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(REPORTED.format(base=base, world=world))
+    call("stage=table", f"table={file}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", status=0)
+    folder = tmp_path / "runs/reports/pool"
+    with open(folder / "cells.csv", encoding="utf-8", newline="") as stream:
+        values = {row["row"]: float(row["value"]) for row in csv.DictReader(stream)}
+    with open(folder / "contrasts.csv", encoding="utf-8", newline="") as stream:
+        (line,) = csv.DictReader(stream)
+    of_subsets = [value for name, value in values.items() if "+" in name]
+    assert len(of_subsets) == 6
+    better = sum(value > values["base"] for value in of_subsets)
+    assert float(line["beats"]) == pytest.approx(100 * better / 6, abs=1e-4)
+    low, high = proportion_confint(better, 6, method="wilson")
+    assert float(line["beats_low"]) == pytest.approx(100 * low, abs=1e-3)
+    assert float(line["beats_high"]) == pytest.approx(100 * high, abs=1e-3)
+    assert float(line["difference"]) == pytest.approx(sum(of_subsets) / 6 - values["base"], abs=1e-3)
+    assert line["over"] == "problems subset"
+    assert "subsets better" in (folder / "summary.txt").read_text(encoding="utf-8")
+    assert "Subsets in which left is better" in (folder / "index.html").read_text(encoding="utf-8")

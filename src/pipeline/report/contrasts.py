@@ -16,13 +16,15 @@ from pipeline.report.placed_claims import trainings_of
 from pipeline.report.stored import StoredAnswers, less_is_better
 from pipeline.stats.contrast import Contrast, ExpertPart
 from pipeline.stats.ranks import holm
-from pipeline.stats.statistics import LEVEL
+from pipeline.stats.statistics import LEVEL, wilson_interval
 from pipeline.tables.plan import Cell, TablePlan
+from pipeline.tables.schema import MEMBERS
 
 COLUMNS = (
     *PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p", "n", "discordant", "detectable",
     "missing", "unit", "chosen_of", "spread", "trainings", "lower_is_better", "exploratory",
 )  # fmt: skip
+BEATS = ("beats", "beats_low", "beats_high")  # of a table with drawn subsets: percent of subsets that are better
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 Axis = tuple[str, str]  # a metric and an axis of a table
@@ -81,7 +83,7 @@ class Measured:
 
     axes: the axes of the sampled experts; chosen_of: the number of models that the right side is the best of on these
     questions; trainings: "these", or "a sample" of three or more seeds; missing: why there is no contrast; values: of
-    left and right.
+    left and right; beats: the share of drawn subsets in which the left side is better, with its interval.
     """
 
     pair: Pair
@@ -95,6 +97,7 @@ class Measured:
     contrast: Contrast | None = None
     values: tuple[float, float] = (0.0, 0.0)
     missing: str | None = None
+    beats: tuple[float, float, float] | None = None
 
     def with_result(self, comparison: Comparison) -> Measured:
         """Return the measured comparison, or the reason why it is missing."""
@@ -142,7 +145,28 @@ def measure_pair(
         comparison = compare_cells(plan, cells, metric, answers)
     except NoScore as error:
         return replace(measured, missing=str(error))
+    drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
+    if drawn:
+        measured = replace(measured, beats=share_of_wins(comparison, drawn, measured.lower_is_better))
     return replace(measured, axes=[(metric, axis) for axis in varied]).with_result(comparison)
+
+
+def is_drawn(values: Mapping[Any, Any]) -> bool:
+    """Return True if the values of an axis are drawn subsets."""
+    return any(MEMBERS in words for words in values.values())
+
+
+def share_of_wins(comparison: Comparison, drawn: Sequence[str], lower: bool) -> tuple[float, float, float]:
+    """Return the share of drawn subsets in which the left side is better, and its 95 % interval (Wilson's).
+
+    The interval is over subsets. lower: less is better.
+    """
+    means = comparison.frame.means
+    differences = comparison.difference(means, means, drawn).reshape(-1)
+    wins = differences < 0 if lower else differences > 0
+    share = float(wins.mean())
+    low, high = wilson_interval(share, len(wins))
+    return share, low, high
 
 
 def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequence[str]) -> list[Line]:
@@ -163,6 +187,10 @@ def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequen
         if not one.exploratory:
             level = holm_level(count, list(one.pair) == list(primary), bool(primary))
         lines.append(contrast_line(one, ratios, level))
+    if any(one.beats for one in measured):
+        for one, line in zip(measured, lines, strict=True):
+            shares = one.beats or (None, None, None)
+            line |= {key: None if share is None else 100 * share for key, share in zip(BEATS, shares, strict=True)}
     return correct_contrasts(lines, primary)
 
 
@@ -284,9 +312,13 @@ def models_in_rows(plan: TablePlan) -> bool:
 
 
 def sampled_axes(plan: TablePlan) -> list[str]:
-    """The axes whose values are a sample: those that set the seed of trainings and have at least three values."""
+    """Return the axes of three values or more that are a sample: seeds of trainings, and drawn subsets."""
     seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
-    return [axis for axis, values in plan.table.axes.items() if len(values) > 2 and f"{{{axis}}}" in seeds]
+    sampled = []
+    for axis, values in plan.table.axes.items():
+        if len(values) > 2 and (f"{{{axis}}}" in seeds or is_drawn(values)):
+            sampled.append(axis)
+    return sampled
 
 
 def is_averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:

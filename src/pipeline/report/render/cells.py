@@ -128,17 +128,34 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The first comparisons, each with its interval and its p before and after Holm's correction."""
     tested = [line for line in lines if line["p_holm"] is not None]
     first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
-    rows = [
-        (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
-         f"{line['low']:+.1f} to {line['high']:+.1f}",
-         *(p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")))
-        for line in first
-    ]  # fmt: skip
-    if not rows:
+    if not first:
         return []
+    has_subsets = any(line.get("beats") is not None for line in first)
+    rows = []
+    for line in first:
+        row = [
+            f"{line['left']} - {line['right']}",
+            line["place"],
+            f"{line['difference']:+.1f}",
+            f"{line['low']:+.1f} to {line['high']:+.1f}",
+            p_text(line["p"]).removeprefix("= "),
+            p_text(line["p_holm"]).removeprefix("= "),
+        ]
+        if has_subsets:
+            row.append(subsets_text(line))
+        rows.append(row)
     omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
-    heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
-    return [*align_columns([heads, *rows], range(2, 6)), *omitted]
+    heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
+    if has_subsets:
+        heads.append("subsets better")
+    return [*align_columns([heads, *rows], range(2, len(heads))), *omitted]
+
+
+def subsets_text(line: Mapping[str, Any]) -> str:
+    """Return the percent of drawn subsets in which the left side is better, with its interval."""
+    if line.get("beats") is None:
+        return ""
+    return f"{line['beats']:.0f} % ({line['beats_low']:.0f} to {line['beats_high']:.0f})"
 
 
 def missing_lines(results: Results) -> list[str]:
