@@ -6,7 +6,7 @@
 
 Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries, comparisons with a device or
 with fsdp2, and the trainer's is_fsdp_enabled. A place is a function; `reached` is a line of it that CUDA alone decides.
-An H100 and an H200 have executed most of them (docs/performance.md): not vLLM, several GPUs, flash attention without
+An H100 and an H200 have executed most of them (results/README.md): not vLLM, several GPUs, flash attention without
 padding.
 """
 

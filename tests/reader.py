@@ -10,7 +10,7 @@ from pathlib import Path
 from fixture_types import Call
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "slurm/README.md"]
 BLOCK = re.compile(r"^ *```(\w+)?(?: ([^\n]+))?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 ASSIGNED = re.compile(r"([A-Z_]+)=\$\((.*)\)", re.DOTALL)
 PATTERN = re.compile(r"[\[\]*?]")  # what zsh expands where it is not quoted

@@ -3,6 +3,7 @@ link to outside of docs/."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<place>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 # the file that a block is, or a mark of the tests, behind the language
 FENCE = re.compile(r"^( *```\w+) (?:(?P<file>[\w./-]+\.\w+)|.*)$", re.MULTILINE)
@@ -22,43 +24,55 @@ API = """# Python
 
 
 def on_files(files: Any, config: Any) -> Any:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    texts = [(page.read_text(encoding="utf-8"), page) for page in sorted(Path(config.docs_dir).glob("*.md"))]
-    for text, page in [(readme, ROOT / "README.md"), *texts]:
-        for link in LINK.finditer(text):
-            if (file := outside(page.parent, link["place"])) and files.get_file_from_path(copied(file)) is None:
+    readme = ROOT / "README.md"
+    for page in [readme, *sorted(Path(config.docs_dir).rglob("*.md"))]:
+        for link in LINK.finditer(page.read_text(encoding="utf-8")):
+            file = outside(page.parent, link["place"])
+            if file and files.get_file_from_path(copied(file)) is None:
                 files.append(File.generated(config, copied(file), abs_src_path=str(file)))
-    files.append(File.generated(config, "index.md", content=rewritten(readme, ROOT)))
+    files.append(File.generated(config, "index.md", content=rewritten(readme.read_text(encoding="utf-8"), ROOT, DOCS)))
     files.append(File.generated(config, "knobs.md", content=knobs()))
     files.append(File.generated(config, "api.md", content=API))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return markdown if page.file.generated_by else rewritten(markdown, Path(config.docs_dir))
+    if page.file.generated_by:
+        return markdown
+    folder = Path(page.file.abs_src_path).parent
+    return rewritten(markdown, folder, folder)
 
 
 def outside(folder: Path, place: str) -> Path | None:
-    """The file that a link of a page in `folder` leads to, if it is neither in docs/ nor the first page."""
+    """Return the file that a link of a page in `folder` leads to, if it is neither below docs/ nor the first page."""
     file = (folder / place).resolve()
-    return file if file.is_file() and file.parent != ROOT / "docs" and file != ROOT / "README.md" else None
+    return file if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md" else None
 
 
 def copied(file: Path) -> str:
-    """Where a file is in the site; Markdown, which would become a page, as text."""
+    """Return where a file is in the site. Markdown would become a page, so it is copied as text."""
     return f"{COPIES}/{file.relative_to(ROOT)}{'.txt' if file.suffix == '.md' else ''}"
 
 
-def rewritten(text: str, folder: Path) -> str:
-    """A page with links and fences as the site has them. A link to a folder of the repository becomes its text."""
+def rewritten(text: str, folder: Path, place: Path) -> str:
+    """Return a page with links and fences as the site has them.
+
+    A link to a folder of the repository becomes its text.
+
+    Args:
+        folder: the page's folder, which its links start from.
+        place: the folder below docs/ where the page is in the site.
+    """
 
     def lead(link: re.Match[str]) -> str:
         file, anchor = (folder / link["place"]).resolve(), link["anchor"] or ""
-        if file == ROOT / "README.md":
-            return f"](index.md{anchor})"
-        if found := outside(folder, link["place"]):
-            return f"]({copied(found)})"
-        return "]" if file.is_dir() else f"]({file.relative_to(ROOT / 'docs')}{anchor})"
+        if file.is_dir():
+            return "]"
+        target = DOCS / "index.md" if file == ROOT / "README.md" else file
+        found = outside(folder, link["place"])
+        if found:
+            target = DOCS / copied(found)
+        return f"]({os.path.relpath(target, place)}{anchor})"
 
     text = FENCE.sub(lambda fence: fence[1] + (f' title="{fence["file"]}"' if fence["file"] else ""), text)
     return LINK.sub(lead, text)

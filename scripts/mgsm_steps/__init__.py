@@ -1,1 +1,1 @@
-"""Items of mgsm_steps: the next calculation of a worked solution among four (docs/evaluation.md)."""
+"""Items of mgsm_steps: the next calculation of a worked solution among four (docs/reference/evaluation.md)."""

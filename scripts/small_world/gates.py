@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The gates of docs/small_world.md, measured on development items: base, experts and controls, and no merge.
+"""The gates of docs/explanation/small_world.md on development items: base, experts and controls, and no merge.
 
     python scripts/small_world/gates.py                                  # the shipped base; about a quarter of an hour
     python scripts/small_world/gates.py --base RUN --record ''           # a candidate

@@ -1,4 +1,4 @@
-"""docs/papers.md: each knob that it names is there, with that default, where the options beside it are composed."""
+"""docs/explanation/papers.md: each knob that it names exists and has the default that the page says."""
 
 import re
 from functools import reduce
@@ -13,7 +13,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.tables.schema import read_table
 
-PAGE = Path(__file__).parents[2] / "docs/papers.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/papers.md"
 WORD = re.compile(r"`([a-z][\w.]*)=([^`]+)`")
 NEEDED = {  # what a stage is asked for, where a row names nothing of it
     "sft": {"expert": "math"},

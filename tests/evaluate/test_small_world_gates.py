@@ -1,5 +1,5 @@
-"""The gates of docs/small_world.md: of the shipped base measured anew, of its experts as scripts/small_world/gates.py
-recorded them on 500 development items."""
+"""The gates of docs/explanation/small_world.md, measured anew of the shipped base, and recorded of its experts on 500
+development items (scripts/small_world/gates.py)."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_the_record_is_of_the_shipped_base(record: dict[str, Any], answers: dict
 
 def test_what_is_said_of_the_gates_is_what_was_measured(record: dict[str, Any]) -> None:
     """The page's table has each gate with its value, and says "missed" of those that are."""
-    page = (ROOT / "docs/small_world.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explanation/small_world.md").read_text(encoding="utf-8")
     lines = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
     for gate in record["gates"]:
         assert gate["value"] in lines[gate["gate"]] and ("missed" in lines[gate["gate"]]) is not gate["met"]

@@ -81,7 +81,7 @@ def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page_runs(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/reports.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/reports.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(from pipeline.report import figures.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(example.replace("runs/reports/sandbox", str(report)))

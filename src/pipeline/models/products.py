@@ -3,7 +3,7 @@
 A weight is held as two bfloat16 tensors, its value rounded and what that leaves, 16 bits of the 24 that float32 has; an
 activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with float32 sums (Henry, Tang, Heinecke 2019,
 arXiv:1904.06376). Of the log-likelihood of a text the largest error is ten times that of float32, a sixtieth of that of
-TF32 (docs/evaluation.md).
+TF32 (docs/explanation/numerics.md).
 """
 
 from __future__ import annotations

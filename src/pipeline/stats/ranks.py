@@ -37,7 +37,7 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     clusters: the cluster of each block (its model); None: every block is its own cluster. Without an effect of the
     treatments, the labels of a cluster are exchangeable, jointly in all of its blocks: p is the share of permutations
     with at least the observed statistic. Treatments whose trainings vary unequally are not quite exchangeable:
-    docs/reports.md has the rates. Raises ValueError below three treatments or two blocks.
+    docs/explanation/statistics.md has rates. Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
     from scipy.stats import chi2, rankdata

@@ -3,7 +3,7 @@
 Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
 Bytes per trained parameter, of weight, gradient and the two moments, are 16 in float32 and 8 in bfloat16, and 10 and 6
-with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256, 1.6 % more (docs/training.md).
+with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256, 1.6 % more (docs/reference/training.md).
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
 (2 bytes, and 4 of the output head where sft.weights=float32), and 16 bytes for each of the few parameters of its
