@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.errors import PipelineError
@@ -15,7 +16,7 @@ from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
 from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellResult, Results, score_rows_of
+from pipeline.report.load.contents import CellResult, Results, RunResult, score_rows_of
 from pipeline.report.marks import Marks, browsed, chance_in
 from pipeline.report.render.cells import (
     BOLD,
@@ -39,48 +40,70 @@ ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 
 
-Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
+class Line(NamedTuple):
+    """What a click on a cell shows: a text, the run that it leads to, and the link's text."""
+
+    text: str
+    run: str = ""
+    link: str = ""
 
 
 def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, str]:
-    """(index.html of a report, its figure of scores as SVG; "" if there is none)."""
-    lines, answers = chart_lines(results), results.answers
-    is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
-    text = "Scores by row: the numbers are in the table above"
-    chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
-    columns = [*results.primary[2:], *(line["column"] for line in lines)]
-    column = next((name for name in columns if name in results.columns), "")
-    of_place = [line for line in lines if line["column"] == column]
-    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
-    detectable = measured_detectable(results.contrasts, results.seeds)
-    maps = maps_of(results)
+    """Return (index.html of a report, its figure of scores as SVG; "" if there is none)."""
+    charts = draw_charts(results)
     shown = browsed(results.cells)
-    answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
-    stale = by_message((run.stale, run.name) for run in results.runs if run.stale)
-    warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    verdicts = [verdict.verdict for verdict in results.verdicts]
+    answered = any(place in results.answers and results.answers[place].n for place in shown.values())
     html = render(
-        "page.html.j2", results=results, headline=headline, notes=notes,
-        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results, PAPER)
-        + [STALE] * any(run.stale for run in results.runs),
-        bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
+        "page.html.j2",
+        results=results,
+        headline=headline,
+        notes=notes,
+        marks=marks,
+        legend=page_legend(results),
+        bold=BOLD,
+        lines_of=lines_of,
+        difference_of=cell_difference,
+        group_reasons=group_reasons,
         choices=choice_lines(results),
-        reasons={title: group_reasons(results, name)
-                 for title, name in (("Suspect published numbers.", "suspect"), ("Missing.", "missing"))},
-        stopped=[
-            (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
-            for name, stopped in (("failed", results.failed), ("not started", results.missing))
-        ],
-        limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
-        counts=", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS if word in verdicts),
-        run_of={run.name: run for run in results.runs}, marks=marks, stale=stale, warnings=warnings,
-        chart=chart, first=first, detectable=detectable, lines=lines, maps=maps,
-        answered=answered, bundle=data_tables() if answered else {},
-        facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),
-    )  # fmt: skip
-    data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
+        stale=by_message((run.stale, run.name) for run in results.runs if run.stale),
+        stopped=[stopped_runs("failed", results.failed), stopped_runs("not started", results.missing)],
+        warnings=by_message((warning, run.name) for run in results.runs for warning in run.warnings),
+        verdicts=VERDICTS,
+        charts=charts,
+        detectable=measured_detectable(results.contrasts, results.seeds),
+        maps=maps_of(results),
+        answered=answered,
+        bundle=data_tables() if answered else {},
+        runs=sorted(results.runs, key=run_order),
+        used=cells_by_run(results),
+        run_of={run.name: run for run in results.runs},
+        limits=[run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")],
+        kinds=KINDS,
+    )
+    data = answer_data(shown, results.answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
-    return html, re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n" if chart else ""
+    picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n" if charts.all else ""
+    return html, picture
+
+
+def page_legend(results: Results) -> list[str]:
+    """Return what the marks of the table's cells mean."""
+    notes = legend(results, PAPER)
+    if any(cell.low is not None for cell in results.cells):
+        notes.insert(0, INTERVAL)
+    if any(run.stale for run in results.runs):
+        notes.append(STALE)
+    return notes
+
+
+def stopped_runs(title: str, reasons: Mapping[str, str]) -> tuple[str, int, list[tuple[str, list[str]]]]:
+    """Return a title, the number of runs, and the runs of each reason."""
+    return title, len(reasons), by_message((reason, run) for run, reason in reasons.items())
+
+
+def run_order(run: RunResult) -> tuple[bool, bool]:
+    """Sort trainings first, then evaluations."""
+    return run.stage not in TRAININGS, run.stage != "eval"
 
 
 def data_tables() -> dict[str, str]:
@@ -95,35 +118,68 @@ def data_tables() -> dict[str, str]:
 
 
 def lines_of(cell: CellResult) -> list[Line]:
-    """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
-    unfinished ones and trainings."""
-    sources = score_rows_of([cell])
-    lines, languages = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
-    for _, score, row in sorted(sources, key=lambda source: languages.index(source.row.where)):
-        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
+    """Return what a click on a cell shows.
+
+    These are why it has no number, the scores behind it, and its runs that have none, such as unfinished ones and
+    trainings.
+    """
+    lines = [Line(cell.missing)] if cell.missing else []
+    by_language: dict[str, list[Line]] = {}
+    for _, score, row in score_rows_of([cell]):
+        axes = [row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)]
         value = None if row.value is None else percent_factor(row.metric) * row.value
-        lines.append((axes, score.run, cell.decimal(value) or score.run))
-    places, shown = {score.run: score.at for score in cell.scores}, {score.run for _, score, _ in sources}
-    rest = {run: places.get(run, {}) for run in cell.runs if run not in shown}
-    return lines + [(", ".join(f"{axis} {value}" for axis, value in at.items()), run, run) for run, at in rest.items()]
+        line = Line(", ".join(axes), score.run, cell.decimal(value) or score.run)
+        by_language.setdefault(row.where, []).append(line)
+    for of_language in by_language.values():
+        lines += of_language
+    shown = {line.run for line in lines}
+    axes_of = {score.run: score.at for score in cell.scores}
+    for run in cell.runs:
+        if run not in shown:
+            axes = [f"{axis} {value}" for axis, value in axes_of.get(run, {}).items()]
+            lines.append(Line(", ".join(axes), run, run))
+    return lines
 
 
-def runs_table(results: Results) -> dict[str, Any]:
-    """All runs behind the table: trainings, then evaluations, then the rest; of each the cells that it scores, or its
-    label."""
-    used: dict[str, dict[str, None]] = {}
+def cells_by_run(results: Results) -> dict[str, str]:
+    """Return run -> the cells that show its scores, or the label of a training."""
+    cells: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for score in cell.scores:
-            used.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
-    return {
-        "runs": sorted(results.runs, key=lambda run: (run.stage not in TRAININGS, run.stage != "eval")),
-        "kinds": KINDS,
-        "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
-                 for run in results.runs},
-    }  # fmt: skip
+            cells.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    used = {}
+    for run in results.runs:
+        label = run.label if run.stage in TRAININGS else ""
+        used[run.name] = "; ".join(cells.get(run.name, {})) or label
+    return used
 
 
 # ---------------------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True)
+class Charts:
+    """The page's charts of scores as SVG, or "": of all columns, and of one column for the first screen.
+
+    lines: those of cells.csv that are drawn.
+    """
+
+    lines: Sequence[Mapping[str, Any]]
+    all: str = ""
+    first: str = ""
+
+
+def draw_charts(results: Results) -> Charts:
+    """Draw the charts of a table that is small enough for them."""
+    lines = chart_lines(results)
+    columns = [line["column"] for line in lines]
+    if not lines or len(results.rows) > MOST_BARS or len(set(columns)) > MOST_PANELS:
+        return Charts(lines)
+    column = next((name for name in [*results.primary[2:], *columns] if name in results.columns), "")
+    of_column = [line for line in lines if line["column"] == column]
+    everything = draw_svg(lambda: figures.scores(lines), "scores", "Scores by row: the numbers are in the table above")
+    first = draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}") if of_column else ""
+    return Charts(lines, everything, first)
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
@@ -165,25 +221,33 @@ def write_figures(results: Results, folder: Path) -> list[str]:
 def answer_data(
     shown: Mapping[tuple[str, str, str], Place], answers: Mapping[Place, Answers], most_bytes: int
 ) -> dict[str, Any]:
-    """The first questions of each evaluation that is `browsed`, as JSON: {"strings": [...], "models": {row: [[column,
-    language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
-    `strings`, as rows share their questions, and often their answers. All evaluations show the same number of
-    questions: as many as `most_bytes` allow, but at least one."""
+    """Return the first questions of each evaluation that is `browsed`, as JSON.
+
+    {"strings": [...], "models": {row: [[column, language, question, prompt, expected, right or wrong, extracted,
+    response, scores]]}}. Items are indices into `strings`, as rows share their questions, and often their answers. All
+    evaluations show the same number of questions: as many as `most_bytes` allow, but at least one.
+    """
     from jinja2.utils import htmlsafe_json_dumps
 
     items = {at: answers[place].first for at, place in shown.items() if place in answers}
     number = max(map(len, items.values()), default=0)
     while True:
-        strings: dict[str, int] = {}
-        models: dict[str, list[list[int]]] = {}
-        for question in range(number):
-            for (row, column, language), first in items.items():
-                for doc, correct, prompt, target, response, extracted, scores in first[question : question + 1]:
-                    right = "" if correct is None else "✓ right" if correct else "✗ wrong"
-                    texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
-                    models.setdefault(row, []).append([strings.setdefault(text, len(strings)) for text in texts])
-        data = {"strings": list(strings), "models": models}
+        data = first_answers(items, number)
         size = len(htmlsafe_json_dumps(data, **JSON_STYLE).encode())
         if number < 2 or size <= most_bytes:
             return data
         number = max(1, min(number - 1, int(number * most_bytes / size)))
+
+
+def first_answers(items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]], number: int) -> dict[str, Any]:
+    """Return `answer_data` of the first questions, by question. items: (row, column, language) -> `page_item`s."""
+    strings: dict[str, int] = {}
+    models: dict[str, list[list[int]]] = {}
+    for question in range(number):
+        for (row, column, language), first in items.items():
+            if question < len(first):
+                doc, correct, prompt, target, response, extracted, scores = first[question]
+                right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
+                texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+                models.setdefault(row, []).append([strings.setdefault(text, len(strings)) for text in texts])
+    return {"strings": list(strings), "models": models}
