@@ -136,53 +136,72 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
 
 
 def claim_of(keys: Any, table: str, file: str) -> Claim:
-    where = f"{file}, claim {keys.get('id', '?') if isinstance(keys, dict) else keys}"
+    """Return the claim of a claim file's entry. Raises PipelineError if it is invalid."""
     if not isinstance(keys, dict):
-        raise PipelineError(f"{where}: a claim is a mapping with {', '.join(KEYS)}")
+        raise PipelineError(f"{file}, claim {keys}: a claim is a mapping with {', '.join(KEYS)}")
+    where = f"{file}, claim {keys.get('id', '?')}"
     for key in keys:
         if key not in KEYS + OPTIONAL:
             raise PipelineError(f"{where}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
-    if missing := [key for key in KEYS if key not in keys]:
+    missing = [key for key in KEYS if key not in keys]
+    if missing:
         raise PipelineError(f"{where}: {missing[0]} is missing")
-    test, direction, units = (str(keys.get(key) or "") for key in ("test", "direction", "units"))
-    for key, value, names in (("test", test, RULES), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
+    for key, names in (("test", tuple(RULES)), ("direction", DIRECTIONS), ("units", UNITS)):
+        value = str(keys.get(key) or "")
         if value not in names:
             raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
-    threshold, relative = str(keys["threshold"]), str(keys["threshold"]).endswith("%")
+    threshold = str(keys["threshold"])
     try:
         number = float(threshold.removesuffix("%"))
     except ValueError:
         raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
-    left, right, over, than = (_names(keys.get(key)) for key in ("left", "right", "over", "than"))
-    is_count, is_fact, several = units == "count", keys["metric"] == FACT, len(left) + len(right) > 2
-    directions, only_zero = RULES["wilcoxon" if is_count else test]
-    name = f"{test}{' with units: count' * is_count}"
-    problems = (
-        ("left is empty", not left),
-        ("over names no row or column", not over),
-        ("right is the other side, null for friedman alone", bool(right) == (test == "friedman")),
-        ("than and units are keys of test difference, one of them at a time",
-         bool(than or units) and (test != "difference" or bool(than and units))),
-        (f"{name} needs direction {' or '.join(directions)}", direction not in directions),
-        (f"{name} only accepts threshold 0", only_zero and number != 0),
-        ("with than, one left and one right side are compared at `over` and at `than`, in points",
-         bool(than) and (relative or several)),
-        ("metric fact needs one left and one right side, and test difference or alike",
-         is_fact and (several or test not in ("difference", "alike"))),
-        ("alike needs metric fact", test == "alike" and not is_fact),
-        ("within needs a threshold above 0, in points", direction == "within" and (relative or number <= 0)),
-    )  # fmt: skip
-    if problem := next((text for text, holds in problems if holds), ""):
-        raise PipelineError(f"{where}: {problem}")
     texts = {key: str(keys[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
-    return Claim(
-        file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
-        family=str(keys.get("family") or ""), than=than, units=units, **texts,
+    claim = Claim(
+        file=file, table=str(table), threshold=number, relative=threshold.endswith("%"),
+        family=str(keys.get("family") or ""), units=str(keys.get("units") or ""),
+        left=_names(keys["left"]), right=_names(keys["right"]), over=_names(keys["over"]),
+        than=_names(keys.get("than")), **texts,
     )  # fmt: skip
+    problem = problem_of(claim)
+    if problem:
+        raise claim.refuse(problem)
+    return claim
+
+
+def problem_of(claim: Claim) -> str:
+    """Return why the keys of a claim do not go together, or an empty text."""
+    is_count = claim.units == "count"
+    directions, only_zero = RULES["wilcoxon" if is_count else claim.test]
+    name = f"{claim.test} with units: count" if is_count else claim.test
+    several = len(claim.left) + len(claim.right) > 2
+    if not claim.left:
+        return "left is empty"
+    if not claim.over:
+        return "over names no row or column"
+    if bool(claim.right) == (claim.test == "friedman"):
+        return "right is the other side, null for friedman alone"
+    if (claim.than or claim.units) and (claim.test != "difference" or (claim.than and claim.units)):
+        return "than and units are keys of test difference, one of them at a time"
+    if claim.direction not in directions:
+        return f"{name} needs direction {' or '.join(directions)}"
+    if only_zero and claim.threshold != 0:
+        return f"{name} only accepts threshold 0"
+    if claim.than and (claim.relative or several):
+        return "with than, one left and one right side are compared at `over` and at `than`, in points"
+    if claim.metric == FACT and (several or claim.test not in ("difference", "alike")):
+        return "metric fact needs one left and one right side, and test difference or alike"
+    if claim.test == "alike" and claim.metric != FACT:
+        return "alike needs metric fact"
+    if claim.direction == "within" and (claim.relative or claim.threshold <= 0):
+        return "within needs a threshold above 0, in points"
+    return ""
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    return tuple(str(name) for name in (value if isinstance(value, list) else [] if value is None else [value]))
+    """Return a list of names; of one name, a list of it."""
+    if value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
 def format_points(value: float, sign: str = "") -> str:

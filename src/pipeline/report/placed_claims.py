@@ -40,6 +40,67 @@ def claims_of(table: str) -> list[Claim]:
 
 
 @dataclass
+class Grid:
+    """The names of a table as a claim uses them. in_columns: whether its sides are columns, and its places rows."""
+
+    claim: Claim
+    plan: TablePlan
+    in_columns: bool
+
+    @property
+    def sides(self) -> list[str]:
+        return self.plan.columns if self.in_columns else self.plan.rows
+
+    @property
+    def across(self) -> list[str]:
+        return self.plan.rows if self.in_columns else self.plan.columns
+
+    def check_sides(self) -> None:
+        """Raise PipelineError unless the claim's sides are columns (or rows) of the table."""
+        claim = self.claim
+        for name in claim.left + claim.right:
+            if name not in self.sides:
+                known = suggest(name, [*self.plan.columns, *self.plan.rows])
+                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {known}")
+        if claim.test == "spearman" and claim.metric not in self.sides:
+            known = suggest(claim.metric, self.sides)
+            raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {known}")
+
+    def find_places(self) -> tuple[list[str], list[str], str]:
+        """Return the places and the axes that `over` names, and why the claim cannot be tested, or ""."""
+        claim, table = self.claim, self.plan.table
+        written = [side.name for side in (table.rows if self.in_columns else table.columns)]
+        places: list[str] = []
+        axes: list[str] = []
+        untestable = ""
+        for name in claim.over:
+            if name in self.across:
+                places.append(name)
+            elif name in written:
+                places += matching_sides(name, self.across, self.plan, written)
+            elif name in table.axes:
+                axes.append(name)
+            elif name == SEED:
+                untestable = f"one training of each model does not show how much trainings differ: {ADD_SEEDS}"
+            else:
+                known = suggest(name, [*self.across, *written, *table.axes])
+                raise claim.refuse(f"over names {name!r}, no row, column or axis of {claim.table}: {known}")
+        if not places:
+            raise claim.refuse(f"over names no {'row' if self.in_columns else 'column'} of {claim.table}")
+        return places, axes, untestable
+
+    def cells_of(self, name: str, places: Sequence[str]) -> list[Cell]:
+        """Return the cell of a side at each place."""
+        cells = []
+        for place in places:
+            row, column = (place, name) if self.in_columns else (name, place)
+            if (row, column) not in self.plan.cells:
+                raise self.claim.refuse(f"{self.claim.table} has nothing in row {row!r}, column {column!r}")
+            cells.append(self.plan.cells[row, column])
+        return cells
+
+
+@dataclass
 class PlacedClaim:
     """A claim placed in a table. left, right: for each candidate of a side its cells, one per place; axes: those that
     are a sample; than: the same claim at the places whose difference is subtracted; untestable: why no answers could
@@ -57,58 +118,25 @@ class PlacedClaim:
 
     @classmethod
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
-        """The claim placed in a table. Raises PipelineError, in one sentence, for names that the table lacks."""
+        """Place a claim in a table. Raises PipelineError, in one sentence, for names that the table lacks."""
         names = claim.left + claim.right
-        columns = sum(name in plan.columns for name in names) >= sum(name in plan.rows for name in names)
-        sides, across = (plan.columns, plan.rows) if columns else (plan.rows, plan.columns)
-        for name in names:
-            if name not in sides:
-                table_names = [*plan.columns, *plan.rows]
-                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {suggest(name, table_names)}")
-        written = [side.name for side in (plan.table.rows if columns else plan.table.columns)]
-        places: list[str] = []
-        axes: list[str] = []
-        untestable = ""
-        for name in claim.over:
-            if name in across:
-                places.append(name)
-            elif name in written:
-                places += matching_sides(name, across, plan, written)
-            elif name in plan.table.axes:
-                axes.append(name)
-            elif name == SEED:
-                untestable = f"one training of each model does not show how much trainings differ: {ADD_SEEDS}"
-            else:
-                table_names = [*across, *written, *plan.table.axes]
-                raise claim.refuse(
-                    f"over names {name!r}, no row, column or axis of {claim.table}: {suggest(name, table_names)}"
-                )
+        in_columns = sum(name in plan.columns for name in names) >= sum(name in plan.rows for name in names)
+        grid = Grid(claim, plan, in_columns)
+        grid.check_sides()
+        places, axes, untestable = grid.find_places()
         if axes and claim.test not in RANKED:
-            plan = mean_of_trainings(plan)
-        if not places:
-            raise claim.refuse(f"over names no {'row' if columns else 'column'} of {claim.table}")
-
-        def cells_of(name: str) -> list[Cell]:
-            keys = [(place, name) if columns else (name, place) for place in places]
-            for key in keys:
-                if key not in plan.cells:
-                    raise claim.refuse(f"{claim.table} has nothing in row {key[0]!r}, column {key[1]!r}")
-            return [plan.cells[key] for key in keys]
-
-        placed = cls(
-            claim, plan, tuple(places), tuple(axes), list(map(cells_of, claim.left)), list(map(cells_of, claim.right))
-        )
+            grid = replace(grid, plan=mean_of_trainings(plan))
+        left, right = ([grid.cells_of(name, places) for name in side] for side in (claim.left, claim.right))
+        placed = cls(claim, grid.plan, tuple(places), tuple(axes), left, right, untestable=untestable)
         if claim.test == "spearman":
-            if claim.metric not in sides:
-                raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {suggest(claim.metric, sides)}")
-            placed.outcome = cells_of(claim.metric)
+            placed.outcome = grid.cells_of(claim.metric, places)
         else:
             placed.check_metric()
         placed.untestable = untestable or placed.choice_of_trainings()
         placed.check_axes()
         if claim.than:
-            placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
-            if not all(is_plain_mean(plan, cell) for cell in placed.all_cells):
+            placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), grid.plan)
+            if not all(is_plain_mean(grid.plan, cell) for cell in placed.all_cells):
                 raise claim.refuse("than is of means: a best configuration or a maximum is named")
         return placed
 

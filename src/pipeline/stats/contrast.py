@@ -126,13 +126,13 @@ def contrast(
     drawn: ArrayLike | None = None,
     reach: float = 1.0,
 ) -> Contrast:
-    """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
+    """Return the contrast of the mean of differences (A1, ..., Ak, N): k axes of crossed experts and N problems.
 
-    Differences lie between -reach and reach; those of measures such as bits have no bounds (reach is infinite) and
-    Student's t over problems. For paired right and wrong answers this is Tango's score interval
-    (`PairedScore`). In means over languages, seeds or experts, the answers to one problem have their measured
-    dependence, plus one problem's worth of full dependence: without any spread their number proves nothing, and no
-    interval has width zero.
+    There are no axes for two single models. Differences lie between -reach and reach; those of measures such as bits
+    have no bounds (reach is infinite) and Student's t over problems. For paired right and wrong answers this is Tango's
+    score interval (`PairedScore`). In means over languages, seeds or experts, the answers to one problem have their
+    measured dependence, plus one problem's worth of full dependence: without any spread their number proves nothing,
+    and no interval has width zero.
 
     A run without an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to the
     variance the differences of its experts' means that the problems do not explain: mean squares of expert minus those
@@ -153,45 +153,59 @@ def contrast(
     import numpy as np
 
     array = np.asarray(differences, dtype=float)
-    n, bounded = array.shape[-1], math.isfinite(reach)
+    n = array.shape[-1]
     if not n or min(array.shape[:-1], default=2) < 2:
         raise ValueError(f"differences {array.shape}: an interval needs a problem, and two experts on each axis")
-    if not bounded and (n < 2 or not np.ptp(array)):
-        raise ValueError(f"differences {array.shape} of one problem, or all alike: they show no variance")
-    scaled = array / reach if bounded else array
-    by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
-    value = float(by_problem.mean()) if estimate is None else float(estimate) / (reach if bounded else 1)
     parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
-    if not bounded:
-        problems = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(np.asarray(drawn), ddof=1))
-        return Contrast(NormalTest(value, math.sqrt(problems), reach=reach), parts, n, noise=problems**2 / (n - 1))
-    discordant = max(float(np.abs(scaled).mean()), abs(value))
+    draws = None if drawn is None else np.asarray(drawn, dtype=float)
+    if math.isinf(reach):
+        return unbounded_contrast(array, estimate, draws, parts)
+    by_problem = (array / reach).reshape(-1, n).mean(axis=0)
+    value = float(by_problem.mean()) if estimate is None else float(estimate) / reach
+    discordant = max(float(np.abs(array / reach).mean()), abs(value))
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
-    if drawn is not None:
-        of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    test = PairedScore(
-        n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
-    )
+    if draws is not None:
+        of_problems = n**2 * float(np.var(draws / reach, ddof=1))
+    won, lost = n * (discordant + value) / 2, n * (discordant - value) / 2
+    test = PairedScore(won, lost, n, (of_problems + 1) / (of_answers + 1), reach=reach)
     return Contrast(test, parts, n, n * test.variance(0.0) / reach**2)
 
 
-def corpus_contrast(
-    observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: ArrayLike | None = None
+def unbounded_contrast(
+    array: np.ndarray, estimate: float | None, drawn: np.ndarray | None, parts: Sequence[ExpertPart]
 ) -> Contrast:
-    """Contrast of corpus metrics: differences (A1, ..., Ak), and (A1, ..., Ak, draws) over draws of n sentences.
+    """Return the contrast of differences without bounds, by Student's t over problems."""
+    import numpy as np
 
-    As `contrast`, with the variances of draws instead of means over problems. Two systems with equal translations
-    differ by less than one sentence: the standard error is at least 1 / n. estimate, draws: as in `contrast`.
+    n = array.shape[-1]
+    if n < 2 or not np.ptp(array):
+        raise ValueError(f"differences {array.shape} of one problem, or all alike: they show no variance")
+    by_problem = array.reshape(-1, n).mean(axis=0)
+    value = float(by_problem.mean()) if estimate is None else float(estimate)
+    variance = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(drawn, ddof=1))
+    test = NormalTest(value, math.sqrt(variance), reach=math.inf)
+    return Contrast(test, parts, n, noise=variance**2 / (n - 1))
+
+
+def corpus_contrast(
+    observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: np.ndarray | None = None
+) -> Contrast:
+    """Return the contrast of corpus metrics: differences (A1, ..., Ak), and (A1, ..., Ak, draws) of them over draws.
+
+    As `contrast`, with the variances of draws of n sentences instead of means over problems. Two systems with equal
+    translations differ by less than one sentence: the standard error is at least 1 / n. estimate, draws: as in
+    `contrast`.
     """
     import numpy as np
 
-    numbers, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
-    joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
-    problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
-    axes = zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True)
-    parts = [expert_part(values, means) for values, means in axes]
-    value = float(numbers.mean()) if estimate is None else estimate
-    return Contrast(NormalTest(value, math.sqrt(problems)), parts, n)
+    values, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
+    if draws is None:
+        draws = array.reshape(-1, array.shape[-1]).mean(axis=0)
+    variance = max(float(np.var(draws, ddof=1)), 1 / n**2)
+    axes = zip(by_axis(values, values.ndim), by_axis(array, values.ndim), strict=True)
+    parts = [expert_part(of_experts, means) for of_experts, means in axes]
+    value = float(values.mean()) if estimate is None else estimate
+    return Contrast(NormalTest(value, math.sqrt(variance)), parts, n)
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
@@ -212,10 +226,8 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
-    """For each of the first axes, the means (A, ...) over the other ones."""
-    return [
-        array.mean(axis=tuple(axis_index for axis_index in range(axes) if axis_index != axis)) for axis in range(axes)
-    ]
+    """Return, for each of the first axes, the means (A, ...) over the other ones."""
+    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
 
 
 def degrees_of_freedom(variance: float, noise: float) -> float:
