@@ -10,7 +10,7 @@ from pipeline.benchmarks import primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
 from pipeline.config.stages import TrainStage
 from pipeline.papers import published as papers
-from pipeline.report.expression import Line, is_plain_mean, lines_of
+from pipeline.report.expression import ScoreLine, is_plain_mean, lines_of
 from pipeline.report.frame import NoScore
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.metrics import stored_metric, tasks_of
@@ -93,7 +93,7 @@ def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, 
     return 100 * value, 100 * low, 100 * high
 
 
-def is_shown(table: Planning, line: Line) -> bool:
+def is_shown(table: Planning, line: ScoreLine) -> bool:
     """Return True if a cell shows this score: if there is a choice, the winner's, and none while it is open."""
     if line.item.model is not None:
         return False

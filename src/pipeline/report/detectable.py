@@ -14,7 +14,7 @@ from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import Line, holm_level, interval_text
 from pipeline.report.contrasts import cell_keys, pairs_across, sampled_axes
-from pipeline.report.expression import leaf_cells
+from pipeline.report.expression import ScoreLine, lines_of
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.runs.run import Run
 from pipeline.stats.detectable import (
@@ -32,31 +32,43 @@ from pipeline.tables.schema import TRAININGS
 
 
 def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
-    """That of the primary comparison, else of the first one, and what is compared besides, in words; None without
-    questions."""
+    """Return what is detectable in the primary comparison, else the first one, and what is compared besides, in words.
+
+    None without questions.
+    """
     plan = planning.plan
     family, primary = plan.table.family, tuple(plan.table.primary)
     pairs = pairs_across(plan, [*plan.compare, *plan.controls])
     compared = [pair for pair in pairs if not family or pair[2] in family]
-    seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
-    trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
-    for first in sorted(compared, key=lambda pair: pair != primary):
-        counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, first)]
-        asked, most, _ = counts[0]
-        if asked:
-            scores = min(count.scores for count in counts)
-            level = holm_level(len(compared), first == primary, bool(primary))
-            name = "{} with {} in {}".format(*first)
-            others = f" and {len(compared) - 1} more (Holm's correction)" if len(compared) > 1 else ""
-            detectable = Detectable.of(name, asked, level, seeds, trains, most=most, scores=scores)
-            return detectable, f"{name} ({'primary' if first == primary else 'first'}){others}"
+    compared.sort(key=lambda pair: pair != primary)
+    for pair in compared:
+        counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, pair)]
+        first = counts[0]
+        if first.asked:
+            is_primary = pair == primary
+            name = "{} with {} in {}".format(*pair)
+            text = f"{name} ({'primary' if is_primary else 'first'})"
+            if len(compared) > 1:
+                text += f" and {len(compared) - 1} more (Holm's correction)"
+            detectable = Detectable.of(
+                name,
+                first.asked,
+                holm_level(len(compared), is_primary, bool(primary)),
+                seeds=min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0),
+                trains=any(run.stage in TRAININGS for run in plan.table.runs.values()),
+                most=first.most,
+                scores=min(count.scores for count in counts),
+            )
+            return detectable, text
     return None
 
 
 class DetectableClaim(NamedTuple):
-    """A claim about a table, before there are scores. points: its minimum detectable difference at 5 % on the fewest
-    questions of its cells; None where no answers could decide it. published: the smallest and largest difference.
-    assumed: about means over languages and models."""
+    """A claim about a table, before there are scores.
+
+    points: its minimum detectable difference at 5 % on the fewest questions of its cells, or None if no answers could
+    decide it; published: the smallest and largest difference; assumed: about means over languages and models.
+    """
 
     id: str
     points: float | None
@@ -66,17 +78,16 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
-        points = f"{self.points:.1f} points at p < {LEVEL:g}{self.assumed}"
-        return f"claim {self.id}: minimum detectable difference {points}{published}"
+        text = f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}{self.assumed}"
+        return f"{text}, published {interval_text(self.published, '+.1f')}" if self.published else text
 
     def is_small(self) -> bool:
-        """Whether a published difference is smaller than what can be detected."""
+        """Return True if a published difference is smaller than what can be detected."""
         return bool(self.points and self.published and min(map(abs, self.published)) < self.points)
 
 
 def detectable_claims(planning: Planning) -> list[DetectableClaim]:
-    """The claims about a table that its plan has the cells of, and that are decided by differences, or by nothing."""
+    """Return the claims whose cells the plan has and that are decided by differences, or cannot be decided."""
     detectable = []
     for claim in claims_of(planning.plan.table.name):
         try:
@@ -84,19 +95,26 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
         counts = [questions_under(planning, cells) for cells in (*placed.left, *placed.right)]
-        asked = min(count.asked for count in counts)
+        asked, scores = min(count.asked for count in counts), min(count.scores for count in counts)
         if placed.untestable:
             detectable.append(DetectableClaim(claim.id, None))
         elif claim.test == "difference" and claim.metric != FACT and asked:
-            pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
-            differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
-            ends = (min(differences), max(differences)) if differences else None
-            scores = min(count.scores for count in counts)
             if claim.units == "each":
                 scores = max(1, scores // len(placed.places))
             points = 100 * planned_difference(asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
+            published = published_differences(placed)
+            ends = (min(published), max(published)) if published else None
             detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
+
+
+def published_differences(placed: PlacedClaim) -> list[float]:
+    """Return left minus right of each candidate a side, as far as all of it is published."""
+    if placed.claim.than:
+        return []
+    pairs = itertools.product(placed.left, placed.right)
+    differences = [published_difference(placed.claim, left, right) for left, right in pairs]
+    return [difference for difference in differences if difference is not None]
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
@@ -117,23 +135,34 @@ class QuestionCount(NamedTuple):
 
 
 def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
-    """Count the questions under cells whose answers are right or wrong. A problem counts once if it is asked in several
-    languages, and a score once if only sampled trainings differ; of a choice the first candidate counts."""
+    """Count the questions under cells whose answers are right or wrong.
+
+    A problem counts once if it is asked in several languages, and a score once if only sampled trainings differ. Of a
+    choice the first candidate counts.
+    """
     sampled = sampled_axes(planning.plan)
-    sizes: dict[str, tuple[int, int]] = {}
+    asked: dict[str, int] = {}
+    most: dict[str, int] = {}
     scores, places = set(), set()
-    for leaf in itertools.chain.from_iterable(leaf_cells(planning.plan, cell) for cell in cells):
-        for item in leaf.items:
-            for reading in item.readings:
-                score = next(iter(reading.values()))
-                size = None if is_measure(leaf.metric) else task_and_questions(planning, score)
-                if size:
-                    sizes[size[0]] = max(sizes.get(size[0], (0, 0)), size[1:])
-                    scores.add(score)
-                    at = [str(value) for axis, value in item.at.items() if axis not in sampled]
-                    places.add((score.language, *at))
-    asked, most = (sum(counts) for counts in zip((0, 0), *sizes.values(), strict=True))
-    return QuestionCount(asked, most, max(1, min(len(scores), len(places))))
+    for line in first_candidates(lines_of(planning.plan, cells)):
+        counted = None if is_measure(line.leaf.metric) else task_and_questions(planning, line.score)
+        if counted:
+            task, of_score, of_task = counted
+            if (of_score, of_task) > (asked.get(task, 0), most.get(task, 0)):
+                asked[task], most[task] = of_score, of_task
+            scores.add(line.score)
+            at = [str(value) for axis, value in line.item.at.items() if axis not in sampled]
+            places.add((line.score.language, *at))
+    return QuestionCount(sum(asked.values()), sum(most.values()), max(1, min(len(scores), len(places))))
+
+
+def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
+    """Return the lines of scores, without facts, and of a choice that of the first candidate."""
+    first: dict[tuple[int, int], ScoreLine] = {}
+    for line in lines:
+        if line.item.model is None:
+            first.setdefault((id(line.item), line.place), line)
+    return list(first.values())
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:

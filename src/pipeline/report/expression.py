@@ -39,7 +39,7 @@ class PlainPlan:
 # ---------------------------------------------------------------------------------------------------- lines
 
 
-class Line(NamedTuple):
+class ScoreLine(NamedTuple):
     """A score behind a cell. leaf: the cell that holds its item, if the cell averages rows; score: a ScoreRef, or the
     spec that holds a fact; candidate: of an open choice, otherwise empty."""
 
@@ -58,16 +58,16 @@ def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
         yield from leaf_cells(plan, plan.cells[row, cell.column])
 
 
-def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[Line]:
+def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[ScoreLine]:
     """Return the lines behind some cells, of all candidates of a choice."""
     lines = []
     for cell in cells:
         for leaf in leaf_cells(plan, cell):
             for item in leaf.items:
                 if item.model is not None:
-                    lines.append(Line(leaf, item, 0, (), item.model))
+                    lines.append(ScoreLine(leaf, item, 0, (), item.model))
                 for place, reading in enumerate(item.readings):
-                    lines += [Line(leaf, item, place, candidate, score) for candidate, score in reading.items()]
+                    lines += [ScoreLine(leaf, item, place, candidate, score) for candidate, score in reading.items()]
     return lines
 
 

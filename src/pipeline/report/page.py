@@ -40,7 +40,7 @@ ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 
 
-class Line(NamedTuple):
+class CellLine(NamedTuple):
     """What a click on a cell shows: a text, the run that it leads to, and the link's text."""
 
     text: str
@@ -117,18 +117,18 @@ def data_tables() -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def lines_of(cell: CellResult) -> list[Line]:
+def lines_of(cell: CellResult) -> list[CellLine]:
     """Return what a click on a cell shows.
 
     These are why it has no number, the scores behind it, and its runs that have none, such as unfinished ones and
     trainings.
     """
-    lines = [Line(cell.missing)] if cell.missing else []
-    by_language: dict[str, list[Line]] = {}
+    lines = [CellLine(cell.missing)] if cell.missing else []
+    by_language: dict[str, list[CellLine]] = {}
     for _, score, row in score_rows_of([cell]):
         axes = [row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)]
         value = None if row.value is None else percent_factor(row.metric) * row.value
-        line = Line(", ".join(axes), score.run, cell.decimal(value) or score.run)
+        line = CellLine(", ".join(axes), score.run, cell.decimal(value) or score.run)
         by_language.setdefault(row.where, []).append(line)
     for of_language in by_language.values():
         lines += of_language
@@ -137,7 +137,7 @@ def lines_of(cell: CellResult) -> list[Line]:
     for run in cell.runs:
         if run not in shown:
             axes = [f"{axis} {value}" for axis, value in axes_of.get(run, {}).items()]
-            lines.append(Line(", ".join(axes), run, run))
+            lines.append(CellLine(", ".join(axes), run, run))
     return lines
 
 
