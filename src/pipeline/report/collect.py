@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, MergeStage, TableStage
@@ -31,41 +30,63 @@ from pipeline.tables.planned_runs import Planning, stored_scores
 
 
 def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
-    """The results of a table as the report reads them. failed: name -> reason, for failed runs; reasons: those of
-    `reasons_unfinished` for its runs, if already known.
+    """Return the results of a table as the report reads them.
+
+    failed: name -> reason, for failed runs; reasons: those of `reasons_unfinished` for its runs, if already known.
     """
-    table, plan, runs_dir = planning.plan.table, planning.plan, planning.config.runs_dir
+    table, plan = planning.plan.table, planning.plan
     targets = planning.targets()
     runs = order_runs(targets)
     damages = {run.name: damage_of(run.folder) for run in targets}
-    damaged = {name: damage for name, damage in damages.items() if damage}
-    stored = StoredAnswers(planning, failed, damaged)
-    first = {name: first_failure(name, failed) for name in failed}
-    evals = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
-    scored = [run for run in evals if run.name not in damaged]
-    evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
-    measured, parquet = fill_cells(stored, evaluations)
-    contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, measured))
-    measured = mark_gains(mark_best(plan, stored, measured, ratios), contrasts, table.baselines)
+    stored = StoredAnswers(planning, failed, {name: damage for name, damage in damages.items() if damage})
+    evaluations = {}
+    for run in runs:
+        if (
+            isinstance(run.config, EvalStage)
+            and run.name not in stored.damaged
+            and (run.folder / "scores.json").is_file()
+        ):
+            evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
+    cells, parquet = fill_cells(stored, evaluations)
+    contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, cells))
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, failed, reasons)
-    first_evaluation = next(
-        (run for run in run_results if run.stage == "eval" and run.finished), RunResult("", "eval", Path())
-    )
+    failures, blocked = {}, {}
+    for name, reason in failed.items():
+        first = first_failure(name, failed)
+        if first == name:
+            failures[name] = page_text(reason, planning.config.runs_dir)
+        else:
+            blocked[name] = f"not made ({first} failed)"
+    scored = [run for run in run_results if run.stage == "eval" and run.finished]
+    versions = dict(sorted(scored[0].versions.items())) if scored else {}
     return Results(
-        table=table.name, title=table.title, note=table.note,
+        table=table.name,
+        title=table.title,
+        note=table.note,
         command=without_credentials(command_of(planning.config)),
-        rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
-        failed={name: page_text(reason, runs_dir) for name, reason in failed.items() if first[name] == name},
-        missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
+        rows=plan.rows,
+        columns=plan.columns,
+        cells=mark_gains(mark_best(plan, stored, cells, ratios), contrasts, table.baselines),
+        sampled=sampled_axes(plan),
+        runs=run_results,
+        failed=failures,
+        missing=blocked | missing,
         git=git_state(),
-        machine=dict(sorted(first_evaluation.machine.items())),
-        versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(first_evaluation.versions.items()))},
-        computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),
-        contrasts=contrasts, declared=bool(plan.compare),
-        primary=table.primary, baselines=table.baselines, verdicts=judge_claims(plan, stored),
-        choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
-    )  # fmt: skip
+        machine=dict(sorted(scored[0].machine.items())) if scored else {},
+        versions={"pipeline": package_version(DISTRIBUTION), **versions},
+        computed={"Contamination": describe_overlaps(runs)},
+        other_bases=describe_other_bases(runs),
+        contrasts=contrasts,
+        declared=bool(plan.compare),
+        primary=table.primary,
+        baselines=table.baselines,
+        verdicts=judge_claims(plan, stored),
+        choices=choices_of(planning),
+        evaluations=evaluations,
+        answers=stored.answers,
+        parquet=parquet,
+    )
 
 
 def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.stages import TrainStage
@@ -18,43 +18,64 @@ COLUMNS = (
     "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
     "stale"
 ).split()
-PLACES = ("row", "column", "role", "seed")  # of the table's cells that show a run
 NOT_KNOBS = ("languages", "seed", "stage", "eval.name", "eval.tasks", "eval.split", "eval.dtype")  # other columns
 
 
 def tidy_rows(results: Results) -> str:
-    """Text of results.csv, sorted by run, task and language. Values in percent; BLEU, chrF++ and
-    bits on their own scale.
-    low and high: `score_interval`.
+    """Return the text of results.csv, sorted by run, task and language.
 
-    A run that is used in several rows, columns or seeds of the table lists them all.
+    Values are in percent; BLEU, chrF++ and bits on their own scale. low and high: `score_interval`. A run that is used
+    in several rows, columns or seeds of the table lists them all.
     """
-    cells_of: dict[str, dict[str, dict[Any, None]]] = {}
-    for cell in results.cells:
-        for score in cell.scores:
-            names = {"row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
-            for key, value in {**score.at, **names}.items():
-                cells_of.setdefault(score.run, {}).setdefault(key, {})[value] = None
-    lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
-    configs = [runs[name].config for name in results.evaluations]
-    settings = {key for config in configs for key in config if key.startswith("eval.")}
-    shared = {key for key in settings if len({str(config.get(key)) for config in configs}) == 1}
+    places = places_of_runs(results)
+    shared = shared_settings([runs[name] for name in results.evaluations])
+    lines = []
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
         knobs = {key: value for key, value in run.config.items() if key not in shared and not key.startswith(NOT_KNOBS)}
         about_run = {
-            "seed": "; ".join(dict.fromkeys(map(str, training_seeds(run, runs)))),
-            **{key: "; ".join(map(str, values)) for key, values in cells_of.get(name, {}).items() if key in PLACES},
-            **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
-            "table": results.table, "run": name, "split": run.config.get("eval.split", "test"),
+            **vars(run),
+            **run.machine,
+            **run.versions,
+            "seed": joined(training_seeds(run, runs)),
+            **{key: joined(values) for key, values in places.get(name, {}).items()},
+            "lm_eval": run.versions.get("lm-eval"),
+            "table": results.table,
+            "run": name,
+            "split": run.config.get("eval.split", "test"),
             "dtype": evaluation.settings.get("dtype"),
-            "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
-        }  # fmt: skip
+            "knobs": joined(f"{key}={value}" for key, value in knobs.items()),
+        }
         for row in sorted(evaluation.rows, key=sort_key):
             line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
     return comma_separated([list(COLUMNS), *lines])
+
+
+def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
+    """Return run -> the rows, columns, roles and seeds of the cells that show it."""
+    places: dict[str, dict[str, list[Any]]] = {}
+    for cell in results.cells:
+        for score in cell.scores:
+            of_run = places.setdefault(score.run, {})
+            of_run.setdefault("row", []).append(cell.row)
+            of_run.setdefault("column", []).append(f"{cell.row} | {cell.column}")
+            of_run.setdefault("role", []).append(cell.role)
+            if "seed" in score.at:
+                of_run.setdefault("seed", []).append(score.at["seed"])
+    return places
+
+
+def shared_settings(runs: Sequence[RunResult]) -> set[str]:
+    """Return the settings of evaluations that have one value in all of these runs."""
+    keys = {key for run in runs for key in run.config if key.startswith("eval.")}
+    return {key for key in keys if len({str(run.config.get(key)) for run in runs}) == 1}
+
+
+def joined(values: Iterable[Any]) -> str:
+    """Return distinct values as one text."""
+    return "; ".join(dict.fromkeys(map(str, values)))
 
 
 def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
