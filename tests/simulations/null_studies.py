@@ -226,7 +226,7 @@ def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[st
     planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT}
     for at in range(worlds):
-        answers = DrawnAnswers(planned.planning, draws=200, counts=planned.counts, seed=seed + at, spread=spread)
+        answers = DrawnAnswers(planned.planning, counts=planned.counts, seed=seed + at, spread=spread)
         verdicts = judge_claims(planned.planning.plan, answers)
         false.update(verdict.claim.id for verdict in verdicts if verdict.verdict in effects.get(verdict.claim.id, ()))
     counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}
