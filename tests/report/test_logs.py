@@ -317,9 +317,18 @@ def test_logs_of_versions_before_0_4_8_are_refused(change: dict[str, str], copie
     )
 
 
+def test_model_arguments_as_they_were_typed(copies: list[Path]) -> None:
+    """As lm_eval 0.4.8 and 0.4.9 record them; the model's name is in them."""
+    with changed(only_file(copies[1], "results_*.json")) as content:
+        del content["model_name"]
+        content["config"]["model_args"] = "pretrained=org/tiny,dtype=float32"
+    results = compared(*copies)
+    assert results.rows == ["6v8uqx97", "org/tiny"] and results.runs[1].config["dtype"] == "float32"
+
+
 def test_a_log_of_inspect_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.eval").write_bytes(b"PK")
-    assert "is a log of inspect_ai, which is no longer read" in refusal(tmp_path / "a.eval", TINY)
+    assert "is a log of inspect_ai, which is not read since 0.2.0" in refusal(tmp_path / "a.eval", TINY)
 
 
 def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def read_entry(path: Path) -> list[Log]:
     if path.suffix == ".jsonl":
         raise PipelineError(f"results={path} is a samples file: give the results_*.json next to it, or its folder")
     if path.suffix == ".eval":
-        raise PipelineError(f"{path} is a log of inspect_ai, which is no longer read: give {EXPECTED}")
+        raise PipelineError(f"{path} is a log of inspect_ai, which is not read since 0.2.0: give {EXPECTED}")
     logs: list[Log] = []
     for file in log_files(path):
         with as_one_sentence(file):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,18 +12,17 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import Sample
 from pipeline.extras.log import Item, Log, Reader, as_one_sentence
-from pipeline.hub.addresses import is_secret_name, without_credentials
 from pipeline.report.load.answers import read_samples, text_of
-from pipeline.runs.run import flatten_dict
 from pipeline.text import one_line
 
 FIRST_VERSION = (0, 4, 8)
 OF_A_ROW = {"doc_hash", "filter", "metrics"}  # keys that earlier versions do not write
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
-# beginnings of settings that are the model itself, have no effect on scores, or are named elsewhere
-NO_SETTING = ("model", "batch_size", "use_cache", "bootstrap_iters", "gen_kwargs", "task.metadata.", "task.metric_list",
-              "task.num_fewshot", "task.task")  # fmt: skip
-# of model_args; the model's name is the first of those that are set
+# settings that decide scores: of the run, and of its command
+OF_THE_RUN = ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn", "max_length", "lm_eval_version",
+              "transformers_version")  # fmt: skip
+OF_THE_COMMAND = ("limit", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed", "device")
+# of model_args: the model's name is the first of these that are set
 THE_MODEL = ("peft", "delta", "pretrained", "model", "revision", "base_url", "tokenizer")
 
 
@@ -75,7 +73,7 @@ def logs_of_task(
     expected = content.get("n-samples", {}).get(task, {}).get("effective")
     shots = content.get("n-shot", {}).get(task)
     directions = (content.get("higher_is_better") or {}).get(task) or {}
-    settings = setting_texts(settings_of(content, task))
+    settings = settings_of(content, task)
     for name, of_filter in by_filter.items():
         problems = []
         if isinstance(expected, int) and len(of_filter) < expected:
@@ -147,38 +145,24 @@ def model_of(content: Mapping[str, Any]) -> str:
 
 
 def model_arguments(content: Mapping[str, Any]) -> dict[str, Any]:
-    return content.get("config", {}).get("model_args") or {}
+    """Return --model_args by name. Some versions record them as they were typed."""
+    arguments = content["config"].get("model_args") or {}
+    if isinstance(arguments, dict):
+        return arguments
+    return dict(pair.partition("=")[::2] for pair in arguments.split(","))
 
 
-def settings_of(content: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Return what may differ between two runs of a task: of the task, of the command, and versions."""
-    config = content.get("config", {})
-    arguments = {key: value for key, value in model_arguments(content).items() if key not in THE_MODEL}
-    return {
-        **config,
+def settings_of(content: Mapping[str, Any], task: str) -> dict[str, str]:
+    """Return the settings of a task that decide its scores, as text on one line, without unset ones."""
+    config = content["config"]
+    settings = {
         "num_fewshot": content.get("n-shot", {}).get(task),
         "version of the task": content.get("versions", {}).get(task),
-        "chat_template": content.get("chat_template_sha"),
-        "system_instruction": content.get("system_instruction_sha"),
-        "fewshot_as_multiturn": content.get("fewshot_as_multiturn"),
-        "max_length": content.get("max_length"),
-        "lm_eval": content.get("lm_eval_version"),
-        "transformers": content.get("transformers_version"),
-        "generation": config.get("gen_kwargs"),
-        "task": content["configs"][task],
-        "arguments": arguments,
+        "dtype": model_arguments(content).get("dtype"),
+        **{key: content.get(key) for key in OF_THE_RUN},
+        **{key: config.get(key) for key in OF_THE_COMMAND},
     }
-
-
-def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings by dotted names as text on one line, without unset ones, those without effect, and secrets."""
-    texts = {}
-    for name, value in flatten_dict(dict(settings)).items():
-        is_setting = not name.startswith(NO_SETTING) and not is_secret_name(name)
-        if is_setting and value not in (None, {}, []):
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-            texts[name] = one_line(without_credentials(text)) or repr(text)
-    return texts
+    return {key: one_line(str(value)) for key, value in settings.items() if value not in (None, {}, "")}
 
 
 READER = Reader(recognizes, read)
