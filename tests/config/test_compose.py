@@ -23,6 +23,7 @@ HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
 RUNS = {
     "layer_swap": ["merge.math=a", "merge.language=b"],
+    "adaptive_swap": ["merge.math=a", "merge.language=b"],
     "reset": ["merge.expert=a", "merge.layers=[0]"],
     "mergekit": ["merge.file=a.yaml", "merge.experts=[a,b]"],
 }
@@ -92,7 +93,7 @@ REFUSED = {
     "stage=xyz": "stage=xyz is not an option: there are analyze, clean, compare, cpt, data, eval,",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
-    "stage=eval checkpoint=x": "stage=eval needs eval=...: one of afrimgsm, belebele_0shot,",
+    "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
     "stage=merge merge=tie": "merge=tie is not an option: did you mean ties",
     "stage=merge merge=swap": "merge=swap is not an option: did you mean layer_swap",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
@@ -199,6 +200,8 @@ REFUSED = {
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
     "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
     "stage=sweep merge=soup": "stage=sweep was removed in 0.2.0: give a table an axis for each knob",
+    "stage=eval checkpoint=x eval=xcopa": "eval=xcopa was removed in 0.2.0: name the task of each language",
+    "stage=eval checkpoint=x eval=mmlu_prox": "eval=mmlu_prox was removed in 0.2.0: name the task of each",
     "stage=merge merge=ties_mergekit": "merge=ties_mergekit was removed in 0.2.0: merge=mergekit runs any method",
     "stage=merge merge=ties merge.trim=tensor": "merge.trim was removed in 0.2.0: merge=ties trims the whole model",
     "-m stage=sft expert=mth,math": "expert=mth is not an option: did you mean math",

@@ -24,7 +24,6 @@ from made_up import Notes, Scripted, asked, choice, none_stored, run_of, write_r
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pipeline.api import evaluate
-from pipeline.benchmarks import benchmark_of
 from pipeline.config.compose import compose, stage_of
 from pipeline.config.harness_tasks import forget_files, harness_index, include, members, merge_includes
 from pipeline.data.rows import read_jsonl
@@ -91,19 +90,7 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
             "question": ["cause", "effect"][number % 2],
         },
     ),
-    "afrimgsm_swa_prompt_1": (
-        {"test": 5},
-        lambda number: {"question": f"{number} na 1?", "answer": None, "answer_number": number + 1},
-    ),
-    "global_piqa_nonparallel_cloze_swh_latn": (
-        {"test": 6},
-        lambda number: {"prompt": f"Ni {number}", "solution0": "moja", "solution1": "mbili zaidi", "label": number % 2},
-    ),
     "mmlu_prox_sw": ({"test": 42, "validation": 42}, mmlu_prox),
-}
-FAMILIES = {  # family -> its Swahili task or group
-    **{"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1", "mmlu_prox": "mmlu_prox_sw"},
-    "global_piqa": "global_piqa_nonparallel_cloze_swh_latn",
 }
 
 
@@ -185,11 +172,11 @@ def stock_scores(
     ("task", "shots"),
     [
         *[("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)],
-        *[("cola", 0), ("winogrande", 0), ("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
+        *[("cola", 0), ("winogrande", 0), ("xcopa_sw", 2), ("mmlu_prox_sw", 1)],
     ],
 )
 def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
-    where = "sw" if task in FAMILIES else "en"
+    where = "sw" if task.endswith("_sw") else "en"
     knobs: dict[str, Any] = {"dtype": "float32", "languages": [where], "max_gen_toks": 12}
     work = tmp_path / "work"
     work.mkdir()
@@ -197,8 +184,7 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     scored = json.loads((work / "scores.json").read_text())["rows"]
     whole = [row for row in scored if row["metric"] != "cut_off" and not row["subject"]]
     ours = {f"{row['metric']},{row['filter']}": row["value"] for row in whole}
-    folder = FAMILIES.get(task, task)
-    stock, questions = stock_scores(folder, shots, rows, tiny, tmp_path / "stock")
+    stock, questions = stock_scores(task, shots, rows, tiny, tmp_path / "stock")
     assert ours.keys() == stock.keys()
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
@@ -219,13 +205,12 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
         for line, stored in zip(lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True):
             assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
             assert line["correct"] == (line["response"][0] == stored["answer"])
-    assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
+    assert len(lines) == max(count for split, count in ROWS[task][0].items() if split != "train")
     chances = {
         "arc_easy": (4 / 3 + 3 / 4) / 7,
         "winogrande": 1 / 2,
-        "xcopa": 1 / 2,
+        "xcopa_sw": 1 / 2,
         "xnli_sw": 1 / 3,
-        "global_piqa": 1 / 2,
     }
     if task in chances:  # arc has four questions with three options, and three with four
         assert answers_of(("", task, where), lines).chance == pytest.approx(chances[task])
@@ -362,24 +347,6 @@ def test_what_cannot_be_scored_is_refused(
     (rows / "harness/gsm8k/train.jsonl").unlink()
     with pytest.raises(PipelineError, match=why):
         task_definitions(choice(asked(task, shots), **knobs), ["en"], rows, tmp_path / "tasks")
-
-
-def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
-    """Each language's task of the four families, and the rows of a group's tasks from one file."""
-    for family, folder in FAMILIES.items():
-        for split in ("test", "validation"):
-            write_rows(tmp_path / f"rows/harness/{folder}/{split}.jsonl", [{"question": "?"}])
-        config: Any = compose(["stage=eval", "checkpoint=X", "languages=[sw]", f"eval={family}"])
-        (task,) = config.eval.tasks
-        definitions = task_definitions(choice(task), ["sw"], tmp_path / "rows", tmp_path / "tasks")
-        assert {definition.task for definition in definitions} == {family}
-        stock = yaml.load(definitions[0].file.read_text(), yaml.SafeLoader)["include"][0]
-        assert stock == str(harness_index().tasks[members(folder)[0]])
-        assert len(definitions) == (14 if family == "mmlu_prox" else 1)
-        assert len({definition.name for definition in definitions}) == len(definitions)
-        assert benchmark_of(family).files(tmp_path / "rows", "sw")
-    with pytest.raises(PipelineError, match=r"the harness has no xcopa in Telugu: leave te out of languages"):
-        task_definitions(choice(asked("xcopa", 0)), ["te"], tmp_path / "rows", tmp_path / "tasks")
 
 
 PLAIN = {

@@ -1,7 +1,7 @@
 """Any task or group of the evaluation harness, as its own files define it: prompts, metrics, filters, splits, repeats.
 
 A task is one test set, whatever language is asked for: `languages` and a table's `in` are the name under which its
-scores are reported. FAMILIES have a task for each language. Training rows are not compared with these tasks.
+scores are reported. Training rows are not compared with these tasks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -43,7 +42,6 @@ from pipeline.config.harness_tasks import (
 )
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
-from pipeline.languages import Language
 from pipeline.limits import time_limit
 
 # Output type -> kind, and the metric of tasks that name none
@@ -59,38 +57,17 @@ LOWER = (*NO_SHARES, "brier_score")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 MOST_REPEATS = 1_000  # answers to each question
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
-PUBLISHED = {"afrimgsm": 250, "xcopa": 500, "global_piqa": 100}  # questions in a language, by the sets' cards
-FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
-    "afrimgsm": "afrimgsm_{three}_prompt_1",
-    "global_piqa": "global_piqa_nonparallel_cloze_{script}",
-    "mmlu_prox": "mmlu_prox_{code}",
-    "xcopa": "xcopa_{code}",
-}
-TITLES = {"afrimgsm": "AfriMGSM", "global_piqa": "Global PIQA", "mmlu_prox": "MMLU-ProX", "xcopa": "XCOPA"}
-THREE = {"swh": "swa", "gaz": "orm"}  # FLORES' code -> AfriMGSM's
-SCRIPTS = {  # FLORES' code -> Global PIQA's, of the variety that is nearest
-    "fra_latn": "fra_latn_fran", "por_latn": "por_latn_braz", "spa_latn": "spa_latn_spai", "zho_hans": "cmn_hans",
-    "zho_hant": "cmn_hant", "est_latn": "ekk_latn",
-}  # fmt: skip
 
 
 def harness_benchmark(task: str) -> Benchmark | None:
-    """The benchmark of a task or group of the harness, or of a family; None where there is none of this name. The first
-    metric and the first filter of the file are the primary ones."""
+    """The benchmark of a task or group of the harness; None where there is none of this name. The first metric and the
+    first filter of the file are the primary ones."""
     return _benchmark(task, included_state())
 
 
 @cache
 def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     index = harness_index()
-    if task in FAMILIES:
-        english = task_of_family(task, "en", "eng_Latn")
-        example = english if english in index.tasks or english in index.groups else FAMILIES[task].format(code="sw")
-        pattern = FAMILIES[task].format(code="{code}", three="*", script="*").rstrip("*")
-        benchmark = harness_benchmark(example)
-        return benchmark and replace(
-            benchmark, name=task, title=TITLES[task], one_set=False, built_from=(f"harness/{pattern}*/*.jsonl",)
-        )
     if task not in index.tasks and task not in index.groups:
         return None
     parts = members(task)
@@ -108,18 +85,12 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         filters = [*(aggregates[0].get("filter_list") or []), *filters]
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
     choices = body.get("doc_to_choice") if kind == "choice" and len(parts) == 1 else None
-    questions = next((count for family, count in PUBLISHED.items() if task.startswith(family)), ASSUMED_QUESTIONS)
     return Benchmark(
         name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
-        texts=lambda row: [], sources=lambda language: [], questions=questions * len(parts),
+        texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS * len(parts),
         choices=len(choices) if isinstance(choices, list) else 0,
         tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
     )  # fmt: skip
-
-
-def task_of_family(family: str, code: str, flores: str) -> str:
-    three, script = flores[:3], flores.lower()
-    return FAMILIES[family].format(code=code, three=THREE.get(three, three), script=SCRIPTS.get(script, script))
 
 
 def group_metrics(group: str) -> list[Row]:
@@ -139,20 +110,12 @@ def define(ask: Ask) -> list[Definition]:
     """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; of a group
     a file for each of its tasks."""
     task, index = ask.task, harness_index()
-    if task in FAMILIES:
-        task = task_of_family(task, ask.language.code, ask.language.flores)
-        if task not in index.tasks and task not in index.groups:
-            raise Missing(missing_language(ask.task, ask.language))
     if ask.split != "test":
         raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
     if task in index.tasks:
         return [write_task(ask, task_body(ask, task, task))]
     check_group(task)
     return [write_task(ask, task_body(ask, part, task), group=task, part=part) for part in members(task)]
-
-
-def missing_language(family: str, spoken: Language) -> str:
-    return f"the harness has no {family} in {spoken.name}: leave {spoken.code} out of languages"
 
 
 def check_group(group: str) -> None:

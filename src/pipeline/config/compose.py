@@ -16,7 +16,7 @@ from omegaconf import MISSING, OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.defaults import left_open, of_hardware
-from pipeline.config.explain import Extra, explain_key, not_read, type_inside, unknown_option, validated
+from pipeline.config.explain import REMOVED, Extra, explain_key, not_read, type_inside, unknown_option, validated
 from pipeline.config.harness_tasks import spell_out_tasks
 from pipeline.config.knob import Tree, Words, check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
@@ -90,6 +90,9 @@ def stage_of(settings: Words) -> Stage:
 
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
+    evaluation = str(settings.get("eval"))
+    if f"eval={evaluation}" in REMOVED:  # the harness has a group of this name, which is of all languages
+        raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     if conf.is_checkpoint(str(settings.get("model", ""))):
         settings |= {"model": "trained", "model.path": settings["model"]}

@@ -22,12 +22,18 @@ TYPES = {  # the beginning of pydantic's name of an error -> the expected type
 }  # fmt: skip
 
 
+# what replaces an option that stood for a task in each language
+LANGUAGES = "name the task of each language, eval={0}, in a study {{sw: {0}}}"
 REMOVED = {  # what replaces a stage or an option of an earlier version
     "stage=check": "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few steps",
     "stage=search": "choose with best: in a table (docs/howto/layer_counts.md); docs/reference/merging.md has an example for Optuna",
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
+    "eval=afrimgsm": LANGUAGES.format("afrimgsm_swa_prompt_1"),
+    "eval=global_piqa": LANGUAGES.format("global_piqa_nonparallel_cloze_swh_latn"),
+    "eval=mmlu_prox": LANGUAGES.format("mmlu_prox_sw"),
+    "eval=xcopa": LANGUAGES.format("xcopa_sw"),
     "merge.trim": "merge=ties trims the whole model; merge=mergekit trims each tensor",
     "merge.ties_at_threshold": "merge=ties keeps all entries at the threshold; merge=mergekit keeps exactly as many",
     "merge.weigh": "merge=ties weighs after the election of signs; merge=mergekit before it",
