@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from pipeline.api import evaluate
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import forget_files, harness_index, include, members, merge_includes
+from pipeline.config.harness_tasks import forget_files, harness_index, include, members
+from pipeline.config.task_yaml import merge_includes
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend

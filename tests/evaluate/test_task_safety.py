@@ -16,7 +16,8 @@ from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
 from pipeline.benchmarks.task_safety import INTERNAL, refuse_card, texts_of
-from pipeline.config.harness_tasks import NAMED, chain_of, forget_files, include, load_plain, shipped_folder
+from pipeline.config.harness_tasks import NAMED, forget_files, include
+from pipeline.config.task_yaml import chain_of, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions

@@ -25,7 +25,7 @@ from pipeline.benchmarks.task_files import (
     write_task,
 )
 from pipeline.config.data import Source
-from pipeline.config.harness_tasks import load_plain
+from pipeline.config.task_yaml import load_plain
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 

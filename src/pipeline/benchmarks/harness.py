@@ -25,17 +25,19 @@ from pipeline.benchmarks.task_safety import (
     why_unsafe,
 )
 from pipeline.config.harness_tasks import (
-    data_files,
-    data_folders,
     files_of_task,
     harness_index,
     included_folder,
-    included_outside,
     included_state,
-    local_rows,
     members,
-    merge_includes,
     name_tasks,
+)
+from pipeline.config.task_yaml import (
+    data_files,
+    data_folders,
+    included_outside,
+    local_rows,
+    merge_includes,
     names_of_rows,
     outside_metric,
     python_in,

@@ -23,7 +23,7 @@ from pipeline.benchmarks.task_files import (
     write_task,
 )
 from pipeline.config.data import Source
-from pipeline.config.harness_tasks import merge_includes
+from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.benchmarks.local_files import Row, path_of_split
-from pipeline.config.harness_tasks import load_plain, shipped_folder
+from pipeline.config.task_yaml import load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.harness_tasks import READERS, FunctionName, chain_of, names_of_rows, own_files
+from pipeline.config.task_yaml import READERS, FunctionName, chain_of, names_of_rows, own_files
 from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 from pipeline.text import strings_in

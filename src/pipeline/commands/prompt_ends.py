@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.config.data import has_own_prompts
-from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.estimate.training_rows import known_rows
 from pipeline.evaluate.before import define_tasks

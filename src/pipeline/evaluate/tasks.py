@@ -16,7 +16,7 @@ from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
 from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.evaluation import Eval
-from pipeline.config.harness_tasks import merge_includes
+from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, missing_row
 from pipeline.languages import language, named_language

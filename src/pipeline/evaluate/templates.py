@@ -16,7 +16,7 @@ from lm_eval import utils
 
 import pipeline.sandbox  # noqa: F401 - limits the time of templates
 from pipeline.benchmarks.task_safety import texts_of
-from pipeline.config.harness_tasks import chain_of
+from pipeline.config.task_yaml import chain_of
 from pipeline.errors import PipelineError
 from pipeline.limits import TooLong
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
-from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
+from pipeline.config.task_yaml import merge_includes
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import uncompared_benchmarks
 from pipeline.data.draw import draw_rows

@@ -1,0 +1,172 @@
+"""The YAML files of a task: what they hold with the files that they include, and the rows that they name.
+
+Files are read without the harness, which takes seconds to import, and no function that they name is run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.knob import Tree
+from pipeline.errors import PipelineError
+from pipeline.files import read_yaml
+
+MOST_BYTES = 1_000_000  # of a task file
+MOST_INCLUDED = 100  # files that one task file is made of
+READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
+
+
+def shipped_folder() -> Path | None:
+    spec = importlib.util.find_spec("lm_eval")
+    return Path(spec.submodule_search_locations[0]) / "tasks" if spec and spec.submodule_search_locations else None
+
+
+def parts_of(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder of task files whose content identifies it."""
+    return tuple(sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts))
+
+
+class FunctionName(str):
+    """The name of a function that a task file gives as !function, without its module, which may move."""
+
+
+class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads !function as a FunctionName."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: FunctionName(loader.construct_scalar(node).rpartition(".")[2]))
+
+
+def load_plain(file: Path) -> Tree:
+    """A task file as it is, without what it includes.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
+    try:
+        body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
+    except OSError as error:
+        raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
+    if not isinstance(body, dict):
+        raise PipelineError(f"{file} is not a task file: give keys and values, such as task: NAME")
+    return body
+
+
+def merge_includes(file: Path, seen: list[Path] | None = None) -> Tree:
+    """A task file with what it includes, its own keys before those. A !function is the name of the function.
+
+    Raises:
+        PipelineError: a file that cannot be read, or as `remember_included`. seen: the files that were read before.
+    """
+    seen = remember_included(file, seen)
+    body = load_plain(file)
+    definition: Tree = {}
+    for include in included_files(file, body):
+        definition |= merge_includes(include, seen)
+    body.pop("include", None)
+    return definition | body
+
+
+def remember_included(file: Path, seen: list[Path] | None) -> list[Path]:
+    """Add a file to those that a task file includes, and return them.
+
+    Raises:
+        PipelineError: it is there already, which the harness refuses, too, or there are too many files.
+    """
+    seen, path = seen or [], file.resolve()
+    if path in seen:
+        raise PipelineError(f"{file} includes itself or is included twice: remove one of the lines with include")
+    if len(seen) == MOST_INCLUDED:
+        raise PipelineError(f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file")
+    seen.append(path)
+    return seen
+
+
+def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
+    """Return the files that a task file includes itself. As for the harness, a link's are those of its target."""
+    names = body.get("include", [])
+    return [file.resolve().parent / name for name in ([names] if isinstance(names, str) else names)]
+
+
+def is_trusted(file: Path) -> bool:
+    """Return True if a file is part of the installed harness."""
+    folder = shipped_folder()
+    return folder is not None and folder.resolve() in file.resolve().parents
+
+
+def chain_of(file: Path, seen: list[Path] | None = None) -> Iterator[tuple[Path, Tree]]:
+    """Yield a task file and the files that it includes, itself or through others, with their content."""
+    seen = remember_included(file, seen)
+    body = load_plain(file)
+    yield file, body
+    for path in included_files(file, body):
+        yield from chain_of(path, seen)
+
+
+def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
+    """Yield those files of `chain_of` that are not the harness' own, which are trusted."""
+    return ((path, body) for path, body in chain_of(file) if not is_trusted(path))
+
+
+def included_outside(file: Path, folder: Path) -> Path | None:
+    """A file that a task file includes that is neither below `folder` nor the harness'."""
+    return next((path for path, _ in own_files(file) if folder not in path.resolve().parents), None)
+
+
+def python_in(file: Path) -> str | None:
+    """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does."""
+    for path, body in own_files(file):
+        events = yaml.parse(path.read_text(encoding="utf-8"))
+        if "class" in body or any(getattr(event, "tag", None) == "!function" for event in events):
+            return path.name
+    return None
+
+
+def outside_metric(body: Mapping[str, Any]) -> str | None:
+    """A metric that is not the harness' own, which it would download as a program from the Hub; None without."""
+    folder = shipped_folder()
+    text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
+    metric_names = set(re.findall(r'metric="([^"]+)"', text))
+    if isinstance(body.get("process_results"), FunctionName):
+        return None  # the harness loads no metric
+    for entry in body.get("metric_list") or []:
+        if isinstance(entry["metric"], str) and (entry["metric"] not in metric_names or entry.get("hf_evaluate")):
+            return str(entry["metric"])
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- its rows
+
+
+def data_files(body: Mapping[str, Any]) -> Any:
+    """Return the files that a task names itself, as `datasets` takes them: one, a list, or a dictionary by split."""
+    return (body.get("dataset_kwargs") or {}).get("data_files") or []
+
+
+def data_folders(body: Mapping[str, Any]) -> list[Path]:
+    """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
+    names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
+    folders = [Path(name).expanduser() for name in names if isinstance(name, str) and name not in READERS]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def names_of_rows(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files of rows that a task names, which may be patterns."""
+    named = data_files(body)
+    for value in named.values() if isinstance(named, dict) else [named]:
+        yield from [value] if isinstance(value, str) else value
+
+
+def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of this machine that hold the rows of a task file."""
+    for name in names_of_rows(body):
+        yield from (Path(match) for match in glob(name, recursive=True))
+    for folder in data_folders(body):
+        yield from parts_of(folder)
