@@ -14,7 +14,7 @@ from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.files import ADDED_CONF
 from pipeline.languages import GROUP, MGSM, all_languages, language
 from pipeline.stages.rows import build
@@ -49,7 +49,7 @@ def test_sets_of_the_hub_are_those_that_it_has(tmp_path: Path) -> None:
     without = [spoken for spoken in all_languages() if not benchmark_of("flores").sources(spoken)]
     assert {one.flores for one in without} == {"ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn"}
     with pytest.raises(PipelineError, match="leave hi_latn out of languages"):
-        task_definitions(Eval("", [EvalTask("flores", 0)]), ["hi_latn"], None, tmp_path)
+        task_specs(Eval("", [EvalTask("flores", 0)]), ["hi_latn"], None, tmp_path)
 
 
 def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language() -> None:

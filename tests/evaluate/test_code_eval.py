@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import code_eval
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 
 
@@ -285,7 +285,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     def answer(prompt: str) -> str:
         return answers[int(prompt.split("Add ")[1][0])]
 
-    definitions = task_definitions(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
+    definitions = task_specs(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
     lm = Scripted(answer)
     scores = score_tasks(
         lm, definitions, load_tasks(definitions, Lock()), choice(asked("mbpp", 0)), none_stored(tmp_path)

@@ -33,7 +33,7 @@ from pipeline.evaluate import torch_backend
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 from pipeline.launch.plan_file import Task
 from pipeline.launch.work import Session
@@ -308,7 +308,7 @@ def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
     compose([*words, "eval.tasks=[arc_challenge_5shot,arc_easy_5shot]"])
     config: Any = compose([*words, "eval.tasks=[ai2_arc]"])
     with pytest.raises(PipelineError, match=why.format("")):
-        task_definitions(config.eval, ["en"], tmp_path, tmp_path / "tasks")
+        task_specs(config.eval, ["en"], tmp_path, tmp_path / "tasks")
 
 
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_what_cannot_be_scored_is_refused(
 ) -> None:
     (rows / "harness/gsm8k/train.jsonl").unlink()
     with pytest.raises(PipelineError, match=why):
-        task_definitions(choice(asked(task, shots), **knobs), ["en"], rows, tmp_path / "tasks")
+        task_specs(choice(asked(task, shots), **knobs), ["en"], rows, tmp_path / "tasks")
 
 
 PLAIN = {
@@ -386,7 +386,7 @@ def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
 ) -> None:
     """The harness itself takes the misspelt name of a column as text, and warns of labels out of range."""
     include(str(write_own(tmp_path, "own_sum", **keys)))
-    definitions = task_definitions(choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks")
+    definitions = task_specs(choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks")
     with pytest.raises(PipelineError, match=message) if message else nullcontext():
         assert len(load_tasks(definitions, Lock())) == 1
 
@@ -576,7 +576,7 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
     with pytest.raises(PipelineError, match=why):
         root, folder = tmp_path / "rows", tmp_path / "tasks"
         settings = choice(asked("own_bad", 0), run_code=run_code)
-        definitions = task_definitions(settings, ["en"], root, folder)
+        definitions = task_specs(settings, ["en"], root, folder)
         score_tasks(Scripted(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
 
 
@@ -814,11 +814,11 @@ def test_a_plan_finds_missing_columns_and_rows(
     write_own(tmp_path, "own_bad", **{"dataset_kwargs": {"data_dir": str(own / "rows")}, **keys})
     include(str(own))
     with pytest.raises(PipelineError, match=why) if why else nullcontext():
-        assert len(task_definitions(choice(asked("own_bad", 0)), ["en"], None, tmp_path / "tasks")) == 1
+        assert len(task_specs(choice(asked("own_bad", 0)), ["en"], None, tmp_path / "tasks")) == 1
 
 
 def test_a_plan_finds_a_file_of_rows_that_is_not_there(tmp_path: Path) -> None:
     own = write_own(tmp_path, "own_gone", dataset_kwargs={"data_files": {"test": str(tmp_path / "own/none.jsonl")}})
     include(str(own))
     with pytest.raises(PipelineError, match="own_gone reads .*none.jsonl, which is not there"):
-        task_definitions(choice(asked("own_gone", 0)), ["en"], None, tmp_path / "tasks")
+        task_specs(choice(asked("own_gone", 0)), ["en"], None, tmp_path / "tasks")

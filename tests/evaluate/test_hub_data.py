@@ -14,7 +14,7 @@ from made_up import asked, choice, worked
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock
 from pipeline.stages.hub_inputs import evaluated_sets
@@ -25,12 +25,12 @@ from pathlib import Path
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 
 tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]
 try:
-    load_tasks(task_definitions(Eval("", tasks), ["en", "sw"], None, Path(sys.argv[1])), Lock())
+    load_tasks(task_specs(Eval("", tasks), ["en", "sw"], None, Path(sys.argv[1])), Lock())
 except PipelineError as error:
     print(error)
 """
@@ -79,7 +79,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     refusal = OSError("no route to it")
     monkeypatch.setattr(reach, "refusal_of_set", lambda repository: asked_for.append(repository) or refusal)
-    definitions = task_definitions(choice(asked("mgsm", 2)), ["en", "sw"], None, tmp_path / "tasks")
+    definitions = task_specs(choice(asked("mgsm", 2)), ["en", "sw"], None, tmp_path / "tasks")
     assert [len(task.eval_docs) for task in load_tasks(definitions, Lock())] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE

@@ -25,7 +25,7 @@ from pipeline.__main__ import main
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 from pipeline.languages import MGSM
 
@@ -117,7 +117,7 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
         (tmp_path / "data" / folder).chmod(0o755)
     root, steps = tmp_path / "data", [asked("mgsm_steps", 1)]
     with pytest.raises(PipelineError, match=f"make_mgsm_steps.py {root} en writes it from MGSM's and GSM8K's files"):
-        task_definitions(choice(*steps), ["en"], root, tmp_path / "t")
+        task_specs(choice(*steps), ["en"], root, tmp_path / "t")
     with pytest.raises(PipelineError, match="has no mgsm/lg/test.jsonl"):
         write_items(root, "lg")
     gsm8k, mgsm = rows(root / "gsm8k/test.jsonl"), rows(root / "mgsm/en/test.jsonl")
@@ -263,14 +263,14 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     write_rows(tmp_path / "mgsm/qac/test.jsonl", lines)
     write_rows(tmp_path / "mgsm/qac/train.jsonl", lines)
     card = write_items(tmp_path, "qac")
-    (definition,) = task_definitions(choice(asked("mgsm_steps_shuffled", 1)), ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_specs(choice(asked("mgsm_steps_shuffled", 1)), ["qac"], tmp_path, tmp_path / "tasks")
     assert definition.num_fewshot == 1
     items = rows(tmp_path / "mgsm_steps/qac/mgsm_steps_shuffled.jsonl")
     assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
     assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
     (tmp_path / "mgsm_steps/qac/train.jsonl").unlink()
-    (definition,) = task_definitions(choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_specs(choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks")
     (task,) = load_tasks([definition], Lock())
     assert not task.has_training_docs()
     assert len(task.eval_docs) == len(items)

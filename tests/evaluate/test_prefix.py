@@ -16,7 +16,7 @@ from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 
 
@@ -80,7 +80,7 @@ def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
 
 
 def requests(data_root: Path, folder: Path, task: Any, code: str = "qac", limit: int = 30, **more: Any) -> list[Any]:
-    definitions = task_definitions(choice(task, **more), [code], data_root, folder)
+    definitions = task_specs(choice(task, **more), [code], data_root, folder)
     (loaded, *_) = load_tasks(definitions[:1], Lock())
     loaded.build_all_requests(samples=range(definitions[0].first, min(limit, len(loaded.eval_docs))))
     return loaded.instances

@@ -16,7 +16,7 @@ from made_up import Scripted, asked, choice, needs_real_data, none_stored, worke
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import score_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock
 
@@ -41,7 +41,7 @@ def our_prompts(
     folder: Path, task: str, shots: int, code: str, data_root: Path | None, limit: int | None = None, **how: Any
 ) -> list[str]:
     lm = Scripted()
-    definitions = task_definitions(choice(asked(task, shots), **how), [code], data_root, folder)
+    definitions = task_specs(choice(asked(task, shots), **how), [code], data_root, folder)
     score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(limit=limit, **how), none_stored(folder))
     return lm.prompts
 
@@ -199,7 +199,7 @@ def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
             weighed.append((context, text))
             return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
 
-        definitions = task_definitions(choice(asked(task, 0), options="text"), ["qac"], data_root, tmp_path / task)
+        definitions = task_specs(choice(asked(task, 0), options="text"), ["qac"], data_root, tmp_path / task)
         tasks, lm = load_tasks(definitions, Lock()), Scripted(weigh=weigh)
         found = score_tasks(lm, definitions, tasks, choice(), none_stored(tmp_path))
         if task == "belebele":

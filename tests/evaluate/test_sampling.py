@@ -18,7 +18,7 @@ from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks, split_thoughts
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.steps import Sampling
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 from pipeline.stages.evaluation import refuse_sampling
 
@@ -113,7 +113,7 @@ def answer_of(question: int, answer: int) -> str:
 
 def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None:
     task = asked("mgsm", 2)
-    definitions = task_definitions(choice(task), ["en"], data_root, tmp_path / "tasks")
+    definitions = task_specs(choice(task), ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
     scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
     each = [0.5, 0.5, 0.0, 1.0]
@@ -164,7 +164,7 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
     for text in ("six and four</think>\n The answer is 10.", "a</think>b</think> 7", "no end at all", "</think>7"):
         assert split_thoughts(text, "</think>")[1] == postprocess_generated_text(text, [], "</think>")
     assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts(" 7 ", None) == (None, " 7 ")
-    definitions = task_definitions(choice(asked("mgsm", 0)), ["te"], None, tmp_path / "tasks")
+    definitions = task_specs(choice(asked("mgsm", 0)), ["te"], None, tmp_path / "tasks")
     samples = [
         {"response": "పది", "thinking": thought, "number": "10", "scores": {"numeric_match": True}}
         for thought in ("six and four make ten in all", "ఆరు నాలుగు కలిపితే పది అవుతుంది")

@@ -11,7 +11,8 @@ import pytest
 import sacrebleu
 from made_up import Scripted, asked, choice, none_stored
 
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.evaluate import metrics, records
 from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.prompts import load_tasks
@@ -24,14 +25,14 @@ from pipeline.evaluate.records import (
     write_evaluation,
 )
 from pipeline.evaluate.score import score_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 from pipeline.languages import TEN
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
-    definitions = task_definitions(choice(task, **kwargs), codes, data_root, folder)
+    definitions = task_specs(choice(task, **kwargs), codes, data_root, folder)
     return score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task, limit=limit), none_stored(folder))
 
 
@@ -132,7 +133,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     answers = [" It is 10.0", " ১১", "$12.", "13 14 13", " none"] + [" 99"] * 5
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
-    definitions = task_definitions(choice(task), ["qac"], data_root, tmp_path / "tasks")
+    definitions = task_specs(choice(task), ["qac"], data_root, tmp_path / "tasks")
     scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
@@ -155,7 +156,7 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
         return f" The answer is {10 + number}." if right else " 99"
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
-    definitions = task_definitions(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
+    definitions = task_specs(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
     scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
     (row,) = [
         row
@@ -172,7 +173,9 @@ ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    definition = Definition("flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0)
+    definition = TaskSpec(
+        "flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0, benchmark_of("flores")
+    )
     samples = [{"doc_id": 0, "response": "maji\u2028"}]
     missing = missing_row("mbpp", "sw", 0, "no translation")
     result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
@@ -183,12 +186,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_the_language_of_answers_is_told_beside() -> None:
     """Three answers in the small world, the last one in another script."""
-    definition = Definition("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0)
+    definition = TaskSpec("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0, benchmark_of("mgsm"))
     texts = ["2 * 3 = 6. 5 + 6 = 11. The answer is 11.", "2 * 3 = 7. 5 + 7 = 12. The answer is 12."]
     texts += ["উত্তর হল বারো, এর বেশি নয়"]
     (row,) = language_rows(definition, [{"response": text} for text in texts])
     assert (row.metric, row.filter, round(row.value or 0, 3), row.n) == ("other_language", "script", 0.333, 3)
     assert language_rows(definition, [{"response": "11"}]) == []  # nothing to have a share of
-    english = Definition("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2)
+    english = TaskSpec("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2, benchmark_of("mgsm"))
     (row,) = language_rows(english, [{"response": "The answer is eleven balls."}])
     assert (row.metric, row.filter, row.value) == ("other_language", "py3langid", 0)  # English is asked for

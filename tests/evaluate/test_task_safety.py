@@ -20,7 +20,7 @@ from pipeline.config.harness_tasks import NAMED, forget_files, include
 from pipeline.config.task_yaml import chain_of, load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.evaluate.templates import render
 from pipeline.hub.lock import Lock
 from pipeline.limits import time_limit
@@ -58,7 +58,7 @@ def own_task(name: str = "own", **keys: Any) -> None:
 
 def load(name: str = "own", run_code: bool = False) -> Any:
     include("tasks")
-    definitions = task_definitions(choice(asked(name, 0), run_code=run_code), ["en"], None, Path("work"))
+    definitions = task_specs(choice(asked(name, 0), run_code=run_code), ["en"], None, Path("work"))
     (task,) = load_tasks(definitions, Lock())
     return task
 
@@ -337,4 +337,4 @@ def test_a_linked_file_of_a_model_is_not_copied_into_a_merge(tmp_path: Path) -> 
 def test_a_task_of_the_harness_that_evaluates_answers_as_python_is_refused() -> None:
     """score_*_math gives answers to sympy's parse_expr, which calls eval."""
     with pytest.raises(PipelineError, match="runs the model's programs without a sandbox"):
-        task_definitions(choice(asked("prompt_robustness_math_algebra", 0)), ["en"], None, Path("work"))
+        task_specs(choice(asked("prompt_robustness_math_algebra", 0)), ["en"], None, Path("work"))

@@ -12,7 +12,7 @@ import yaml
 from made_up import asked, choice, problem, write_rows
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.files import ADDED_CONF
 
 
@@ -24,7 +24,7 @@ def build(
     left_out: Any = None,
     **kwargs: Any,
 ) -> Any:
-    return task_definitions(choice(*tasks, **kwargs), languages, data_root, folder, left_out)
+    return task_specs(choice(*tasks, **kwargs), languages, data_root, folder, left_out)
 
 
 def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(

@@ -1,22 +1,14 @@
 """XCOPA (Ponti et al. 2020): which of two sentences is the cause or the effect of a premise. All that adding it takes,
 but for its option in conf/eval/."""
 
-from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
-from pipeline.benchmarks.task_files import (
-    Ask,
-    Definition,
-    check_exemplars,
-    local_files,
-    read_from,
-    stock_file,
-    write_task,
-)
+from pipeline.benchmarks.task_files import check_exemplars, local_files, read_from, stock_file, write_task
 
 COLUMNS = ("premise", "choice1", "choice2")
 
 
-def define(ask: Ask) -> list[Definition]:
+def define(ask: Ask) -> list[TaskSpec]:
     body: Row = {"include": [str(stock_file(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
     if ask.data_root:
         (test,) = local_files(ask, "xcopa", ask.split)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
@@ -154,7 +154,7 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
 ) -> None:
     """All 634 steps: the distinct beginnings of the prompts, by a trie of dictionaries."""
     root = with_items(data, tmp_path / "data", code)
-    definitions = task_definitions(Eval("", [EvalTask("mgsm_steps", 4)]), [code], root, tmp_path)
+    definitions = task_specs(Eval("", [EvalTask("mgsm_steps", 4)]), [code], root, tmp_path)
     (task,) = load_tasks(definitions, Lock())
     task.build_all_requests()
     texts = [context + continuation for context, continuation in (request.args for request in task.instances)]

@@ -1,16 +1,20 @@
-"""The record of a benchmark: all that the program knows of one. Each file of this folder that holds one names it
-BENCHMARK."""
+"""The records of a benchmark, of what is asked of one, and of the task that comes of it.
+
+Each file of this folder that holds a benchmark names it BENCHMARK.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from pipeline.benchmarks.local_files import Row
-from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.data import Source
+from pipeline.config.harness_tasks import included_folder
+from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -38,7 +42,7 @@ class Benchmark:
     title: str
     kind: Kind
     metric: str
-    define: Callable[[Ask], list[Definition]]
+    define: Callable[[Ask], list[TaskSpec]]
     texts: Callable[[Row], list[str]]
     sources: Callable[[Language], Sequence[Source]]
     questions: int
@@ -92,6 +96,71 @@ class Benchmark:
             return sorted({path for pattern in self.built_from for path in data_root.glob(pattern.format(code=code))})
         patterns = (f"{code}/*.jsonl", *self.text_files)
         return sorted({path for pattern in patterns for path in (data_root / self.name).glob(pattern)})
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task in one language as the harness will run it.
+
+    It is made where the task's data is checked (evaluate/tasks.py), and everything after that reads it.
+    """
+
+    name: str
+    file: Path  # its YAML
+    task: str
+    language: str  # of a translation pair: the one that is not English
+    pair: str | None
+    num_fewshot: int
+    benchmark: Benchmark = field(compare=False)
+    first: int = 0  # the first row that is scored: Belebele's exemplars are its own first rows
+    group: str = ""  # the harness' group that is scored as one task, of which this is a part
+    part: str = ""  # its task in the group
+    aggregates: tuple[Row, ...] = field(default=(), compare=False)  # the metrics of the group
+
+    @property
+    def where(self) -> str:
+        return self.pair or self.language
+
+    @property
+    def kind(self) -> Kind:
+        return self.benchmark.kind
+
+    @property
+    def primary(self) -> tuple[str, str]:
+        """The metric and the filter that stand for the task if one number is wanted."""
+        return self.benchmark.metric, self.benchmark.filter
+
+    @property
+    def answers_in(self) -> str:
+        """The language of the answers, whatever the language of the questions is."""
+        return "en" if self.task in self.benchmark.in_english else self.language
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The folder of eval.include_path that defines the task, or None for any other task."""
+        return included_folder(self.part or self.task)
+
+    @cached_property
+    def body(self) -> Row:
+        """The content of the task's file, with the files that it includes."""
+        return merge_includes(self.file)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one task definition is made from."""
+
+    task: str
+    benchmark: Benchmark
+    language: Language
+    num_fewshot: int
+    data_root: Path | None
+    split: str
+    max_gen_toks: int | None
+    run_code: bool
+    folder: Path
+    exemplars: str = "first_n"
+    options: str = "letters"
 
 
 def on_hub(hub: str, config: str | None, split: str = "test") -> Source:

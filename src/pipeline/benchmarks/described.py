@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import (
-    Ask,
-    Definition,
     by_text,
     check_exemplars,
     generation_kwargs,
@@ -51,7 +49,7 @@ def codes(spoken: Language) -> dict[str, str]:
     return {"code": spoken.code, "flores": spoken.flores, "global_mmlu": spoken.global_mmlu or spoken.code}
 
 
-def define(name: str, data: Row, ask: Ask) -> list[Definition]:
+def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
     """The task file of one task. data: `stock`, the harness' files of a language and of English; `files`, split ->
     the file of eval.split=test and of dev, and `path`, where these are below data_root, by default NAME/LANGUAGE;
     `exemplars`, whose split is shown, `scored` where these are the first rows of the scored split, null where there are

@@ -9,17 +9,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Missing, Row, lines_of, path_of_split, rows_of, write_rows
-from pipeline.benchmarks.task_files import (
-    Ask,
-    Definition,
-    check_exemplars,
-    generation_kwargs,
-    own_task_file,
-    read_from,
-    write_task,
-)
+from pipeline.benchmarks.task_files import check_exemplars, generation_kwargs, own_task_file, read_from, write_task
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language
@@ -66,7 +58,7 @@ def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> lis
     return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]
 
 
-def define(ask: Ask) -> list[Definition]:
+def define(ask: Ask) -> list[TaskSpec]:
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
     if not ask.data_root and not hub_sets(ask.language):

@@ -14,9 +14,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks.benchmark import Benchmark, Kind
+from pipeline.benchmarks.benchmark import Ask, Benchmark, Kind, TaskSpec
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
-from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_task
+from pipeline.benchmarks.task_files import read_from, write_task
 from pipeline.benchmarks.task_safety import (
     outside_paths,
     refuse_card,
@@ -108,7 +108,7 @@ def group_metrics(group: str) -> list[Row]:
     return metrics
 
 
-def define(ask: Ask) -> list[Definition]:
+def define(ask: Ask) -> list[TaskSpec]:
     """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; of a group
     a file for each of its tasks."""
     task, index = ask.task, harness_index()
@@ -116,12 +116,14 @@ def define(ask: Ask) -> list[Definition]:
         raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
     if task in index.tasks:
         return [write_task(ask, task_body(ask, task, task))]
-    check_group(task)
-    return [write_task(ask, task_body(ask, part, task), group=task, part=part) for part in members(task)]
+    metrics = check_group(task)
+    return [
+        write_task(ask, task_body(ask, part, task), group=task, part=part, aggregates=metrics) for part in members(task)
+    ]
 
 
-def check_group(group: str) -> None:
-    """Raise PipelineError for a group that has no score of its own."""
+def check_group(group: str) -> list[Row]:
+    """Return the metrics of a group. Raise PipelineError for a group that has no score of its own."""
     parts = members(group)
     bodies = [merge_includes(harness_index().tasks[part]) for part in parts]
     remedy = f"list its tasks, {name_tasks(parts)}"
@@ -134,6 +136,7 @@ def check_group(group: str) -> None:
         names = [entry["metric"] for entry in body.get("metric_list") or []]
         if names and "process_results" not in body and (lost := {entry["metric"] for entry in metrics} - {*names}):
             raise PipelineError(f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}")
+    return metrics
 
 
 def task_body(ask: Ask, task: str, folder: str) -> Row:

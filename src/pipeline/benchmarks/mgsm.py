@@ -8,11 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of, write_rows
 from pipeline.benchmarks.task_files import (
-    Ask,
-    Definition,
     check_exemplars,
     generation_kwargs,
     has_stock_file,
@@ -28,7 +26,7 @@ from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 
-def define(ask: Ask) -> list[Definition]:
+def define(ask: Ask) -> list[TaskSpec]:
     """MGSM with worked answers in the question's language (the papers'), worked in English, or bare answers.
 
     A language that the harness has no file for is asked with the words of its exemplars (`prompt_words`).

@@ -6,52 +6,17 @@ and the length of answers changed, so that a prompt equals the stock task's byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from pipeline.benchmarks.benchmark import Ask, TaskSpec
 from pipeline.benchmarks.local_files import Row, path_of_split
 from pipeline.config.task_yaml import load_plain, shipped_folder
 from pipeline.errors import PipelineError
-from pipeline.languages import Language
 
 OURS = Path(__file__).parent / "tasks"
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One task as the harness will run it: `file` is its YAML, `first` the first row that is scored."""
-
-    name: str
-    file: Path
-    task: str
-    language: str  # of a translation pair: the one that is not English
-    pair: str | None
-    num_fewshot: int
-    first: int = 0  # Belebele's exemplars are its own first rows, which leave the score
-    group: str = ""  # the harness' group that is scored as one task, of which this is a part
-    part: str = ""  # its task in the group
-
-    @property
-    def where(self) -> str:
-        return self.pair or self.language
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What one task definition is made from."""
-
-    task: str
-    language: Language
-    num_fewshot: int
-    data_root: Path | None
-    split: str
-    max_gen_toks: int | None
-    run_code: bool
-    folder: Path
-    exemplars: str = "first_n"
-    options: str = "letters"
 
 
 def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
@@ -119,11 +84,16 @@ def read_from(body: Row, **files: Path) -> None:
 
 
 def write_task(
-    ask: Ask, body: Row, pair: str | None = None, first: int = 0, group: str = "", part: str = ""
-) -> Definition:
+    ask: Ask, body: Row, pair: str | None = None, first: int = 0, group: str = "", part: str = "",
+    aggregates: Sequence[Row] = (),
+) -> TaskSpec:  # fmt: skip
+    """Write the YAML file of a task, and return what is known of the task."""
     code = pair or ask.language.code
     name = "_".join([ask.task, *([part] if part else []), code, f"{ask.num_fewshot}shot"])
     file = ask.folder / f"{ask.task}{f'.{part}' if part else ''}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first, group, part)
+    return TaskSpec(
+        name, file, ask.task, ask.language.code, pair, ask.num_fewshot, ask.benchmark, first, group, part,
+        tuple(aggregates),
+    )  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Any
 
 from pipeline.config.data import has_own_prompts
 from pipeline.config.stages import EvalStage, TrainStage
-from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.estimate.training_rows import known_rows
 from pipeline.evaluate.before import define_tasks
@@ -63,10 +62,9 @@ def asked_ends(run: Run[EvalStage]) -> dict[str, str]:
     """Return task -> what its template puts before all answers, without the tasks whose prompts a function writes."""
     ends: dict[str, str] = {}
     with TemporaryDirectory() as folder, suppress(PipelineError):  # what is wrong with a task is to be fixed
-        for definition in define_tasks(run, Path(folder), []):
-            body = merge_includes(definition.file)
+        for spec in define_tasks(run, Path(folder), []):
             with suppress(Exception):  # a template is a program, and raises what it likes
-                ends[definition.task] = template_end(body["doc_to_text"]) + body.get("target_delimiter", " ")
+                ends[spec.task] = template_end(spec.body["doc_to_text"]) + spec.body.get("target_delimiter", " ")
     return ends
 
 

@@ -11,14 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.benchmarks import kind_of
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.records import ScoreRow
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, is_adapter, read_json
 from pipeline.models.load import refuse_without_tokenizer, wrapped_names
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[Definition]:
+def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[TaskSpec]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
-    return task_definitions(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
+    return task_specs(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
 
 
-def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
+def refuse_early(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
     """Raise PipelineError for what would otherwise fail after minutes of loading or scoring."""
     settings = run.config.eval
-    if any(kind_of(definition.task) == "program" for definition in definitions):
+    if any(spec.kind == "program" for spec in specs):
         check_confinement()
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")

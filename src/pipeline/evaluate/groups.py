@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.benchmarks.harness import group_metrics
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import EvaluationResult, Sample, ScoreRow
 
 MOST_QUESTIONS = 1_000_000  # of a part: a question is known by its number and that of its part
 
 
-def join_group(definitions: list[Definition], result: EvaluationResult) -> tuple[list[Definition], EvaluationResult]:
+def join_group(specs: list[TaskSpec], result: EvaluationResult) -> tuple[list[TaskSpec], EvaluationResult]:
     """The parts of a group as one task: the group's scores, then those of its parts as subjects, and all questions. A
     scoring run has one task or group; what is no group stays.
 
     The mean of a question's scores over the questions is the group's score, also where each part has the same weight:
     there a question's score is multiplied by questions / (parts * questions of its part).
     """
-    first = definitions[0]
+    first = specs[0]
     if not first.group:
-        return definitions, result
+        return specs, result
     group_result = replace(first, name=f"{first.group}_{first.where}_{first.num_fewshot}shot", group="", part="")
-    rows = [*_group_rows(first.group, result.rows), *result.rows]
-    return [group_result], replace(
-        result, rows=rows, samples={group_result.name: _samples_of(first.group, definitions, result)}
-    )
+    rows = [*_group_rows(first, result.rows), *result.rows]
+    return [group_result], replace(result, rows=rows, samples={group_result.name: _samples_of(specs, result)})
 
 
-def _group_rows(group: str, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
+def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
     """The harness' score of a group in each metric and filter that it aggregates."""
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
     group_rows = []
-    for metric in group_metrics(group):
+    for metric in first.aggregates:
         rows = [row for row in parts if row.metric == metric["metric"]]
         for name in (
             dict.fromkeys(row.filter for row in rows) if metric["filter_list"] is None else metric["filter_list"]
@@ -50,14 +47,16 @@ def _group_rows(group: str, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
             value = aggregate_subtask_metrics([row.value for row in same], sizes, by_size)
             group_rows.append(replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes)))
     if not group_rows:
-        raise PipelineError(f"the tasks of the group {group} have none of its metrics: list them in eval.tasks=[...]")
+        raise PipelineError(
+            f"the tasks of the group {first.group} have none of its metrics: list them in eval.tasks=[...]"
+        )
     return group_rows
 
 
-def _samples_of(group: str, parts: Sequence[Definition], result: EvaluationResult) -> list[Sample]:
+def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    same_weight = {metric["metric"] for metric in group_metrics(group) if not metric["weight_by_size"]}
+    same_weight = {metric["metric"] for metric in parts[0].aggregates if not metric["weight_by_size"]}
     joined: list[Sample] = []
     for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))

@@ -19,10 +19,8 @@ from lm_eval.api.task import Task
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
-from pipeline.benchmarks import benchmark_of
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, is_sampled
-from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
@@ -54,22 +52,22 @@ def harness_tamed() -> Iterator[None]:
 
 
 @harness_tamed()
-def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
+def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
     """The harness' task objects, their data read, those of the Hub at their locked revisions, in the order of
-    `definitions`.
+    `specs`.
 
     Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
     """
     manager, refusal_of_set = TaskManager(include_defaults=False), functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
-    for definition in definitions:
-        benchmark, name = benchmark_of(definition.task), definition.part or definition.task
-        sets = dict.fromkeys(repository for repository, _, _ in data_sets(definition))
+    for spec in specs:
+        benchmark, name = spec.benchmark, spec.part or spec.task
+        sets = dict.fromkeys(repository for repository, _, _ in data_sets(spec))
         kept_from = [f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))]
-        remember_places(definition.file)
+        remember_places(spec.file)
         try:
             with reach.at_locked_revisions(lock), reach.force_offline() if kept_from else nullcontext():
-                tasks += manager.load([str(definition.file)])["tasks"].values()
+                tasks += manager.load([str(spec.file)])["tasks"].values()
         except RefusedTemplate:
             raise
         except Exception as error:  # datasets raises whatever its readers and the network raise
@@ -80,23 +78,23 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
                 remedy = f"accept the conditions of {benchmark.gated} on the Hub and log in, {remedy}"
             elif benchmark.of_harness and kept_from:
                 remedy += f" as harness/{name}/SPLIT.jsonl"
-            elif included_folder(name):
+            elif spec.own_folder:
                 remedy = "correct its task file in eval.include_path, or the rows that it names"
             elif benchmark.of_harness:
-                remedy = f"give its rows the columns that the harness' {definition.task} reads"
+                remedy = f"give its rows the columns that the harness' {spec.task} reads"
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
             if isinstance(cause, OSError) and (reason := unusable_cache()):
                 raise PipelineError(reason) from error
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
-            raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
-        _refuse_too_few_rows(definition, tasks[-1])
-        if included_folder(name):
-            _refuse_misread_rows(definition, tasks[-1])
+            raise PipelineError(f"the data of {spec.name} cannot be read ({problem}): {remedy}") from error
+        _refuse_too_few_rows(spec, tasks[-1])
+        if spec.own_folder:
+            _refuse_misread_rows(spec, tasks[-1])
     return tasks
 
 
-def _refuse_misread_rows(definition: Definition, task: Any) -> None:
+def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
     """Raise PipelineError for a task file of one's own that reads no column, or a target that is none of the choices:
     the harness takes the key itself as text, and counts every answer as wrong, with a warning."""
     remedy = "correct its task file in eval.include_path, or its rows"
@@ -105,7 +103,7 @@ def _refuse_misread_rows(definition: Definition, task: Any) -> None:
         column = getattr(task.config, key)
         if isinstance(column, str) and column.isidentifier() and column not in task.features:
             raise PipelineError(
-                f"{definition.name}: {key}={column} is no column of its rows, {suggest(column, task.features)} {remedy}"
+                f"{spec.name}: {key}={column} is no column of its rows, {suggest(column, task.features)} {remedy}"
             )
     if not of_choices or callable(task.config.process_results):
         return
@@ -115,42 +113,42 @@ def _refuse_misread_rows(definition: Definition, task: Any) -> None:
         for target in targets if isinstance(targets, list) else [targets]:
             if target not in (choices if isinstance(target, str) else range(len(choices))):
                 raise PipelineError(
-                    f"{definition.name}: the target of row {number}, {target!r}, is none of its {len(choices)} choices "
+                    f"{spec.name}: the target of row {number}, {target!r}, is none of its {len(choices)} choices "
                     f"(the first is 0): {remedy}"
                 )
 
 
-def _refuse_too_few_rows(definition: Definition, task: Any) -> None:
+def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
     """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than shots; local files
     are checked before."""
     if not len(task.eval_docs):
-        raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
-    if definition.num_fewshot:
+        raise PipelineError(f"{spec.name} has no questions: leave the task out, or give data_root with its rows")
+    if spec.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
         subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda counted: counted[1])
-        if fewest < definition.num_fewshot:
+        if fewest < spec.num_fewshot:
             raise PipelineError(
-                f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
+                f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
                 + (f" of {subject}" if subject else "")
                 + f": ask for at most {fewest}"
             )
 
 
-def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
+def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
     """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
     for each row."""
-    rows, column = range(definition.first, len(task.eval_docs)), benchmark_of(definition.task).question_column
+    rows, column = range(spec.first, len(task.eval_docs)), spec.benchmark.question_column
     if settings.limit is None or not column:
         return rows[: settings.limit]
     questions = set()
     for row in rows:
         questions.add(task.eval_docs[row][column])
         if len(questions) > settings.limit:
-            return range(definition.first, row)
+            return range(spec.first, row)
     return rows
 
 
-def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
+def build_requests(lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
     """What the harness will ask for, of each sampled answer to each question.
 
     Raises:
@@ -162,42 +160,42 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
     requests: list[Instance] = []
     for answer in range(settings.answers):
-        prepare(task, definition, settings, answer)
+        prepare(task, spec, settings, answer)
         try:
             task.build_all_requests(samples=rows, **how)
         except Exception as error:  # a template is a program, and raises what it likes
             if not templated or isinstance(error, RefusedTemplate):
                 raise
-            problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
+            problem = f"raises on the prompts of {spec.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error
         if templated:
-            refuse_empty_prompts(definition, task, lm.tokenizer)
+            refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
     kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
     if any(DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs):
         raise PipelineError(
-            f"{definition.name} draws its answers by itself (do_sample in its task file), others each time: give "
+            f"{spec.name} draws its answers by itself (do_sample in its task file), others each time: give "
             "eval.temperature, or leave the task out"
         )
     return requests
 
 
-def refuse_empty_prompts(definition: Definition, task: Any, tokenizer: Any) -> None:
+def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
     """Raise PipelineError for a question of which a chat template leaves every prompt empty: acc_mutual_info has an
     empty one for each option besides the question's own."""
     written = {request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)}
     for request in task.instances:
         if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
-            raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
+            raise PipelineError(template_problem(f"renders an empty prompt for a question of {spec.name}"))
 
 
-def prepare(task: Any, definition: Definition, settings: Eval, answer: int) -> None:
+def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
     """Set what the requests of the sampled answer of this number differ in; draw exemplars as the harness' command line
     does."""
     if is_sampled(settings):
         draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
         task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
-    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
+    if settings.exemplars == "random" or spec.benchmark.of_harness:
         task.set_fewshot_seed(FEWSHOT_SEED)
 
 
@@ -234,21 +232,21 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
     return needed
 
 
-def measured(definition: Definition, folder: Path, settings: Eval, lock: Lock) -> tuple[dict[int, int], int]:
+def measured(spec: TaskSpec, folder: Path, settings: Eval, lock: Lock) -> tuple[dict[int, int], int]:
     """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose weights are not read.
 
     Raises:
         PipelineError: its data cannot be read, or the model's files are not those of its config.json.
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
-        (task,) = load_tasks([definition], lock)
+        (task,) = load_tasks([spec], lock)
         lm = open_model(folder)
         model_settings(lm, settings)
-        rows = rows_asked(definition, task, settings)
-        requests = build_requests(lm, definition, task, rows, settings)
+        rows = rows_asked(spec, task, settings)
+        requests = build_requests(lm, spec, task, rows, settings)
         if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
             say(
-                f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
+                f"{spec.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
                 "or its generation_config.json do not allow other batches"
             )
         return tokens_needed(lm, requests), lm.max_length

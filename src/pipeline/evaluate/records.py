@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
+from pipeline.benchmarks import primary_metric
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.benchmarks.local_files import write_rows
-from pipeline.benchmarks.task_files import Definition
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
@@ -65,30 +65,30 @@ class EvaluationResult:
     """All tasks of one evaluation. `beside`: rows that are ours alone; `harness`: what scored them, and how."""
 
     rows: list[ScoreRow]
-    samples: dict[str, list[Sample]]  # by a definition's name
+    samples: dict[str, list[Sample]]  # by a spec's name
     harness: dict[str, Any]
     beside: list[ScoreRow] = field(default_factory=list)
 
 
 def score_row(
-    definition: Definition, metric: str, filter_name: str, item_values: Sequence[Any], value: float | None = None,
+    spec: TaskSpec, metric: str, filter_name: str, item_values: Sequence[Any], value: float | None = None,
     subject: str | None = None,
 ) -> ScoreRow:  # fmt: skip
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
     is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
-    value, benchmark = fmean(item_values) if value is None else float(value), benchmark_of(definition.task)
+    value, benchmark = fmean(item_values) if value is None else float(value), spec.benchmark
     if benchmark.question_column:
         item_values = list(value_per_question(item_values, metric in benchmark.measures).values())
     single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
-        task=definition.task, language=definition.language, pair=definition.pair,
-        subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
+        task=spec.task, language=spec.language, pair=spec.pair,
+        subject=subject or spec.part or None, num_fewshot=spec.num_fewshot,
         metric=metric, filter=filter_name, value=value,
         stderr=mean_stderr(item_values, value) if single else None, n=len(item_values),
     )  # fmt: skip
 
 
-def rows_of(definition: Definition, results: Mapping[str, Any], records: list[dict[str, Any]]) -> list[ScoreRow]:
+def rows_of(spec: TaskSpec, results: Mapping[str, Any], records: list[dict[str, Any]]) -> list[ScoreRow]:
     """The harness' scores of one task, the primary one first."""
     rows = []
     for name, value in results.items():
@@ -96,19 +96,19 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[di
         if filter_name and not metric.endswith("_stderr"):
             if not isinstance(value, Real):
                 raise PipelineError(
-                    f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out "
+                    f"{spec.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out "
                     "of metric_list, or give it an aggregation that returns a number; its answers are stored"
                 )
             of_filter = [record for record in records if record["filter"] == filter_name]
             item_values = [record[metric] for record in of_filter if metric in record]  # some questions may have none
-            rows.append(score_row(definition, metric, filter_name, item_values, float(value)))
-    return sorted(rows, key=lambda row: (row.metric, row.filter) != primary_metric(definition.task))
+            rows.append(score_row(spec, metric, filter_name, item_values, float(value)))
+    return sorted(rows, key=lambda row: (row.metric, row.filter) != spec.primary)
 
 
-def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
+def share_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
     """Shares of the answers to each question that held none or ran out of tokens, scores by group, and what several
     answers alone have."""
-    benchmark, (metric, chief) = benchmark_of(definition.task), primary_metric(definition.task)
+    benchmark, (metric, chief) = spec.benchmark, spec.primary
     answers, shares = list(map(answers_of, samples)), dict[str, list[Any]]()
     if benchmark.kind == "number":
         shares["unparsed"] = [fmean([answer["extracted"] == metrics.INVALID for answer in some]) for some in answers]
@@ -116,20 +116,20 @@ def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
-    rows = [score_row(definition, name, chief, values) for name, values in shares.items() if values]
+    rows = [score_row(spec, name, chief, values) for name, values in shares.items() if values]
     if benchmark.group:
         for group in sorted({sample[benchmark.group] for sample in samples}):
             item_values = [sample["scores"][metric] for sample in samples if sample[benchmark.group] == group]
-            rows.append(score_row(definition, metric, chief, item_values, subject=group))
+            rows.append(score_row(spec, metric, chief, item_values, subject=group))
     return rows
 
 
-def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
+def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
     """One question as it is kept: what was asked, what came back, what was read from it, whether it is right.
 
     `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was generated.
     """
-    benchmark, answer = benchmark_of(definition.task), record["filtered_resps"]
+    benchmark, answer = spec.benchmark, record["filtered_resps"]
     sample: Sample = {"doc_id": record["doc_id"], "prompt": record["arguments"][0][0]}
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
@@ -164,7 +164,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             "correct": right_or_wrong(right),
         }  # fmt: skip
         if benchmark.kind == "number":
-            written_in = answer_language(definition.task, definition.language)
+            written_in = spec.answers_in
             number = metrics.last_number(response, written_in)
             scores["numeric_match"] = metrics.numeric_match(response, record["doc"]["answer_number"], written_in)
             sample["number"] = None if number is None else str(number)
@@ -187,11 +187,11 @@ def answers_of(sample: Sample) -> list[Sample]:
     return answers
 
 
-def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskResult:
+def join_answers(spec: TaskSpec, results: Sequence[TaskResult]) -> TaskResult:
     """Several answers to each question as one result. A question's scores are means over its answers; further ones are
     `majority`, whether the most frequent extracted answer is right (the first of equally frequent ones), and `pass@k`
     (`metrics.pass_at_k`). Standard errors are over questions."""
-    _, chief = primary_metric(definition.task)
+    _, chief = spec.primary
     samples = []
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
@@ -200,7 +200,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
-            if kind_of(definition.task) != "program":
+            if spec.kind != "program":
                 voted = metrics.majority([answer["extracted"] for answer in answers])
                 first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
                 scores["majority"] = float(first["correct"])
@@ -231,37 +231,37 @@ def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
 
 
 def further_rows_of(
-    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: str | None
+    specs: Sequence[TaskSpec], samples: Mapping[str, list[Sample]], spm_model: str | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and the language of its answers, spBLEU where its model is."""
     rows = []
-    for definition in definitions:
-        task_samples = samples[definition.name]
-        if kind_of(definition.task) == "number":
+    for spec in specs:
+        task_samples = samples[spec.name]
+        if spec.kind == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
             lost = [fmean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples]
-            rows.append(score_row(definition, "numeric_match", "last-number", right))
-            rows.append(score_row(definition, "unparsed", "last-number", lost))
-            rows += language_rows(definition, task_samples)
-        if kind_of(definition.task) == "translation" and spm_model:
+            rows.append(score_row(spec, "numeric_match", "last-number", right))
+            rows.append(score_row(spec, "unparsed", "last-number", lost))
+            rows += language_rows(spec, task_samples)
+        if spec.kind == "translation" and spm_model:
             references, responses = ([sample[side] for sample in task_samples] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
-            rows.append(score_row(definition, "spbleu", "none", [None] * len(task_samples), value))
+            rows.append(score_row(spec, "spbleu", "none", [None] * len(task_samples), value))
     return rows
 
 
-def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
+def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
     """The shares of answers, and of a model's thoughts, in another language, of those long enough to tell.
 
     From stored samples alone, of older evaluations too. `filter` names the detector of the language; a share of none
     has no row.
     """
-    language = answer_language(definition.task, definition.language)
+    language = spec.answers_in
     answers = [answer for sample in samples for answer in answers_of(sample)]
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
         if shares := in_another_language([str(answer[part]) for answer in answers if part in answer], language):
-            rows.append(score_row(definition, metric, told_by(language), shares))
+            rows.append(score_row(spec, metric, told_by(language), shares))
     return rows
 
 
@@ -274,11 +274,11 @@ def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> Scor
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
+def write_evaluation(result: EvaluationResult, specs: Sequence[TaskSpec], work: Path) -> dict[str, float]:
     """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
-    for definition in definitions:
-        write_rows(work / "samples" / f"{definition.task}.{definition.where}.jsonl", result.samples[definition.name])
+    for spec in specs:
+        write_rows(work / "samples" / f"{spec.task}.{spec.where}.jsonl", result.samples[spec.name])
     return write_scores(result, work)
 
 

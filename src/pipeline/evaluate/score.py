@@ -15,8 +15,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.utils import hash_string
 
-from pipeline.benchmarks import benchmark_of, primary_metric
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.errors import PipelineError
 from pipeline.evaluate.before import engine_of, refuse_too_long
@@ -48,7 +47,7 @@ class Asked:
     """A task put to a model: its rows, the requests of all answers to them, the answers that are there, and the
     requests that are left."""
 
-    definition: Definition
+    spec: TaskSpec
     task: Task
     rows: Sequence[int]
     requests: list[Instance]
@@ -57,12 +56,12 @@ class Asked:
 
     @property
     def name(self) -> str:
-        return self.definition.name
+        return self.spec.name
 
 
 @harness_tamed()
 def score_tasks(
-    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store
+    lm: Answering, specs: Sequence[TaskSpec], tasks: Sequence[Task], settings: Eval, store: Store
 ) -> EvaluationResult:
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
 
@@ -71,7 +70,7 @@ def score_tasks(
     facts = facts_of(settings)
     model_settings(lm, settings)
     with announced("tokenizing the questions"):
-        asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
+        asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(specs, tasks, strict=True)]
     unanswered = [task for task in asked_tasks if task.left]
     for task in asked_tasks:
         if stored := len(task.requests) - len(task.left):
@@ -131,24 +130,24 @@ def rounds_together(settings: Eval) -> bool:
     return below_float32(settings) and not invariant
 
 
-def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store: Store) -> Asked:
+def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store) -> Asked:
     """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
     computed together with it.
 
     Raises:
         PipelineError: prompts do not fit the model. What is stored did.
     """
-    rows = rows_asked(definition, task, settings)
-    requests = build_requests(lm, definition, task, rows, settings)
+    rows = rows_asked(spec, task, settings)
+    requests = build_requests(lm, spec, task, rows, settings)
     together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
-    answers = store.answers(definition.name, decided_by(settings), together)
+    answers = store.answers(spec.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
     if unanswered:
-        refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
+        refuse_too_long(spec.name, tokens_needed(lm, requests), lm.max_length)
     answers.wanted = {digest(key_of(request)) for request in unanswered}
-    return Asked(definition, task, rows, requests, answers, unanswered)
+    return Asked(spec, task, rows, requests, answers, unanswered)
 
 
 def key_of(request: Instance) -> tuple[Any, ...]:
@@ -158,7 +157,7 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
     """Answer the requests of a task that are not stored, each kind together. The model reports each answer when it
     ends."""
-    set_sharing(lm, asked.definition, settings)
+    set_sharing(lm, asked.spec, settings)
     questions_a_request = settings.answers * len(asked.rows) / len(asked.left)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
@@ -200,8 +199,8 @@ class Answered(LM):
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     """The answers of a task scored by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
-    result = join_answers(asked.definition, scored) if len(scored) > 1 else scored[0]
-    result = replace(result, rows=[*result.rows, *share_rows(asked.definition, result.samples)])
+    result = join_answers(asked.spec, scored) if len(scored) > 1 else scored[0]
+    result = replace(result, rows=[*result.rows, *share_rows(asked.spec, result.samples)])
     cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
     if asked.left and cut_off > len(result.samples) / 2:
         say(
@@ -218,8 +217,8 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
     as scoring a small task does.
     """
-    definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
-    prepare(asked.task, definition, settings, number)
+    spec, put = asked.spec, Answered(lm, asked.answers, settings.think_end)
+    prepare(asked.task, spec, settings, number)
     message = f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify their patterns"
     try:
         with time_limit(SCORING_SECONDS, message):
@@ -228,27 +227,25 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
                 bootstrap_iters=0, log_samples=True, **prompt_settings(settings),
             )  # fmt: skip
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # of a metric that does not fit the task
-        if isinstance(error, PipelineError) or not benchmark_of(definition.task).of_harness:
+        if isinstance(error, PipelineError) or not spec.benchmark.of_harness:
             raise
         raise PipelineError(
-            f"{definition.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list in the task "
+            f"{spec.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list in the task "
             "file; the answers are stored."
         ) from error
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
         for record in output["samples"][asked.name]
     ]
-    _, chief = primary_metric(definition.task)
+    _, chief = spec.primary
     samples = []
     for record in records:
         if record["filter"] == chief:
             text, cut_off = asked.answers.look_up(("generate_until", *record["arguments"][0])) or ("", None)
             thoughts, _ = split_thoughts(text, settings.think_end)
-            samples.append(
-                sample_of(definition, record, cut_off) | ({} if thoughts is None else {"thinking": thoughts})
-            )
+            samples.append(sample_of(spec, record, cut_off) | ({} if thoughts is None else {"thinking": thoughts}))
     return TaskResult(
-        rows=rows_of(definition, output["results"][asked.name], records),
+        rows=rows_of(spec, output["results"][asked.name], records),
         samples=samples,
         task_hash=hash_string(  # as the harness' command line makes it
             "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
@@ -264,11 +261,11 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
-def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:
+def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
     """Prompts share their exemplars, choices by text their question."""
-    benchmark = benchmark_of(definition.task)
+    benchmark = spec.benchmark
     texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
-    lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
+    lm.share_prefix = settings.share_prefix and (spec.num_fewshot > 0 or texts)
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:

@@ -58,10 +58,10 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     folder, run = run.folder.resolve(), in_its_dtype(run)
     settings: Eval = run.config.eval
     left_out: list[records.ScoreRow] = []
-    definitions = define_tasks(run, work / "tasks", left_out)
+    specs = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
-    refuse_early(run, definitions)
+    refuse_early(run, specs)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
             f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"
@@ -70,7 +70,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # the harness and its libraries print
         stack.enter_context(harness_tamed())
-        tasks = load_tasks(definitions, read_lock(run.runs_dir))
+        tasks = load_tasks(specs, read_lock(run.runs_dir))
         scratch = stack.enter_context(scratch_folder(work / "merge"))
         weights: Any = merge_or_folder(run, scratch)
         if written:
@@ -82,11 +82,11 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         store = Store(run.runs_dir / ".scores", key, fresh=run.config.redo)
         lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings, scratch))
         stack.callback(lm.engine.close)
-        result = score_tasks(lm, definitions, tasks, settings, store)
-        definitions, result = join_group(definitions, result)
-    further_rows = records.further_rows_of(definitions, result.samples, settings.spm_model)
+        result = score_tasks(lm, specs, tasks, settings, store)
+        specs, result = join_group(specs, result)
+    further_rows = records.further_rows_of(specs, result.samples, settings.spm_model)
     result = replace(result, beside=further_rows + left_out)
-    scores = records.write_evaluation(result, definitions, work)
+    scores = records.write_evaluation(result, specs, work)
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")

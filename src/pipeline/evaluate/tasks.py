@@ -13,22 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
+from pipeline.benchmarks.benchmark import Ask, TaskSpec
 from pipeline.benchmarks.local_files import Missing
-from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.evaluation import Eval
-from pipeline.config.task_yaml import merge_includes
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, missing_row
 from pipeline.languages import language, named_language
 
 
-def task_definitions(
+def task_specs(
     settings: Eval,
     languages: Sequence[str],
     data_root: Path | None,
     folder: Path,
     left_out: list[ScoreRow] | None = None,
-) -> list[Definition]:
+) -> list[TaskSpec]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
     `data_root`: the folder with the data, None for the Hub. `left_out`: takes the tasks that are wanted
@@ -53,7 +52,7 @@ def task_definitions(
             f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the order of its file"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    definitions: list[Definition] = []
+    specs: list[TaskSpec] = []
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
         find = named_language if benchmark.one_set else language
@@ -65,27 +64,28 @@ def task_definitions(
             )
         for target in spoken:
             ask = Ask(
-                task=eval_task.task, language=target, num_fewshot=eval_task.num_fewshot, data_root=data_root,
+                task=eval_task.task, benchmark=benchmark, language=target, num_fewshot=eval_task.num_fewshot,
+                data_root=data_root,
                 split=settings.split, max_gen_toks=settings.max_gen_toks, run_code=settings.run_code, folder=folder,
                 exemplars=settings.exemplars, options=settings.options,
             )  # fmt: skip
             try:
-                definitions += benchmark.define(ask)
+                specs += benchmark.define(ask)
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
                 left_out.append(missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
-    return definitions
+    return specs
 
 
-def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
+def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
-    body = merge_includes(definition.file)
+    body = spec.body
     if body.get("dataset_path") == "json":
         return []
     if "custom_dataset" in body:
-        spoken = [language(code) for code in definition.where.split("-")]
-        sources = [source for target in spoken for source in benchmark_of(definition.task).sources(target)]
+        spoken = [language(code) for code in spec.where.split("-")]
+        sources = [source for target in spoken for source in spec.benchmark.sources(target)]
         return [(source.hub or "", source.hub_config, source.split) for source in sources]
     splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
     return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]

@@ -19,10 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.benchmarks import benchmark_of
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
-from pipeline.config.task_yaml import merge_includes
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import uncompared_benchmarks
 from pipeline.data.draw import draw_rows
@@ -262,7 +260,7 @@ def data_key(run: Run[EvalStage]) -> str:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> tuple[dict[int, int], int]:
+def tokens_needed(run: Run[EvalStage], definition: TaskSpec, model: Path) -> tuple[dict[int, int], int]:
     """(row -> tokens of its prompt and answer, maximum tokens of the model), from the cache or measured now."""
     key = lengths_key(run, definition, model)
     file = run.runs_dir / LENGTHS / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
@@ -281,13 +279,13 @@ def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> t
     return lengths, max_tokens
 
 
-def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:
+def lengths_key(run: Run[EvalStage], definition: TaskSpec, model: Path) -> str:
     """JSON of all inputs that affect the tokens of a task's prompts."""
-    options, body = run.config.eval, merge_includes(definition.file)
+    options, body = run.config.eval, dict(definition.body)
     body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
     facts: dict[str, Any] = {
         "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
-        **({"counts": column} if (column := benchmark_of(definition.task).question_column) else {}),
+        **({"counts": column} if (column := definition.benchmark.question_column) else {}),
         "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
         "turns": [options.chat_template_args, options.system_instruction, options.fewshot_as_multiturn],
         "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},

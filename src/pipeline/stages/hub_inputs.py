@@ -121,11 +121,11 @@ def _evaluated_sets(
     """As evaluated_sets. included: the state of eval.include_path, whose files may change between calls."""
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
-    from pipeline.evaluate.tasks import data_sets, task_definitions
+    from pipeline.evaluate.tasks import data_sets, task_specs
 
     left_out: list[ScoreRow] = []
     with TemporaryDirectory() as folder:
         evaluation = Eval("", [EvalTask(*task) for task in tasks], **settings)
-        definitions = task_definitions(evaluation, languages, root, Path(folder), left_out)
+        definitions = task_specs(evaluation, languages, root, Path(folder), left_out)
         sets = [] if root else [data_set for definition in definitions for data_set in data_sets(definition)]
     return list(dict.fromkeys(sets)), [str(skipped.reason) for skipped in left_out]
