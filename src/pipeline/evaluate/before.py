@@ -6,7 +6,7 @@ Imports nothing heavy, so that a plan checks the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
+Check = Callable[["Run[EvalStage]", Sequence[TaskSpec]], None]
+
+
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[TaskSpec]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
@@ -35,17 +38,27 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
     return task_specs(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
 
 
-def refuse_early(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError for what would otherwise fail after minutes of loading or scoring."""
-    settings = run.config.eval
+def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+    """Raise the first PipelineError of some checks, for what would otherwise fail after minutes of loading or scoring.
+
+    A plan makes the checks of OF_TASKS once for all models, and those of OF_MODEL once for each.
+    """
+    for check in checks:
+        check(run, specs)
+
+
+def check_sandbox(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+    """Raise PipelineError if a task runs programs that a model writes, and this machine cannot confine them."""
     if any(spec.kind == "program" for spec in specs):
         check_confinement()
+
+
+def check_packages(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+    """Raise PipelineError if a package is not installed: SentencePiece for spBLEU, or that of the backend."""
+    settings = run.config.eval
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
     engine_of(settings)
-    refuse_unreachable_base(run)
-    if "checkpoint" in run.parents:  # a merge's files are looked at with its headers
-        refuse_model(run.parents["checkpoint"].folder, settings)
 
 
 def engine_of(settings: Eval) -> dict[str, str]:
@@ -53,8 +66,8 @@ def engine_of(settings: Eval) -> dict[str, str]:
     return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions()
 
 
-def refuse_unreachable_base(run: Run[EvalStage]) -> None:
-    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub, and can not be fetched from it."""
+def check_base(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub and cannot be fetched from it."""
     base, adapter = run.parents.get("base"), run.parents.get("0")
     if base is None or not isinstance(adapter, Folder) or not is_adapter(adapter.folder) or not of_hub(base.folder):
         return
@@ -70,6 +83,12 @@ def refuse_unreachable_base(run: Run[EvalStage]) -> None:
 @functools.cache
 def _look_for(base: Path) -> None:
     local_folder(base, fetch=False)
+
+
+def check_checkpoint(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+    """Check the files of a checkpoint. Those of a merge are checked with its headers."""
+    if "checkpoint" in run.parents:
+        refuse_model(run.parents["checkpoint"].folder, run.config.eval)
 
 
 def refuse_model(folder: Path, settings: Eval) -> None:
@@ -94,6 +113,10 @@ def has_chat_template(folder: Path) -> bool:
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and bool(read_json(config).get("chat_template"))
+
+
+OF_TASKS: tuple[Check, ...] = (check_sandbox, check_packages)
+OF_MODEL: tuple[Check, ...] = (check_base, check_checkpoint)
 
 
 # ---------------------------------------------------------------------------------------------------- prompts

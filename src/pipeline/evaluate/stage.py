@@ -24,7 +24,7 @@ from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
 from pipeline.evaluate.backend import merge_or_folder
-from pipeline.evaluate.before import define_tasks, refuse_early
+from pipeline.evaluate.before import OF_MODEL, OF_TASKS, check_all, define_tasks
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_group
 from pipeline.evaluate.model import open_model
@@ -61,7 +61,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     specs = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
-    refuse_early(run, specs)
+    check_all([*OF_TASKS, *OF_MODEL], run, specs)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
             f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"

@@ -32,11 +32,12 @@ from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of
 from pipeline.estimate.training_rows import row_problems, source_files
 from pipeline.evaluate.before import (
+    OF_TASKS,
+    check_all,
+    check_base,
     define_tasks,
-    refuse_early,
     refuse_model,
     refuse_too_long,
-    refuse_unreachable_base,
 )
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
@@ -182,7 +183,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
-    refuse_unreachable_base(run)
+    check_base(run, [])
     for adapter, base in adapters_here(run):
         check_once(f"{adapter} on {base}", problems, partial(check_adapter, adapter, base))
     for expert in experts_on_hub(run):  # before others are trained for their merges
@@ -222,7 +223,7 @@ def check_lengths(run: Run[EvalStage], model: Path) -> None:
 def check_data(run: Run[EvalStage]) -> None:
     """Raise PipelineError if the data of an evaluation, or another input besides the model, is missing."""
     with TemporaryDirectory() as folder:
-        refuse_early(run, define_tasks(run, Path(folder), []))
+        check_all(OF_TASKS, run, define_tasks(run, Path(folder), []))
 
 
 def check_once(key: str, problems: dict[str, str | None], check: Callable[[], object]) -> None:

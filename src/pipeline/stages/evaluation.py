@@ -14,7 +14,6 @@ from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
 from pipeline.files import sha256
-from pipeline.languages import language
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
@@ -29,10 +28,6 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.include_path is not None:
         include(config.eval.include_path)
-    has_languages = any(not benchmark_of(task.task).one_set for task in config.eval.tasks)
-    for code in config.languages if has_languages else ():
-        if language(code).constructed and config.data_root is None:
-            raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
     refuse_sampling(config.eval)
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
@@ -48,8 +43,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     config = replace(config, eval=settle_products(config.eval))
     name, configs = config.eval.label, scoring_runs(config)
     in_table = bool(resolver.references)  # which checks each evaluation when it runs
-    of_harness = any(benchmark_of(task.task).of_harness for task in config.eval.tasks)
-    if len(configs) > 1 or ((config.data_root is not None or of_harness) and not in_table):
+    if len(configs) > 1 or not in_table:
         check_tasks(config, resolver)
     if len(configs) > 1:
         references = models_by_reference(config, parents)
