@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from pipeline.api import evaluate
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import forget_files, harness_index, include, members
-from pipeline.config.task_yaml import merge_includes
+from pipeline.config.harness_tasks import file_of, forget_files, harness_index, include, members
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -149,13 +148,13 @@ def stock_scores(
     absent["lambada_openai"] = absent["wikitext"]
     folder.mkdir()
     for part in members(task):
-        stock = merge_includes(harness_index().tasks[part])
+        stock = dict(file_of(part).body)
         body = {"include": str(harness_index().tasks[part]), "task": f"{part}_here", **here, **absent.get(task, {})}
         if stock["output_type"] == "generate_until":
             body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
         (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
     if task in harness_index().groups:
-        group = merge_includes(harness_index().groups[task])
+        group = dict(file_of(task).body)
         group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
         (folder / "group.yaml").write_text(yaml.safe_dump(group))
     found = by_stock(checkpoint, f"{task}_here", folder, num_fewshot=shots)

@@ -17,7 +17,7 @@ from made_up import asked, choice, write_rows
 
 from pipeline.benchmarks.task_safety import INTERNAL, refuse_card, texts_of
 from pipeline.config.harness_tasks import NAMED, forget_files, include
-from pipeline.config.task_yaml import chain_of, load_plain, shipped_folder
+from pipeline.config.task_yaml import load_plain, read_task, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_specs
@@ -138,7 +138,7 @@ def test_files_that_include_each_other_twice_are_refused_before_they_are_read() 
     with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
         load()
     with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
-        list(chain_of(Path("tasks/own.yaml")))
+        read_task(Path("tasks/own.yaml"))
 
 
 @pytest.mark.parametrize("repeats", [1001, -1, "many"])

@@ -14,7 +14,7 @@ from typing import Literal
 from pipeline.benchmarks.local_files import Row
 from pipeline.config.data import Source
 from pipeline.config.harness_tasks import included_folder
-from pipeline.config.task_yaml import merge_includes
+from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -143,7 +143,7 @@ class TaskSpec:
     @cached_property
     def body(self) -> Row:
         """The content of the task's file, with the files that it includes."""
-        return merge_includes(self.file)
+        return read_task(self.file).body
 
 
 @dataclass(frozen=True)

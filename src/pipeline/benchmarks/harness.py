@@ -25,6 +25,7 @@ from pipeline.benchmarks.task_safety import (
     why_unsafe,
 )
 from pipeline.config.harness_tasks import (
+    file_of,
     files_of_task,
     harness_index,
     included_folder,
@@ -33,14 +34,12 @@ from pipeline.config.harness_tasks import (
     name_tasks,
 )
 from pipeline.config.task_yaml import (
+    TaskFile,
     data_files,
     data_folders,
-    included_outside,
     local_rows,
-    merge_includes,
     names_of_rows,
     outside_metric,
-    python_in,
 )
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
@@ -75,7 +74,7 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     parts = members(task)
     if not parts:
         raise PipelineError(f"the group {task} has no tasks: leave it out")
-    body = merge_includes(index.tasks[parts[0]])
+    body = file_of(parts[0]).body
     kind, metric = KINDS[body.get("output_type", "generate_until")]
     names = [entry["metric"] if isinstance(entry["metric"], str) else "" for entry in body.get("metric_list") or []]
     metric = metric if metric in names or not names else names[0]
@@ -98,7 +97,7 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
 def group_metrics(group: str) -> list[Row]:
     """The metrics that the harness aggregates over the tasks of a group: `metric`, `filter_list` (None: all) and
     `weight_by_size`."""
-    listed = merge_includes(harness_index().groups[group]).get("aggregate_metric_list") or []
+    listed = file_of(group).body.get("aggregate_metric_list") or []
     metrics = []
     for entry in [listed] if isinstance(listed, dict) else listed:
         filters = entry.get("filter_list")
@@ -125,7 +124,7 @@ def define(ask: Ask) -> list[TaskSpec]:
 def check_group(group: str) -> list[Row]:
     """Return the metrics of a group. Raise PipelineError for a group that has no score of its own."""
     parts = members(group)
-    bodies = [merge_includes(harness_index().tasks[part]) for part in parts]
+    bodies = [file_of(part).body for part in parts]
     remedy = f"list its tasks, {name_tasks(parts)}"
     metrics = group_metrics(group)
     if not metrics:
@@ -147,9 +146,10 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         PipelineError: a task that scores no data, or that would run code without consent.
     """
     file = harness_index().tasks[task]
-    stock = merge_includes(file)
+    task_file = file_of(task)
+    stock = task_file.body
     body: Row = {"include": [str(file)]}
-    if runs_model_programs(file):
+    if runs_model_programs(task_file):
         raise PipelineError(
             f"{task} runs the model's programs without a sandbox: score mbpp with eval.run_code=true, which has one"
         )
@@ -168,20 +168,22 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     own_rows = names_rows and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
     local = ask.data_root is not None and not own_rows
     if included:
-        if not ask.run_code and (unsafe := python_in(file)):
+        if not ask.run_code and (unsafe := task_file.python):
             raise PipelineError(
                 f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
-        if not ask.run_code and (reason := why_unsafe(file, stock)):
+        if not ask.run_code and (reason := why_unsafe(task_file)):
             raise PipelineError(
                 f"{task} of eval.include_path={included} could run code: {reason}. Give eval.run_code=true if you "
                 "trust it, or remove that key"
             )
-        refuse_internals(file)
+        refuse_internals(task_file)
         for rows_folder in data_folders(stock):
             refuse_card(rows_folder)
-        refuse_includes_outside(task, folder, included)
+        refuse_includes_outside(task, task_file, included)
+        if folder != task:
+            refuse_includes_outside(folder, file_of(folder), included)
         if not local:
             refuse_files_outside(task, stock, included)
         if rows := scored_rows(task, ask.data_root if local else None):
@@ -200,15 +202,13 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     return body
 
 
-def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
+def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
     """Raise PipelineError for a user-defined task or group whose file includes one that no hash knows."""
-    index = harness_index()
-    for name, file in ((task, index.tasks[task]), (group, index.groups.get(group))):
-        if file and (outside := included_outside(file, folder)):
-            raise PipelineError(
-                f"{name} includes {outside}, outside of eval.include_path={folder}, whose content identifies a run: "
-                "move it there"
-            )
+    if outside := task_file.outside(folder):
+        raise PipelineError(
+            f"{name} includes {outside}, outside of eval.include_path={folder}, whose content identifies a run: "
+            "move it there"
+        )
 
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
@@ -269,7 +269,7 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
     """The file of the rows that a task of the harness scores, of data_root or of a user-defined task, if it is here."""
     if task not in harness_index().tasks:
         return None
-    stock = merge_includes(harness_index().tasks[task])
+    stock = file_of(task).body
     named_files = data_files(stock)
     own_files = named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
     files = [Path(own_files)] if isinstance(own_files, str) and own_files else []

@@ -21,7 +21,7 @@ from pipeline.benchmarks.task_files import (
     write_task,
 )
 from pipeline.config.data import Source
-from pipeline.config.task_yaml import merge_includes
+from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -48,7 +48,7 @@ def define(ask: Ask) -> list[TaskSpec]:
         if included.name == Path(english).name and code != "en":
             question, answer = prompt_words(exemplars)
             exemplars = [with_words(row, question, answer) for row in exemplars]
-            body |= reword_prompt(merge_includes(included), question, answer, native=ask.task == "mgsm")
+            body |= reword_prompt(read_task(included).body, question, answer, native=ask.task == "mgsm")
             body["generation_kwargs"]["until"] = [question, *body["generation_kwargs"]["until"][1:]]
         elif ask.task == "mgsm":
             check_worked(train, exemplars, yaml.safe_load(included.read_text()))

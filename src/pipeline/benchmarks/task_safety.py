@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.task_yaml import READERS, FunctionName, chain_of, names_of_rows, own_files
+from pipeline.config.task_yaml import READERS, FunctionName, TaskFile, names_of_rows
 from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 from pipeline.text import strings_in
@@ -38,12 +38,12 @@ def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
             yield from texts_of(value, f"{key}.")
 
 
-def refuse_internals(file: Path) -> None:
+def refuse_internals(task_file: TaskFile) -> None:
     """Raise PipelineError for a template that names one of Python's internals, such as __globals__.
 
     This finds most of what Jinja's sandbox refuses later, before any data is read.
     """
-    for path, body in own_files(file):
+    for path, body in task_file.own:
         for key, text in texts_of(body):
             if found := INTERNAL.search(text):
                 raise PipelineError(
@@ -52,24 +52,23 @@ def refuse_internals(file: Path) -> None:
                 )
 
 
-def why_unsafe(file: Path, stock: Mapping[str, Any]) -> str | None:
+def why_unsafe(task_file: TaskFile) -> str | None:
     """Return the key of a user-defined task that could run code although no file of it has !function."""
-    if unknown := (stock.get("generation_kwargs") or {}).keys() - GENERATION:
+    if unknown := (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION:
         return f"generation_kwargs sets {', '.join(unknown)}"
-    if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in chain_of(file)):
-        own_keys = {key for _, body in own_files(file) for key in body}
+    if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in task_file.parts):
+        own_keys = {key for _, body in task_file.own for key in body}
         if given := own_keys & {"metadata", "dataset_kwargs", "use_prompt"}:
             return f"{', '.join(given)} can name what a function of the harness loads"
     return None
 
 
-def runs_model_programs(file: Path) -> bool:
+def runs_model_programs(task_file: TaskFile) -> bool:
     """Return True if a task, or a file that it includes, runs programs that a model writes: it is marked so, or its
     functions evaluate answers as Python, as sympy's parse_expr does."""
-    files = list(chain_of(file))
-    modules = {module for path, _ in files for module in path.parent.glob("*.py")}
+    modules = {module for path, _ in task_file.parts for module in path.parent.glob("*.py")}
     evaluates = any("parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules)
-    return evaluates or any(body.get("unsafe_code") for _, body in files)
+    return evaluates or any(body.get("unsafe_code") for _, body in task_file.parts)
 
 
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:

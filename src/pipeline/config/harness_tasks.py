@@ -11,16 +11,7 @@ from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.knob import Tree, Words
-from pipeline.config.task_yaml import (
-    MOST_BYTES,
-    load_plain,
-    local_rows,
-    merge_includes,
-    own_files,
-    parts_of,
-    python_in,
-    shipped_folder,
-)
+from pipeline.config.task_yaml import MOST_BYTES, TaskFile, load_plain, local_rows, parts_of, read_task, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.text import pluralize
@@ -122,7 +113,7 @@ def forget_files() -> None:
 
 
 def forget_names() -> None:
-    for read in (harness_index, members, tags_below):
+    for read in (harness_index, members, tags_below, file_of):
         read.cache_clear()
 
 
@@ -134,14 +125,15 @@ def included_folder(task: str) -> Path | None:
 def files_of_task(name: str) -> tuple[Path, ...]:
     """Return the files in eval.include_path that decide the scores of a task or group: the task files with those that
     they include, their rows, and the Python of the folder if a task runs some."""
-    folder, harness = included_folder(name), harness_index()
+    folder = included_folder(name)
     assert folder
     files: set[Path] = set()
-    for file in filter(None, [harness.groups.get(name), *(harness.tasks[member] for member in members(name))]):
-        for path, body in own_files(file):
+    for part in dict.fromkeys([name, *members(name)]):
+        task_file = file_of(part)
+        for path, body in task_file.own:
             files.add(path)
             files.update(local_rows(body))
-        if python_in(file):
+        if task_file.python:
             files.update(folder.rglob("*.py"))
     resolved = {file.resolve() for file in files}
     return tuple(sorted(file for file in resolved if folder in file.parents))
@@ -164,6 +156,13 @@ def harness_index() -> Index:
 
 
 @cache
+def file_of(name: str) -> TaskFile:
+    """Return the file of a task or group. It is read once in a command."""
+    index = harness_index()
+    return read_task(index.tasks.get(name) or index.groups[name])
+
+
+@cache
 def members(name: str) -> tuple[str, ...]:
     """The tasks of a task (itself) or group, in its order, those of the groups and tags within it included.
 
@@ -173,8 +172,8 @@ def members(name: str) -> tuple[str, ...]:
     harness = harness_index()
     if name in harness.tasks:
         return (name,)
-    file = harness.groups[name]
-    return tuple(dict.fromkeys(tasks_within(name, merge_includes(file).get("task") or [], file.parent)))
+    folder = harness.groups[name].parent
+    return tuple(dict.fromkeys(tasks_within(name, file_of(name).body.get("task") or [], folder)))
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
@@ -205,7 +204,7 @@ def tags_below(folder: Path) -> dict[str, list[str]]:
     """Tag -> tasks in a folder and below it."""
     by_tag: dict[str, list[str]] = {}
     for name, file in harness_index().tasks.items():
-        tags = (merge_includes(file).get("tag") or []) if folder in file.parents else []
+        tags = (read_task(file).body.get("tag") or []) if folder in file.parents else []
         for tag in [tags] if isinstance(tags, str) else tags:
             by_tag.setdefault(tag, []).append(name)
     return by_tag
@@ -296,4 +295,4 @@ def named_task(name: str) -> Tree | None:
 def stock_shots(name: str) -> int:
     """The number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
     first = next(iter(members(name)), None)
-    return int(merge_includes(harness_index().tasks[first]).get("num_fewshot") or 0) if first else 0
+    return int(file_of(first).body.get("num_fewshot") or 0) if first else 0

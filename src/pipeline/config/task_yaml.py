@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -59,74 +61,67 @@ def load_plain(file: Path) -> Tree:
     return body
 
 
-def merge_includes(file: Path, seen: list[Path] | None = None) -> Tree:
-    """A task file with what it includes, its own keys before those. A !function is the name of the function.
+@dataclass(frozen=True)
+class TaskFile:
+    """The YAML file of a task or group, read once with the files that it includes, itself or through others.
+
+    `parts` has each file with its own content. Later files have priority, and the task's own file is the last.
+    """
+
+    parts: tuple[tuple[Path, Tree], ...]
+
+    @cached_property
+    def body(self) -> Tree:
+        """The content of all files together. A !function is the name of the function."""
+        body: Tree = {}
+        for _, content in self.parts:
+            body |= content
+        body.pop("include", None)
+        return body
+
+    @cached_property
+    def own(self) -> list[tuple[Path, Tree]]:
+        """The files that are not the harness' own, which are trusted; the task's own file is the first."""
+        trusted = shipped_folder()
+        folder = trusted.resolve() if trusted else None
+        return [(path, content) for path, content in reversed(self.parts) if folder not in path.resolve().parents]
+
+    @cached_property
+    def python(self) -> str | None:
+        """The name of a file that runs Python of its own, or None."""
+        for path, content in self.own:
+            events = yaml.parse(path.read_text(encoding="utf-8"))
+            if "class" in content or any(getattr(event, "tag", None) == "!function" for event in events):
+                return path.name
+        return None
+
+    def outside(self, folder: Path) -> Path | None:
+        """Return a file that is neither below `folder` nor the harness' own, or None."""
+        return next((path for path, _ in self.own if folder not in path.resolve().parents), None)
+
+
+def read_task(file: Path) -> TaskFile:
+    """Read a task's file and the files that it includes.
 
     Raises:
-        PipelineError: a file that cannot be read, or as `remember_included`. seen: the files that were read before.
+        PipelineError: a file cannot be read, or is included twice, which the harness refuses too, or there are too many
+            files.
     """
-    seen = remember_included(file, seen)
-    body = load_plain(file)
-    definition: Tree = {}
-    for include in included_files(file, body):
-        definition |= merge_includes(include, seen)
-    body.pop("include", None)
-    return definition | body
+    return TaskFile(tuple(_parts_of_task(file, [])))
 
 
-def remember_included(file: Path, seen: list[Path] | None) -> list[Path]:
-    """Add a file to those that a task file includes, and return them.
-
-    Raises:
-        PipelineError: it is there already, which the harness refuses, too, or there are too many files.
-    """
-    seen, path = seen or [], file.resolve()
+def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
+    path = file.resolve()
     if path in seen:
         raise PipelineError(f"{file} includes itself or is included twice: remove one of the lines with include")
     if len(seen) == MOST_INCLUDED:
         raise PipelineError(f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file")
     seen.append(path)
-    return seen
-
-
-def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
-    """Return the files that a task file includes itself. As for the harness, a link's are those of its target."""
-    names = body.get("include", [])
-    return [file.resolve().parent / name for name in ([names] if isinstance(names, str) else names)]
-
-
-def is_trusted(file: Path) -> bool:
-    """Return True if a file is part of the installed harness."""
-    folder = shipped_folder()
-    return folder is not None and folder.resolve() in file.resolve().parents
-
-
-def chain_of(file: Path, seen: list[Path] | None = None) -> Iterator[tuple[Path, Tree]]:
-    """Yield a task file and the files that it includes, itself or through others, with their content."""
-    seen = remember_included(file, seen)
-    body = load_plain(file)
-    yield file, body
-    for path in included_files(file, body):
-        yield from chain_of(path, seen)
-
-
-def own_files(file: Path) -> Iterator[tuple[Path, Tree]]:
-    """Yield those files of `chain_of` that are not the harness' own, which are trusted."""
-    return ((path, body) for path, body in chain_of(file) if not is_trusted(path))
-
-
-def included_outside(file: Path, folder: Path) -> Path | None:
-    """A file that a task file includes that is neither below `folder` nor the harness'."""
-    return next((path for path, _ in own_files(file) if folder not in path.resolve().parents), None)
-
-
-def python_in(file: Path) -> str | None:
-    """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does."""
-    for path, body in own_files(file):
-        events = yaml.parse(path.read_text(encoding="utf-8"))
-        if "class" in body or any(getattr(event, "tag", None) == "!function" for event in events):
-            return path.name
-    return None
+    content = load_plain(file)
+    names = content.get("include", [])
+    for name in [names] if isinstance(names, str) else names:
+        yield from _parts_of_task(path.parent / name, seen)  # as for the harness, a link's are those of its target
+    yield file, content
 
 
 def outside_metric(body: Mapping[str, Any]) -> str | None:

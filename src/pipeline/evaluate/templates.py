@@ -16,7 +16,7 @@ from lm_eval import utils
 
 import pipeline.sandbox  # noqa: F401 - limits the time of templates
 from pipeline.benchmarks.task_safety import texts_of
-from pipeline.config.task_yaml import chain_of
+from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.limits import TooLong
 
@@ -38,7 +38,7 @@ def compiled(template: str) -> Template:
 
 def remember_places(file: Path) -> None:
     """Keep the file and the key of each template of a task file, for error messages."""
-    for path, body in chain_of(file):
+    for path, body in reversed(read_task(file).parts):
         for key, text in texts_of(body):
             _places.setdefault(text, f"{path}: {key}")
 
