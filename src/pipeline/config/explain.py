@@ -26,7 +26,7 @@ TYPES = {  # the beginning of pydantic's name of an error -> the expected type
 LANGUAGES = "name the task of each language, eval={0}, in a study {{sw: {0}}}"
 REMOVED = {  # what replaces a stage or an option of an earlier version
     "stage=check": "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few steps",
-    "stage=search": "choose with best: in a table (docs/howto/layer_counts.md); docs/reference/merging.md has an example for Optuna",
+    "stage=search": "choose with best: in a table, or with an optimizer over pipeline.api (docs/reference/merging.md)",
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
