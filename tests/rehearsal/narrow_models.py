@@ -19,8 +19,8 @@ ENDING = 0.97  # of random contexts are followed by the end of the answer
 ZEROS = 0.05  # of the weights are 0, which a step moves at any rate: others stay in bfloat16 at rates of a warm-up
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
-LLAMA_CHAT, QWEN_CHAT, COHERE_CHAT = (
-    (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8") for name in ("llama3_1", "qwen2_5", "cohere")
+LLAMA_CHAT, QWEN_CHAT, COHERE_CHAT, QWEN3_CHAT = (
+    (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8") for name in ("llama3_1", "qwen2_5", "cohere", "qwen3")
 )
 FALCON_CHAT = (
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}"
@@ -77,6 +77,12 @@ QWEN = COMMON | {
     "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False, "tie_word_embeddings": False,
     "transformers_version": "4.43.1",
 }  # fmt: skip
+QWEN3 = COMMON | {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 8,
+    "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 36, "max_position_embeddings": 40960,
+    "max_window_layers": 36, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+    "tie_word_embeddings": False, "use_sliding_window": False, "transformers_version": "4.51.0",
+}  # fmt: skip
 COHERE = COMMON | {
     "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "hidden_size": 16,
     "num_attention_heads": 4, "num_hidden_layers": 32, "layer_norm_eps": 1e-05, "logit_scale": 0.125,
@@ -114,6 +120,17 @@ FAMILIES = {
         "<|endoftext|>", "<|pad|>", None, False, FALCON_CHAT,
         FALCON | {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
     ),
+}  # fmt: skip
+
+
+FAMILIES |= {
+    f"lightonai/Qwen3-8B-{name}": Family(
+        "Qwen2Tokenizer", ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"], "<|im_end|>",
+        "<|endoftext|>", None, False, QWEN3_CHAT,
+        QWEN3 | {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|im_end|>"},
+        {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    )
+    for name in ("EN", "DE", "ES", "FR", "SW", "ZH", "DE-Swap", "ES-Swap", "FR-Swap", "SW-Swap", "ZH-Swap")
 }  # fmt: skip
 
 

@@ -19,7 +19,10 @@ from pipeline.tables.planned_runs import Planning
 def test_whatever_a_table_reads_is_there(tmp_path: Path) -> None:
     """Also what is only read once a model is selected. The other tables start from these."""
     runs = []
-    for table in ("layer_swapping_claims", "unreasonable_table3", "unreasonable_table_a2"):
+    tables = (
+        "layer_swapping_claims unreasonable_table3 unreasonable_table_a2 native_reasoning merging_pool adaptive_swap"
+    )
+    for table in tables.split():
         planning = Planning.of(compose(["stage=prefetch", f"table={table}", f"runs_dir={tmp_path}"]))
         runs += planning.targets()
         runs += [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
@@ -46,7 +49,7 @@ def test_a_narrow_model_is_the_published_one_in_all_but_its_width(name: str, tmp
     assert config.num_hidden_layers == shape.layers and config.hidden_size <= 64
     assert config.num_attention_heads * shape.kv_heads == config.num_key_value_heads * shape.heads
     parts = {part.removesuffix(".weight") for part in model.state_dict() if ".layers.0." in part}
-    assert len([part for part in parts if part.endswith("norm")]) == shape.norms
+    assert len([part for part in parts if part.endswith("norm")]) == shape.norms + 2 * shape.qk_norm
     assert any(part.endswith("q_proj.bias") for part in parts) == shape.qkv_bias
     assert config.tie_word_embeddings == shape.tied
     assert len(list((tmp_path / "model").glob("*.safetensors"))) == 4

@@ -28,6 +28,7 @@ def test_each_table_of_both_papers_is_there() -> None:
         f"unreasonable_{table}" for table in UNREASONABLE
     }
     wanted |= {"calibrate", "calibrate_steps", "node_check", "sandbox_layer_swapping", "sandbox_unreasonable"}
+    wanted |= {"native_reasoning", "adaptive_swap", "merging_pool"}  # papers that followed
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke", "layer_swapping_sw", "unreasonable_lora_sw"}
     assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 

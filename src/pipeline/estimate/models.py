@@ -52,9 +52,15 @@ def models_of(run: Parent) -> list[Parent]:
     return [parent for role, parent in roles if role not in ("data", "data_root", "benchmarks", "spm_model")]
 
 
+FINE_TUNED = {"lightonai/Qwen3-8B-": "qwen3_8b"}  # beginning of names on the Hub -> the model of their shape
+
+
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
-    """The option of conf/model that names a model on the Hub."""
+    """Return the option of conf/model that names a model on the Hub, or whose shape it has."""
+    for beginning, model in FINE_TUNED.items():
+        if hub.startswith(beginning):
+            return model
     paths = {conf.option("model", name)["model"].get("path"): name for name in conf.options("model")}
     return paths.get(f"hub:{hub.partition('@')[0]}", "")
 

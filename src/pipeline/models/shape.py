@@ -1,8 +1,8 @@
 """The shape of a decoder by its config.json: parameters without torch or weights.
 
-Exact for the families that models/anatomy.py knows. The five models of the papers are here, so that a plan can be
-costed before they are fetched; their sources are the config.json files of the public repositories (of gated models, of
-public copies), and their sums are the published totals (8.03, 7.62, 8.03 and 7.46 billion).
+Exact for the families that models/anatomy.py knows. The models of the shipped tables are here, so that a plan can be
+costed before they are fetched. Sources are the config.json files of the public repositories (of gated models, of public
+copies), and the sums are the published totals.
 """
 
 from __future__ import annotations
@@ -143,4 +143,5 @@ SHAPES = {  # conf/model
     "qwen2.5_7b_instruct": Shape(28, 3584, 18944, 28, 4, 128, 152064, qkv_bias=True),
     "aya_expanse_8b": Shape(32, 4096, 14336, 32, 8, 128, 256000, tied=True, norms=1),
     "falcon3_7b_instruct": Shape(28, 3072, 23040, 12, 4, 256, 131072),
+    "qwen3_8b": Shape(36, 4096, 12288, 32, 8, 128, 151936, qk_norm=True),
 }

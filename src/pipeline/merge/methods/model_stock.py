@@ -1,0 +1,79 @@
+"""Model Stock (Jang et al., 2024): the average of the experts, moved towards the base by the angle between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+from pipeline.merge.task_vectors import TaskVectors
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.formulas import Rows
+    from pipeline.merge.merge import Computed
+
+SMALLEST = 1e-6  # a product of norms is at least this, and t is 0 where its denominator is below, as in mergekit
+
+
+@dataclass
+class ModelStock(TaskVectors):
+    """base + t x mean(task vectors), with t = N cos / (1 + (N - 1) cos) for N experts, a t for each tensor.
+
+    cos is the mean cosine of two task vectors over all pairs of experts, as in mergekit. The paper has two experts.
+    """
+
+    method: str = "model_stock"
+
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        if self.weights is not None or self.scale != 1:
+            raise PipelineError("merge=model_stock computes its weights. Leave merge.weights and merge.scale out.")
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Computed:
+        import numpy as np
+
+        from pipeline.merge.formulas import add_up, onto, task_vectors
+        from pipeline.merge.merge import Computed
+
+        assert base is not None
+        experts = list(sources.values())
+
+        def formula(name: str) -> Rows:
+            share = np.float32(share_of_mean(experts, base, name) / len(experts))
+
+            def rows(start: int, stop: int) -> np.ndarray:
+                origin, vectors = task_vectors(experts, base, name, start, stop)
+                return onto(origin, add_up(vectors) * share, 1.0)
+
+            return rows
+
+        return Computed(formula, f"base + t x the mean of {len(experts)} task vectors, t by their angles")
+
+
+def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:
+    """Return t, how far the average of one tensor's task vectors is followed."""
+    import numpy as np
+
+    from pipeline.merge.formulas import vector_pieces
+
+    count = len(experts)
+    dots = np.zeros((count, count))
+    for _, _, _, vectors in vector_pieces(experts, base, name):
+        flat = np.reshape(vectors, (count, -1)).astype(np.float64)
+        dots += flat @ flat.T
+    norms = np.sqrt(np.diag(dots))
+    cosines = []
+    for one, other in itertools.combinations(range(count), 2):
+        cosine = dots[one, other] / max(norms[one] * norms[other], SMALLEST)
+        cosines.append(min(1.0, max(-1.0, float(cosine))))
+    mean = fmean(cosines)
+    denominator = 1 + (count - 1) * mean
+    return count * mean / denominator if abs(denominator) >= SMALLEST else 0.0
