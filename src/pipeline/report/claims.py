@@ -333,28 +333,38 @@ class Ranked:
 
 
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
-    """Verdicts of claims with their pairs, p Holm-corrected over all pairs of a family. A family with too few clusters
-    for any result to be significant (all on one side) cannot be tested."""
+    """Return verdicts of claims with their pairs, p Holm-corrected over all pairs of a family.
+
+    A family with too few clusters for any result to be significant (all on one side) cannot be tested.
+    """
     families: dict[str, list[Ranked]] = {}
     for claim, pairs in claims:
         families.setdefault(family_of(claim), []).extend(pairs)
     adjusted = {family: iter(holm([pair.p for pair in members])) for family, members in families.items()}
     verdicts = []
     for claim, pairs in claims:
-        family, clusters = family_of(claim), min(pair.clusters for pair in pairs)
-        count, tested = len(families[family]), [(pair, next(adjusted[family])) for pair in pairs]
-        words = [word_of(claim, pair.difference, pair.difference) if p < LEVEL else UNDECIDED for pair, p in tested]
-        verdict = word_of_all(words)
-        text = "; ".join(
-            f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
-            for pair, p in tested
-        )
-        if (least := count * 2 / 2**clusters) >= LEVEL:
-            verdict = NOT_TESTABLE
-            text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
-        pair, p = tested[deciding_part(words, [p for _, p in tested])]
-        verdicts.append(Verdict(claim, verdict, difference=100 * pair.difference, p=p, n=pair.blocks, detail=text))
+        family = family_of(claim)
+        ps = [next(adjusted[family]) for _ in pairs]
+        verdicts.append(judge_ranked(claim, pairs, ps, len(families[family])))
     return verdicts
+
+
+def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], count: int) -> Verdict:
+    """Return the verdict on a claim by its signed-rank tests. ps: corrected over the family's `count` tests."""
+    words, texts = [], []
+    for pair, p in zip(pairs, ps, strict=True):
+        words.append(word_of(claim, pair.difference, pair.difference) if p < LEVEL else UNDECIDED)
+        difference = f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}"
+        texts.append(f"{difference}, p {pair.p:.4f}, {p:.4f} by Holm over {count}")
+    verdict, text = word_of_all(words), "; ".join(texts)
+    clusters = min(pair.clusters for pair in pairs)
+    least = count * 2 / 2**clusters
+    if least >= LEVEL:
+        verdict = NOT_TESTABLE
+        text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
+    decides = deciding_part(words, ps)
+    pair = pairs[decides]
+    return Verdict(claim, verdict, difference=100 * pair.difference, p=ps[decides], n=pair.blocks, detail=text)
 
 
 def family_of(claim: Claim) -> str:
@@ -362,20 +372,20 @@ def family_of(claim: Claim) -> str:
 
 
 def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts Holm-corrected over each family of claims; signed-rank tests are already corrected."""
-    results = list(verdicts)
-    tested = [
-        index for index, verdict in enumerate(verdicts) if verdict.claim.test != "wilcoxon" and verdict.p is not None
-    ]
-    for family in dict.fromkeys(verdict.claim.family for verdict in verdicts if verdict.claim.family):
-        members = [index for index in tested if verdicts[index].claim.family == family]
-        for index, p in zip(members, holm([results[index].p or 0.0 for index in members]), strict=True):
-            text = f"p {results[index].p:.4f} before Holm's correction over {len(members)}"
-            verdict_word = results[index].verdict if p < LEVEL else UNDECIDED
-            results[index] = replace(
-                results[index], p=p, verdict=verdict_word, detail="; ".join(filter(None, [results[index].detail, text]))
-            )
-    return results
+    """Return verdicts with p Holm-corrected over each family of claims. Signed-rank tests are already corrected."""
+    families: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.claim.family and verdict.claim.test != "wilcoxon" and verdict.p is not None:
+            families.setdefault(verdict.claim.family, []).append(verdict)
+    corrected: dict[str, Verdict] = {}
+    for members in families.values():
+        ps = holm([verdict.p or 0.0 for verdict in members])
+        for verdict, p in zip(members, ps, strict=True):
+            details = [verdict.detail] if verdict.detail else []
+            details.append(f"p {verdict.p:.4f} before Holm's correction over {len(members)}")
+            word = verdict.verdict if p < LEVEL else UNDECIDED
+            corrected[verdict.claim.id] = replace(verdict, p=p, verdict=word, detail="; ".join(details))
+    return [corrected.get(verdict.claim.id, verdict) for verdict in verdicts]
 
 
 def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:

@@ -148,9 +148,9 @@ def is_gain_shown(line: Line) -> bool:
 def difference_sentence(line: Line) -> str:
     """“swap” is better than “base” in “qac” by 4.0 points (95 % interval 1.2 to 6.9, p = 0.005; corrected p = 0.01)."""
     low, high = sorted((abs(line["low"]), abs(line["high"])))
-    verb = "better" if is_gain(line) else "worse"
-    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({certainty(line, low, high)})"
-    return f"“{line['left']}” is {verb} than “{line['right']}” in “{line['place']}” by {size}{scope(line)}."
+    sides = f"“{line['left']}” is {'better' if is_gain(line) else 'worse'} than “{line['right']}” in “{line['place']}”"
+    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')}"
+    return f"{sides} by {size} ({certainty(line, low, high)}){scope(line)}."
 
 
 def p_text(p: float | None) -> str:
@@ -158,7 +158,7 @@ def p_text(p: float | None) -> str:
 
 
 def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
-    """How large a difference would have been detectable where none is significant."""
+    """Say how large a difference would have been detectable where none is significant."""
     if not lines:
         return []
     by_unit: dict[str, list[float]] = {}
@@ -166,14 +166,10 @@ def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
         by_unit.setdefault(line.get("unit", "points"), []).append(line["detectable"])
     detectable = " and ".join(f"{interval_text(values)} {unit}" for unit, values in by_unit.items())
     questions = interval_text([line["n"] for line in lines])
-    count = len(lines)
-    none = (
-        f"None of the {count} {adjective}differences is"
-        if count > 1
-        else f"The {adjective or 'only '}difference is not"
-    )
-    found = f"with {questions} questions only differences above {detectable} would have been found"
-    return [f"{none} significant; {found}."]
+    none = f"The {adjective or 'only '}difference is not significant"
+    if len(lines) > 1:
+        none = f"None of the {len(lines)} {adjective}differences is significant"
+    return [f"{none}; with {questions} questions only differences above {detectable} would have been found."]
 
 
 def interval_text(values: Collection[float], form: str = ".0f") -> str:

@@ -302,8 +302,13 @@ def mark_gains(cells: Sequence[CellResult], lines: Sequence[Line], baselines: Ma
     signs: dict[frozenset[str], set[str]] = {}
     for line in lines:
         if is_gain_shown(line) and line["right"] in baselines:
-            signs.setdefault(frozenset((line["left"], line["place"])), set()).add(baselines[line["right"]])
-    return [replace(cell, marks="".join(sorted(signs.get(frozenset((cell.row, cell.column)), ())))) for cell in cells]
+            names = frozenset((line["left"], line["place"]))
+            signs.setdefault(names, set()).add(baselines[line["right"]])
+    marked = []
+    for cell in cells:
+        own = signs.get(frozenset((cell.row, cell.column)), set())
+        marked.append(replace(cell, marks="".join(sorted(own))))
+    return marked
 
 
 def models_in_rows(plan: TablePlan) -> bool:

@@ -212,12 +212,13 @@ def ranked_pairs(placed: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
 
 
 def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    left, right, outcome = (
-        place_values(placed, answers, cells) for cells in (placed.left[0], placed.right[0], placed.outcome)
-    )
+    left = place_values(placed, answers, placed.left[0])
+    right = place_values(placed, answers, placed.right[0])
+    outcome = place_values(placed, answers, placed.outcome)
     models = [lines_of(placed.plan, [cell])[0].score.model for cell in placed.left[0]]
     groups = place_clusters(placed) or [()] * len(left)
-    return judge_spearman(placed.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
+    correlations = ranks.compare_correlations(left, right, outcome, groups, models)
+    return judge_spearman(placed.claim, correlations, len(left))
 
 
 JUDGES: dict[str, Callable[[PlacedClaim, StoredAnswers], Verdict]] = {

@@ -253,21 +253,6 @@ def largest(numbers: Sequence[Any]) -> Any:
     return indices if indices.ndim else int(indices)
 
 
-def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
-    """Score of the best configuration on questions that it was not chosen on.
-
-    Returns (chosen configuration, its score on the other half) twice: chosen on the odd questions and scored on the
-    even ones, then the other way round. Ties choose the first configuration. Empty if a task has fewer than two
-    questions. scores: configurations x tasks x questions, with the same questions in the same order for each
-    configuration. The score of a half is the mean over tasks of the mean over its questions.
-    """
-    if any(len(questions) < 2 for tasks in scores for questions in tasks):
-        return []
-    halves = [[fmean([fmean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
-    winners = [largest(half) for half in halves]
-    return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
-
-
 def wilson_interval(share: float, questions: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of right answers; its width is not 0 even if all are right or all wrong."""
     z2 = 1.96**2
