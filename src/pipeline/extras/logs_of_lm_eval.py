@@ -36,7 +36,12 @@ def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
     version = str(content.get("lm_eval_version") or "")
     if "configs" not in content or time is None or is_too_old(version):
         raise too_old(path, version)
-    names = {task: f"samples_{task}_{time[1]}.jsonl" for task in content["configs"]}
+    yield from logs_written_at(time[1], path, content)
+
+
+def logs_written_at(time: str, path: Path, content: dict[str, Any]) -> Iterator[Log]:
+    """Yield the logs of a results file, with the samples files of this time next to it."""
+    names = {task: f"samples_{task}_{time}.jsonl" for task in content["configs"]}
     outside = [name for name in names.values() if Path(name).name != name]
     if outside:
         raise PipelineError(f"{path} names a samples file in another folder ({outside[0]}): correct the task's name")
@@ -50,7 +55,7 @@ def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
             if not rows:
                 raise ValueError("it is empty")
             if any(not row.keys() >= OF_A_ROW for row in rows):
-                raise too_old(path, version)
+                raise too_old(path, str(content.get("lm_eval_version") or ""))
             yield from logs_of_task(path, content, task, rows, file.name)
 
 

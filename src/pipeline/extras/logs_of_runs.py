@@ -23,7 +23,8 @@ def recognizes(path: Path, content: Mapping[str, Any]) -> bool:
 def read(path: Path, _: dict[str, Any]) -> Iterator[Log]:
     with TemporaryDirectory() as folder:
         written = write_harness_logs(path.parent, Path(folder), scored_model(path.parent))
-        for log in logs_of_lm_eval.read(written, json.loads(written.read_bytes())):
+        time = written.stem.removeprefix("results_")
+        for log in logs_of_lm_eval.logs_written_at(time, written, json.loads(written.read_bytes())):
             yield replace(log, file=path)
 
 
