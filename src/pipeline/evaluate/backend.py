@@ -19,32 +19,8 @@ from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
-    from pipeline.runs.run import Run
 
 Tokens = Sequence[int]
-
-
-def merge_or_folder(run: Run, scratch: Path) -> Merging | Path:
-    """Return the weights that a run scores.
-
-    That is a merge that is put together in memory, such as of an adapter with its base, or the folder of a checkpoint;
-    a model on the Hub is in its cache. A method of another program writes its merge into `scratch`.
-    """
-    from pipeline.hub.models import local_folder
-    from pipeline.merge.live import merge_of_one
-    from pipeline.merge.resident import keeps_models
-    from pipeline.merge.stage import merge_of, write_elsewhere
-    from pipeline.models.checkpoint import is_adapter
-
-    if "checkpoint" in run.parents:
-        folder = local_folder(run.parents["checkpoint"].folder)
-    elif run.config.merge.writes_folder:
-        folder = scratch
-        write_elsewhere(run, folder)
-    else:
-        return merge_of(run)
-    in_memory = keeps_models() and run.config.eval.backend == "hf"
-    return merge_of_one(folder) if is_adapter(folder) or in_memory else folder
 
 
 def without_weights(weights: Merging | Path) -> tuple[Any, Any]:

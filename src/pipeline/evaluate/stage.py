@@ -8,10 +8,7 @@ cut its beginning off with no more than a warning. Answers that are stored are n
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,18 +20,17 @@ from pipeline.config.evaluation import Eval, settle_products
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
-from pipeline.evaluate.backend import merge_or_folder
 from pipeline.evaluate.before import OF_MODEL, OF_TASKS, check_all, define_tasks
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_group
 from pipeline.evaluate.model import open_model
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import score_tasks
-from pipeline.evaluate.store import Store, base_key, merge_key, model_key
+from pipeline.evaluate.store import Store
 from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.evaluate.weights import scratch_folder, weights_of
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
-from pipeline.merge.stage import measure_merge
 from pipeline.models.products import BF16X3
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
@@ -66,21 +62,14 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         raise PipelineError(
             f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"
         )
-    merge, written = run.config.merge, run.parents.get("checkpoint")
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # the harness and its libraries print
         stack.enter_context(harness_tamed())
         tasks = load_tasks(specs, read_lock(run.runs_dir))
         scratch = stack.enter_context(scratch_folder(work / "merge"))
-        weights: Any = merge_or_folder(run, scratch)
-        if written:
-            key = model_key(written)
-        elif merge and merge.writes_folder:
-            key = base_key(scratch) | {"base": None}
-        else:
-            key = merge_key(weights, run.runs_dir)
-        store = Store(run.runs_dir / ".scores", key, fresh=run.config.redo)
-        lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings, scratch))
+        weights = weights_of(run, scratch)
+        store = Store(run.runs_dir / ".scores", weights.key, fresh=run.config.redo)
+        lm = open_model(weights.of, settings.batch_size, settings.dtype, backend_of(settings, scratch))
         stack.callback(lm.engine.close)
         result = score_tasks(lm, specs, tasks, settings, store)
         specs, result = join_group(specs, result)
@@ -90,26 +79,12 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
-    facts = {"scores": scores, "harness": result.harness, "weights_root": key["root"]}
-    measured: dict[str, Any] = {}
-    if merge and merge.writes_folder:
-        facts["merge"] = merge.described(run.config.partition, None)
-    elif merge:
-        measured = measure_merge(weights, key["root"], run.config.threads)  # what the run of the written merge records
-        facts["merge"] = weights.described(run.config.partition)
+    facts = {"scores": scores, "harness": result.harness, "weights_root": weights.key["root"]}
+    if weights.merge:
+        facts["merge"] = weights.merge
+    measured = weights.measure()
     tracker.summary(scores | measured)
     return facts | measured
-
-
-@contextmanager
-def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder, also if an interrupted attempt left it with files, and delete it at the end."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def backend_of(settings: Eval, scratch: Path) -> Any:
