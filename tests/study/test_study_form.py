@@ -272,7 +272,7 @@ def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_
     words = ["stage=eval", "eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=4", "threads=1"]
     words += [f"data_root={world}", f"runs_dir={tmp_path}/runs", "checkpoint=hub:org/theirs"]
     assert "hub:org/theirs cannot be reached, and is not in its cache here" in call(*words, status=1).err
-    for place in ("evaluate.stage", "evaluate.store", "hub.models"):
+    for place in ("evaluate.stage", "evaluate.store", "evaluate.weights", "hub.models"):
         monkeypatch.setattr(f"pipeline.{place}.local_folder", {Path("org/theirs"): base}.__getitem__)
     assert call(*words).status == 0
 

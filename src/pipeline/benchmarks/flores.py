@@ -59,8 +59,6 @@ def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> lis
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    if ask.language.constructed and not ask.data_root:
-        raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
     if not ask.data_root and not hub_sets(ask.language):
         raise Missing(f"flores in {ask.language.name} is not on the Hub: leave {ask.language.code} out of languages")
     english, spoken = language("en"), ask.language

@@ -63,6 +63,8 @@ def task_specs(
                 f"{eval_task.task} translates between English and another language: add one to languages"
             )
         for target in spoken:
+            if target.constructed and data_root is None and not benchmark.one_set:
+                raise PipelineError(f"{target.code} is a constructed language and not on the Hub: set data_root")
             ask = Ask(
                 task=eval_task.task, benchmark=benchmark, language=target, num_fewshot=eval_task.num_fewshot,
                 data_root=data_root,
