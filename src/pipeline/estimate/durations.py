@@ -59,13 +59,16 @@ WORK = {  # knobs that decide how long runs of one name take
 
 
 def gpu_here() -> Gpu | None:
-    """What a GPU of this machine is taken for; None where it has none."""
+    """Return the hardware profile that matches this machine's GPU, or None without a GPU."""
     return cards()[ON_GPU] if visible_gpus() else None
 
 
 def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> Kind:
-    """Runs that take about as long as each other: of one stage, whose labels begin alike, with the same work. knobs:
-    group -> knob -> value."""
+    """Return a key that is equal for runs that take about as long: stage, beginning of the label, and work.
+
+    Args:
+        knobs: group -> knob -> value.
+    """
     work = [knobs.get(group, {}).get(name) for group, names in WORK.items() for name in names]
     return (stage, *label.split("-")[:2], *work)
 
@@ -96,7 +99,7 @@ class History:
         return statistics.median(self.seconds[kind]) if kind in self.seconds else guess(run, self.gpu)
 
     def seconds_text(self, run: Run) -> str:
-        """The seconds of a run as a plan shows them."""
+        """Return a run's seconds as a plan shows them."""
         seconds = self.predict(run)
         return NEEDS_GPU if self.needs_gpu(run, seconds) else "?" if seconds is None else f"~{seconds:.0f}"
 
@@ -161,8 +164,14 @@ def training_seconds(run: Training, machine: Gpu) -> float:
 
 
 def describe_training(run: Training, options: Mapping[str, str]) -> str:
-    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on the GPU of hardware=,
-    this CPU if it fits, or an A100. options: key -> value of its command."""
+    """Return a line that describes a training: recipe, mixture, rows, steps, tokens, and cost.
+
+    The cost is for the GPU of hardware=, otherwise for this CPU if the training fits, otherwise for
+    an A100.
+
+    Args:
+        options: key -> value of its command.
+    """
     launcher, processes = run.config.launcher, run.config.sft.processes
     rows, steps, tokens = ("?" if count is None else f"{count:,.0f}" for count in expected_size(run))
     named = f"{run.label}: recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
@@ -219,7 +228,10 @@ def data_seconds(run: Run[DataStage]) -> float | None:
 
 @lru_cache(maxsize=1)
 def listed_gpus() -> list[tuple[str, str]]:
-    """The driver's version and the MiB of memory of each GPU that nvidia-smi lists, which may take seconds."""
+    """Return the driver's version and the MiB of memory of each GPU that nvidia-smi lists.
+
+    It may take seconds.
+    """
     query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -242,8 +254,10 @@ def gpu_memory() -> int | None:
 
 
 def visible_gpus() -> list[str]:
-    """The ids of the GPUs that this process may use, without importing torch: of CUDA_VISIBLE_DEVICES, as CUDA reads
-    it, those before the first that is none, like -1."""
+    """Return the ids of the GPUs that this process may use, without importing torch.
+
+    Reads CUDA_VISIBLE_DEVICES as CUDA does: an invalid id, such as -1, ends the list.
+    """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return list(takewhile(lambda gpu: re.match(r"\w", gpu), map(str.strip, listed.split(","))))

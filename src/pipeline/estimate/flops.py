@@ -74,14 +74,14 @@ class Gpu:
         return peak * self.scoring[products][0]
 
     def basis(self) -> str:
-        """What its rates are by, as a plan says it."""
+        """Return the source of the card's rates, in the words of a plan."""
         training, scoring = (f"results/bench/{record}.json" if record else "assumed" for record in self.records)
         return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
 @lru_cache(maxsize=1)
 def cards() -> dict[str, Gpu]:
-    """The cards of conf/cards.yaml by name."""
+    """Return the cards of conf/cards.yaml by name."""
     return {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
 
 
@@ -198,12 +198,13 @@ class QuestionSet:
 
 
 def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
-    """What a task puts to a model in one language.
+    """Return the questions that a task asks in one language, with their lengths in tokens.
 
-    MGSM, and what else ends in a number, by measured tokens, those in English for a language without. The others by
-    English counts, times how much longer MGSM's problems are in the language than in English (they are translations, as
-    these tasks are). The English counts are assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the
-    names of two languages 10.
+    MGSM and other tasks with numeric answers have measured lengths; languages without a measurement
+    have the English ones. Other tasks have English lengths, multiplied by how much longer MGSM's
+    problems are in the language, as these tasks are translations. The English lengths are assumed
+    (`Benchmark.tokens`): tests of a program 90 tokens, the program 70, the names of two languages
+    10.
     """
     mgsm = token_counts()["mgsm"]
     question, exemplar, answer = mgsm.get(language, mgsm["en"])
@@ -273,7 +274,7 @@ def scoring_seconds(
 
 
 def prompts_of(kind: QuestionSet) -> Prompts:
-    """The most tokens of what is computed together, by the means of a kind of questions."""
+    """Return the most tokens that are computed together, by the mean lengths of a kind of questions."""
     return Prompts(kind.prefix, LONGEST_QUESTION * kind.question, kind.room if kind.answer else 0)
 
 

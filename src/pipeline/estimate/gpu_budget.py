@@ -82,7 +82,7 @@ class Bill:
         return [*chain.from_iterable(self.kinds.values())]
 
     def basis(self) -> str:
-        """What the hours are by: the rates of the card, and rows of scores that are computed together."""
+        """Return the sources of the hours: the card's rates, and how many rows are scored together."""
         rates, rows = cards()[self.plan.gpu or ""].basis(), {cost.rows for cost in self.costs() if cost.rows}
         if not rows:
             return rates
@@ -100,10 +100,12 @@ def estimate_costs(
     unfinished: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = (),
     typed: Container[str] = (),
 ) -> Bill:  # fmt: skip
-    """What unfinished runs cost, and scores like `waiting`, of models still to be chosen. typed: keys that no hardware=
-    would change.
+    """Return the costs of unfinished runs, and of scores like `waiting` whose models are still to be chosen.
 
-    What selections compare is a kind of its own, `selection`.
+    What selections compare is a separate kind, `selection`.
+
+    Args:
+        typed: keys that no hardware= would change.
     """
     assert plan.gpu is not None
     total, gpu = Bill(plan), cards()[plan.gpu]
@@ -143,7 +145,10 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
 
 
 def training_cost(run: Training, gpu: Gpu) -> Cost:
-    """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
+    """Return the cost of a training.
+
+    Raises PipelineError if its shape, rows or tokens are not known yet.
+    """
     _, seconds = training_work(run, gpu)
     gpus, files = run.config.sft.processes, bytes_of_training(run)
     return Cost(
@@ -219,7 +224,7 @@ def longest_row(run: Training) -> float:
 
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
-    """A batch is halved until it fits, so that one row is the least that must."""
+    """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
     dtype, shape, hours = dtype_of(run), shape_for(run), scoring_work(run, gpu) / 3600
     rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
     return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype), rows=rows)
@@ -286,12 +291,12 @@ def hardware_that_fits(
 
 
 def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
-    """The knobs of sft that an option of hardware= sets in a training, and that are not typed."""
+    """Return the knobs of sft that an option of hardware= sets in a training and that the user did not type."""
     decided = read_hardware(name, run.config.sft.adapter).get("sft", {})
     decided = {"micro_batch_size": None, **decided}  # which another option may have set
     return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
 
 
 def with_recipe(run: Training, **knobs: Any) -> Training:
-    """A training with other knobs of sft."""
+    """Return a training with other knobs of sft."""
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

@@ -16,7 +16,7 @@ Evaluation = Run[EvalStage]
 
 
 def shape_for(run: Run) -> Shape:
-    """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
+    """Return the shape of the model that a run trains or scores, from a folder on this disk or a known model."""
     if shape := shape_of_model(run):
         return shape
     raise PipelineError(
@@ -26,7 +26,7 @@ def shape_for(run: Run) -> Shape:
 
 
 def shape_of_model(run: Parent) -> Shape | None:
-    """The shape of a model: by its config.json, its parents, or its name; None if it is not known."""
+    """Return a model's shape from its config.json, its parents or its name; None if it is unknown."""
     if (run.folder / "config.json").is_file():
         return shape_in(run.folder)
     inherited = map(shape_of_model, models_of(run))
@@ -45,7 +45,7 @@ def named_shape(run: Parent) -> Shape | None:
 
 
 def models_of(run: Parent) -> list[Parent]:
-    """The parents of a run except data."""
+    """Return the parents of a run except data."""
     if isinstance(run, Snapshot):
         return [run.run]
     roles = run.parents.items() if isinstance(run, Run) else ()
@@ -66,6 +66,6 @@ def by_hub(hub: str) -> str:
 
 
 def tokenizer_of(run: Parent) -> Path | None:
-    """The tokenizer.json of the model that a run trains or scores, its own or its parents', if it is on this disk."""
+    """Return the tokenizer.json of the model that a run trains or scores, or of its parents, if it is on this disk."""
     file = run.folder / "tokenizer.json"
     return file if file.is_file() else next(filter(None, map(tokenizer_of, models_of(run))), None)

@@ -23,8 +23,10 @@ THINKING = 0.25  # of eval.max_gen_toks
 
 
 def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
-    """What a task puts to the model, with the questions and lengths of its local files where they are here. A model
-    that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING)."""
+    """Return the questions that a task asks, with counts and lengths of local files if they are on this disk.
+
+    A model that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING).
+    """
     config, benchmark = run.config.eval, benchmark_of(task.task)
     count = count_questions(run, task, language)
     kinds = question_sets(task.task, task.num_fewshot, language)
@@ -50,7 +52,7 @@ def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet
 
 
 def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
-    """The local file of a task's questions, if it is here."""
+    """Return the local file of a task's questions, if it is on this disk."""
     benchmark, root = benchmark_of(task.task), run.parents.get("data_root")
     if root is None or benchmark.built_from:
         return None

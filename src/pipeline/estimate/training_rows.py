@@ -56,7 +56,7 @@ class Cut(NamedTuple):
 
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
-    """The first training of each set of rows that is not packed, and what was found."""
+    """Return the first training of each set of rows that is not packed, with the rows that it cuts."""
     first: dict[Hashable, Training] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
@@ -143,13 +143,19 @@ def known_rows(run: Training) -> tuple[list[Example], bool]:
 
 @lru_cache(maxsize=16)
 def first_rows(file: Path, changed: int) -> list[dict[str, Any]]:
-    """The rows of a file that a plan looks at, read once until it is changed. Raises PipelineError as the data run."""
+    """Return the rows of a file that a plan looks at.
+
+    Reads the file once until it changes. Raises PipelineError as the data run does.
+    """
     return list(islice(read_rows(file), COUNTED))
 
 
 def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source, Path]]:
-    """The files that a data run will read, where all are on this disk or below data_root; those whose rows a plan can
-    read, or all."""
+    """Return the files that a data run will read, if all are on this disk or below data_root.
+
+    Args:
+        readable: only files whose rows a plan can read.
+    """
     if not isinstance(data, Run):
         return []
     files, root = [], data.parents.get("data_root")
@@ -226,5 +232,5 @@ def assumed_lengths(mean: float) -> list[float]:
 
 
 def behind_data(run: Run) -> list[Run]:
-    """The data runs that a training's rows come from."""
+    """Return the data runs that a training's rows come from."""
     return order_runs(parent_runs({"data": run.parents["data"]}))

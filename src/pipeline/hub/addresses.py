@@ -51,16 +51,16 @@ def _secret_values() -> list[str]:
 
 
 def plain_addresses(text: str) -> str:
-    """The text with each address in it without user:password@ and without what follows a ? or #."""
+    """Remove user:password@, and the text after ? or #, from each address in a text."""
     return _ADDRESS.sub(lambda match: re.split(r"[?#]", _USER.sub(r"\1", match[0]), maxsplit=1)[0], text)
 
 
 def without_credentials(value: Any) -> Any:
-    """The same structure without credentials.
+    """Remove credentials from a structure.
 
-    user:password@ and what follows a ? or # (as tokens do) are removed from every address. The value of a name as in
-    `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict. So do
-    tokens of known forms, and the values of such environment variables.
+    In addresses, user:password@ and the text after ? or # (often a token) are removed. Values of
+    secret names (`is_secret_name`) become ***, in text such as HF_TOKEN=... and in dicts. Tokens of
+    known forms and the values of secret environment variables become ***, too.
     """
     if isinstance(value, dict):
         return {

@@ -24,7 +24,7 @@ LOCK = "hub.lock.json"
 
 
 def hub_cache() -> Path:
-    """The Hub's cache, by the rules of huggingface_hub."""
+    """Return the Hub's cache folder, by the rules of huggingface_hub."""
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(folder)))
@@ -51,7 +51,7 @@ def cached_snapshot(kind: str, name: str, revision: str) -> Path:
 
 
 def part_of(source: Source) -> str:
-    """The part of a repository that a source reads: its files, or its configuration and split."""
+    """Return the part of a repository that a source reads: its files, or its configuration and split."""
     return source.files or f"{source.hub_config or 'default'}/{source.split}"
 
 
@@ -65,8 +65,10 @@ class Lock:
     folder: Path = Path()  # of the lock file; fetched files of `urls` are below it
 
     def entry(self, source: Source) -> dict[str, Any] | None:
-        """The lock entry of a source, requested as configured or by its locked revision; None where it is not
-        locked."""
+        """Return the lock entry of a source, by the configured or the locked revision;
+
+        None if it is not locked.
+        """
         if source.url is not None:
             return self.urls.get(url_key(source.url))
         for name, locked in self.datasets.items():
@@ -76,12 +78,12 @@ class Lock:
         return None
 
     def pinned(self, source: Source) -> Source:
-        """The source at its locked revision; for a single file from a URL, the digest of its content."""
+        """Return the source at its locked revision; for a file from a URL, with the digest of its content."""
         entry = self.entry(source)
         return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}") if entry else source
 
     def source(self, source: Source) -> tuple[Source, list[Path] | None]:
-        """A locked source and its files, checked to be complete; (the source, None) where it is not locked."""
+        """Return a locked source and its complete files; (the source, None) if it is not locked."""
         entry = self.entry(source)
         if entry is None:
             return source, None
@@ -94,8 +96,10 @@ class Lock:
         return replace(self.pinned(source), format=source.format or part["format"]), paths
 
     def model(self, name: str) -> tuple[str, Path] | None:
-        """The locked revision of a model (id or id@requested) and its folder in the cache; None where it is not
-        locked."""
+        """Return the locked revision of a model (id or id@requested) and its folder in the cache;
+
+        None if it is not locked.
+        """
         entry = self.models.get(name)
         if entry is None:
             return None
@@ -113,7 +117,7 @@ def pinned_as(name: str | None, revision: str | None) -> str:
 
 
 def url_key(url: str) -> str:
-    """An address as the lock file has it: without credentials, with a digest where there were any."""
+    """Return an address as the lock file stores it: without credentials, with a digest in their place."""
     plain = without_credentials(url)
     return url if plain == url else f"{plain} {digest_of([url])[:8]}"
 
@@ -130,7 +134,7 @@ def check_size(path: Path, size: int, label: str) -> Path:
 
 
 def read_lock(runs_dir: Path) -> Lock:
-    """The lock of a runs_dir; an empty one where none was written."""
+    """Return the lock of a runs_dir; an empty one if none was written."""
     path = runs_dir / LOCK
     if not path.is_file():
         return Lock(folder=runs_dir)

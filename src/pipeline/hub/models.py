@@ -12,15 +12,15 @@ SECONDS = 10  # for the Hub to answer
 
 
 def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) -> Path:
-    """The folder itself, or the snapshot of the Hub's model named by org/name (or org/name@revision).
+    """Return a folder, or the snapshot of the Hub's model org/name (or org/name@revision).
 
-    fetch=False only looks whether it is there to be fetched, and returns the name of one that would be.
-
-    The Hub is queried once before anything is fetched, because a download that cannot reach it retries for half a
-    minute. Old names there have no organisation.
+    With fetch=False, only check that it could be fetched, and return its name. The Hub is queried
+    once before anything is fetched, because a download that cannot reach it retries for half a
+    minute.
 
     Raises:
-        PipelineError: the Hub cannot be reached and the cache has no copy, or the Hub denies access.
+        PipelineError: the Hub cannot be reached and the cache has no copy, or the Hub denies
+            access.
     """
     if not of_hub(folder):
         return folder
@@ -61,8 +61,11 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """What requests to the Hub and its cache raise: the network's errors, HF_HUB_OFFLINE, the Hub's refusals, and what
-    is in neither. Others, such as a full disk, are errors of their own."""
+    """Return the exception types of requests to the Hub and its cache: network errors, offline
+    mode, refusals, missing files.
+
+    Other errors, such as a full disk, are not included.
+    """
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     return HTTPError, OfflineModeIsEnabled, EntryNotFoundError, HFValidationError
@@ -74,9 +77,10 @@ def of_hub(folder: Path) -> bool:
 
 
 def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
-    """The metadata on a model's card (the head of its README.md), of a folder or of the Hub's org/name[@revision].
+    """Return the metadata on a model's card (the head of README.md), of a folder or of the Hub's
+    org/name[@revision].
 
-    Empty where there is no card, or where it is unavailable: `ask=False` reads the Hub's cache only.
+    Empty without a card, or if the card is unavailable. `ask=False` reads only the Hub's cache.
     """
     file = folder / "README.md"
     if of_hub(folder):

@@ -16,11 +16,11 @@ OWN = ".gitattributes"  # what the Hub itself puts into a new repository
 
 
 def ready_for(name: str, knob: str, private: bool) -> HfApi:
-    """A logged-in HfApi that may write the model repository org/name, which is new, or empty and as private.
+    """Return a logged-in HfApi that may write the model repository org/name, which is new or empty.
 
     Raises:
-        PipelineError: no token, one that may not write there, a Hub that does not answer, or a repository with files or
-            seen by others than asked for.
+        PipelineError: no token, no permission, no answer of the Hub, a repository with files, or a
+            repository of another visibility.
     """
     from huggingface_hub import HfApi, get_token
 

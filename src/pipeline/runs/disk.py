@@ -40,7 +40,7 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder, or the first above it that exists."""
+    """Return the folder, or the nearest folder above it that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -59,8 +59,11 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
 
 
 def disk_full_reason(error: BaseException) -> str | None:
-    """The reason of a failed write if the disk is full, the quota used up, or a file larger than is allowed, also as
-    libraries wrap it; else None."""
+    """Return why a write failed, if the disk is full, the quota is used up, or the file is too
+    large; otherwise None.
+
+    Looks through errors that libraries wrap.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno) if error.errno in FULL else None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"

@@ -23,10 +23,12 @@ ADAPTED = "float32"  # a base and its LoRA adapter are read together as float32
 
 
 def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
-    """The dtype of a model: by the configuration of a run, by the lock file for a model on the Hub, else by the headers
-    of its files. None where it cannot be determined on this machine.
+    """Return the dtype of a model, or None if it cannot be determined on this machine.
 
-    Raises PipelineError for headers that cannot be read, and for weights of several dtypes.
+    The configuration of a run has priority, then the lock file for a model on the Hub, then the
+    headers of its files.
+
+    Raises PipelineError for unreadable headers, and for weights of several dtypes.
     """
     model = without_step(model)
     if isinstance(model, Run):
@@ -55,14 +57,17 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
 
 
 def trained_dtype(sft: Mapping[str, Any]) -> str:
-    """The dtype that a training's weights have when they are loaded."""
+    """Return the dtype that a training's weights have when they are loaded."""
     adapted = sft.get("adapter", "none") != "none"
     return ADAPTED if adapted else str(sft.get("save_dtype") or sft.get("weights", "float32"))
 
 
 def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
-    """The dtype of a merge, written or in memory (merge/merge.py): merge.dtype, else that of its experts; where they
-    have several, that of a base that is given, else float32."""
+    """Return the dtype of a merge.
+
+    `merge.dtype` has priority. Otherwise it is the experts' dtype; if they differ, the base's dtype
+    if there is a base, and float32 if there is none (merge/merge.py).
+    """
     if merge.result_dtype():
         return merge.result_dtype()
     of_experts = {stored_dtype(parents[role], runs_dir) for role in merge.references()}
@@ -73,7 +78,7 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
 
 
 def dtypes_in(folder: Path) -> list[str]:
-    """The dtypes of a folder's weights by the headers of its files, sorted; empty where it holds no weights.
+    """Return the sorted dtypes of a folder's weights from the headers of its files; empty without weights.
 
     Raises PipelineError for headers that cannot be read.
     """
@@ -94,7 +99,10 @@ def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
 
 
 def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
-    """The only one of `dtypes`; None if there is none. Raises PipelineError for several, and for float64."""
+    """Return the only one of `dtypes`;
+
+    None if there is none. Raises PipelineError for several, and for float64.
+    """
     distinct = sorted(set(dtypes))
     if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):
         raise PipelineError(f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give eval.dtype=float32")

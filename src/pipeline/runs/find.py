@@ -20,14 +20,15 @@ from pipeline.text import first_few
 
 
 def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
-    """The run or model that RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix.
+    """Return the run or model that a RUN means: a folder (has a / or starts with .), a run's name,
+    or a unique beginning.
 
-    hub:org/name is a model on the Hub, hub:org/name@REVISION one of its revisions, package:folder one that is shipped
-    with this package, RUN@STEP a snapshot. A model that stage=prefetch locked is identified by its revision, and is its
-    folder in the Hub's cache.
+    hub:org/name[@REVISION] is a model on the Hub, package:folder a model shipped with this package,
+    RUN@STEP a snapshot. A model that stage=prefetch locked is identified by its revision.
 
     Raises:
-        PipelineError: no match or several, or the folder is neither a finished run nor a model.
+        PipelineError: no match, several matches, or a folder that is neither a finished run nor a
+            model.
     """
     if not reference:
         raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
@@ -74,7 +75,10 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
 
 
 def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
-    """The snapshot RUN@STEP. One that stage=clean deleted is still identified by its weights' digests."""
+    """Return the snapshot RUN@STEP.
+
+    If stage=clean deleted it, its weights' digests still identify it.
+    """
     folder = training.folder / "snapshots" / f"step-{step}"
     manifest = read_manifest(folder)
     if manifest is None:

@@ -37,7 +37,7 @@ _scans: dict[str, Scan] = {}
 
 
 def scan_folders(runs_dir: Path) -> Scan:
-    """The folders of runs_dir, listed again only when it has changed: publishing a run changes it."""
+    """Return the folders of runs_dir. They are listed again only after runs_dir has changed."""
     key = str(runs_dir)
     try:
         mtime_ns = os.stat(f"{key}/").st_mtime_ns
@@ -52,7 +52,7 @@ def scan_folders(runs_dir: Path) -> Scan:
 
 
 def by_digits(names: list[str]) -> dict[str, list[str]]:
-    """The digits that names of runs end in -> these names."""
+    """Return the digits at the end of run names -> these names."""
     grouped: dict[str, list[str]] = {}
     for name in names:
         if match := _FOLDER_NAME.fullmatch(name):
@@ -61,18 +61,18 @@ def by_digits(names: list[str]) -> dict[str, list[str]]:
 
 
 def folder_name(label: str, run_hash: str) -> str:
-    """The name of a run's folder."""
+    """Return the name of a run's folder."""
     return f"{label}-{run_hash[:DIGITS]}"
 
 
 def label_in(name: str) -> str:
-    """The label that a folder's name begins with; the whole name if it is not the name of a run's folder."""
+    """Return the label at the beginning of a folder's name; the whole name if it is not a run's folder."""
     match = _FOLDER_NAME.fullmatch(name)
     return match[1] if match else name
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
-    """The folder where the run of this hash was published; None if it is not finished."""
+    """Return the folder where the run of this hash was published; None if it is not finished."""
     for name in scan_folders(runs_dir).by_digits.get(run_hash[:DIGITS], []):  # the first of several copies
         with suppress(Malformed):  # an error where it is read
             if (manifest := read_manifest(runs_dir / name)) and manifest.hash == run_hash:
@@ -81,7 +81,10 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
-    """The folder of a finished run, found by its hash, so that a label may change; else the folder where it will be."""
+    """Return the folder of a finished run, found by its hash, or else the folder where it will be.
+
+    The label may have changed since the run was finished.
+    """
     listing = scan_folders(runs_dir)
     if folder := listing.places.get((label, run_hash)):
         return folder
@@ -92,16 +95,16 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
 
 
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
-    """The names of the finished runs that begin with `beginning`, sorted."""
+    """Return the sorted names of finished runs that begin with `beginning`."""
     names = scan_folders(runs_dir).names
     first, end = bisect_left(names, beginning), bisect_left(names, f"{beginning}{chr(sys.maxunicode)}")
     return [name for name in names[first:end] if (runs_dir / name / MANIFEST).is_file()]
 
 
 def finished_manifests(runs_dir: Path) -> Iterator[Manifest]:
-    """The manifests of all finished runs, one after the other, so that 10,000 need not fit in memory at once.
+    """Yield the manifests of all finished runs one by one, so that 10,000 need not fit in memory.
 
-    A malformed one is skipped and reported on standard error.
+    A malformed manifest is skipped and reported on standard error.
     """
     for name in finished_names(runs_dir):
         try:

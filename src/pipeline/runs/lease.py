@@ -56,7 +56,7 @@ class Holder:
 
 @lru_cache(maxsize=1)
 def this_boot() -> str:
-    """The boot of this machine and the namespace of process ids; empty where the system has no /proc."""
+    """Return this machine's boot id and process-id namespace; empty if the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -74,19 +74,19 @@ def process_start(pid: int) -> str:
 
 
 def slurm_job() -> str | None:
-    """The Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
+    """Return the Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def this_process() -> Holder:
-    """This process as the holder of a lease, with a new random id."""
+    """Return this process as a lease holder, with a new random id."""
     pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
     return Holder(secrets.token_hex(4), socket.gethostname(), pid, slurm_job(), now, this_boot(), process_start(pid))
 
 
 def list_lease_numbers(workplace: Path) -> list[int]:
-    """The numbers of the leases in a workplace, sorted."""
+    """Return the sorted numbers of the leases in a workplace."""
     with suppress(FileNotFoundError):
         names = (name.removeprefix(LEASE) for name in os.listdir(workplace) if name.startswith(LEASE))
         return sorted(int(name) for name in names if name.isdigit())
@@ -94,9 +94,10 @@ def list_lease_numbers(workplace: Path) -> list[int]:
 
 
 def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
-    """The live process that computes the run of this workplace; None for a dead one, a released lease or none.
+    """Return the live process that computes the run of this workplace; None if there is none.
 
-    watch: look for two beats whether a lease that looks dead is touched.
+    Args:
+        watch: observe a lease that looks dead for two heartbeats.
     """
     numbers = list_lease_numbers(workplace)
     lease = workplace / f"{LEASE}{numbers[-1] if numbers else 0}"
@@ -125,7 +126,7 @@ def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
 
 
 def now_at(workplace: Path) -> float:
-    """The time by the clock of the file system, which may not be this machine's."""
+    """Return the time by the clock of the file system, which may differ from this machine's."""
     probe = workplace / f"now-{secrets.token_hex(4)}"
     try:
         probe.touch()
@@ -138,7 +139,7 @@ def now_at(workplace: Path) -> float:
 
 
 def latest_work_folder(workplace: Path) -> Path:
-    """The work folder of the latest owner, by modification time; `work` where there is none."""
+    """Return the most recently changed work folder of a workplace; `work` if there is none."""
     with suppress(FileNotFoundError):
         folders = [path for path in workplace.iterdir() if path.is_dir() and "." not in path.name]
         if folders:
@@ -200,7 +201,7 @@ class Lease:
 
 
 def take_lease(workplace: Path) -> Lease | Holder:
-    """The lease of a run, or its live holder."""
+    """Take the lease of a run. Returns it, or the live process that holds it."""
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
         earlier = list_lease_numbers(workplace)
@@ -239,10 +240,13 @@ def waits_for(name: str, holder: Holder) -> str:
 
 @contextmanager
 def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
-    """The lease of a run, as soon as no other process holds it. wait: whether to wait for that; null: as should_wait.
+    """Take the lease of a run as soon as no other process holds it.
+
+    Args:
+        wait: wait for the lease; null: as should_wait decides.
 
     Raises:
-        Held: another process holds it, and this one should not wait.
+        Held: another process holds it, and this process should not wait.
     """
     reported = False
     while isinstance(lease := take_lease(workplace), Holder):

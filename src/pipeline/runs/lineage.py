@@ -20,10 +20,13 @@ from pipeline.runs.unchanged import content_digest
 
 
 def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str = "") -> Any:
-    """The base that all experts were trained from; None: they were randomly initialised. bases: (name, base) each.
+    """Return the base that all experts were trained from; None if they were randomly initialised.
+
+    Args:
+        bases: (name, base) of each expert.
 
     Raises:
-        PipelineError: they have different bases.
+        PipelineError: the experts have different bases.
     """
     if len({base and base.hash for _, base in bases}) > 1:
         text = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
@@ -32,7 +35,7 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
 
 
 def recorded_base(expert: Parent) -> Parent | None:
-    """The base that a training, planned or finished, records; None if it is not a training, or records none."""
+    """Return the base that a planned or finished training records; None if there is none."""
     expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.parents.get("model")
@@ -42,7 +45,7 @@ def recorded_base(expert: Parent) -> Parent | None:
 
 
 def declared_side(expert: Parent) -> str | None:
-    """The side of a training, planned or finished, by its expert; None of a model that is no training."""
+    """Return the side of a planned or finished training; None for a model that is not a training."""
     expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.config.expert.side if isinstance(expert.config, TrainStage) else None
@@ -63,8 +66,11 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from: by its plan or its manifest; for an external adapter, the base that
-    its adapter_config.json names. key: of the expert, for errors."""
+    """Return the base that an expert was trained from, by its plan, its manifest or its adapter_config.json.
+
+    Args:
+        key: of the expert, for errors.
+    """
     expert = without_step(expert)
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
@@ -89,14 +95,18 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
 
 
 def base_folder(adapter: Path) -> Path:
-    """The folder of an adapter's base, as `base_of` it, or its name on the Hub."""
+    """Return the folder of an adapter's base (see `base_of`), or its name on the Hub."""
     return base_of(External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}").folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
-    """The base, as long as it is the one that a training or merge recorded. Raises PipelineError where it was changed
-    since. Of a model on the Hub that was not locked, then or now, the reference is all that is known; digests of
-    earlier versions are of another kind, and not compared."""
+    """Return the base if it is the one that a training or merge recorded.
+
+    Raises PipelineError if it was changed since.
+
+    For a model on the Hub that was not locked, only the reference is compared. Digests of earlier
+    versions are of another kind and are not compared.
+    """
     unlocked, by_files = hashlib.sha256(reference.encode()).hexdigest(), (base.hash, recorded.hash)
     kinds = {name.partition(":")[0] if ":" in name else "" for name in by_files}
     is_other = base.hash != recorded.hash and len(kinds) == 1 and unlocked not in by_files
@@ -123,7 +133,7 @@ def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remed
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
-    """The base that an adapter_config.json names: a folder, or org/name on the Hub and its revision."""
+    """Return the base that an adapter_config.json names: a folder, or org/name on the Hub with its revision."""
     settings = adapter_settings(folder)
     name = Path(settings.get("base_model_name_or_path") or "")
     for path in (name, folder / name):
@@ -147,8 +157,7 @@ def is_adapter_of_elsewhere(folder: Path) -> bool:
 
 
 def another_base(adapter: Path, base: str) -> str:
-    """The base that an adapter names, where it is not `base`, a folder or a name on the Hub: a copy of it in 4 bits, or
-    another model; else empty."""
+    """Return the base that an adapter names if it is not `base`, such as a copy in four bits; otherwise ""."""
     named_base = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
     is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix("hub:")
     return "" if is_same else named_base

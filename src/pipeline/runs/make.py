@@ -73,12 +73,15 @@ def make_once(
     predicted_seconds: float | None = None,
     begin: Callable[[], None] | None = None,
 ) -> Path:
-    """The folder of the run, which is computed unless it is finished.
+    """Return the folder of the run. Computes it unless it is finished.
 
-    `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
-    it will write. begin: called once the lease is taken, which is then not waited for.
-    Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
-    and uses the result.
+    If two processes request the same run, one takes its lease and computes; the other waits and
+    uses the result.
+
+    Args:
+        stage: works in the run's work folder and returns the manifest's facts.
+        bytes_needed: purpose -> bytes that it will write.
+        begin: called once the lease is taken; then the lease is not waited for.
 
     Raises:
         Held: another process computes it, and this one is in an allocation, where it does not wait.

@@ -97,7 +97,7 @@ class Manifest:
         return self.cost["seconds"]
 
     def of_snapshot(self, step: str) -> Manifest:
-        """The manifest of a snapshot: its training's, with its own name, hash, weights and files."""
+        """Return a snapshot's manifest: its training's, with the snapshot's name, hash, weights and files."""
         prefix = f"{SNAPSHOTS}/step-{step}/"
         files = {name.removeprefix(prefix): file for name, file in self.files.items() if name.startswith(prefix)}
         return replace(
@@ -106,7 +106,10 @@ class Manifest:
         )  # fmt: skip
 
     def without_snapshot(self, step: str) -> Manifest:
-        """The same manifest after the files of a snapshot were deleted; its weights stay on record."""
+        """Return the manifest without the files of a deleted snapshot.
+
+        The digests of its weights stay.
+        """
         prefix = f"{SNAPSHOTS}/step-{step}/"
         files = {name: file for name, file in self.files.items() if not name.startswith(prefix)}
         snapshots = {**self.snapshots, step: {**self.snapshots[step], "freed": True}}
@@ -123,7 +126,7 @@ READER = TypeAdapter(Manifest)
 
 
 def home_of(folder: Path) -> Path:
-    """The folder of the training that a snapshot is in; of anything else its own."""
+    """Return the folder of the training that a snapshot is in; for other folders, the folder."""
     return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder
 
 
@@ -132,7 +135,7 @@ def snapshot_hash(run_hash: str, step: int) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a finished run or of a snapshot, or None where no run was finished there.
+    """Return the manifest of a finished run or of a snapshot, or None if no run was finished there.
 
     Raises:
         Malformed: the file is damaged, or was not written by this program.
@@ -151,12 +154,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 @lru_cache(maxsize=256)  # that of a model of 8B parameters takes some 100 KB
 def _read_cached(path: Path, *_: int) -> Manifest:
-    """A manifest read once while its file is unchanged. Callers must not modify it."""
+    """Return a manifest, read once while its file is unchanged. Callers must not modify it."""
     return read_file(path)
 
 
 def read_file(path: Path) -> Manifest:
-    """A manifest from its file, with the errors of `read_manifest`."""
+    """Read a manifest from its file, with the errors of `read_manifest`."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -74,7 +74,7 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
 
 def processor_model() -> str:
-    """The processor's model, as rounding differs between models; its architecture where the model is unknown."""
+    """Return the processor's model, as rounding differs between models; the architecture if the model is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -89,8 +89,11 @@ def recorded_environment() -> dict[str, str]:
 
 @cache
 def git_state() -> dict[str, Any]:
-    """The commit, and whether anything but results/ differs from it; null outside a checkout. Asked once, as a process
-    computes with the code that it has imported: git takes as long as a small score."""
+    """Return the commit, and whether anything but results/ differs from it; null outside a checkout.
+
+    Asked once: a process computes with the code that it has imported, and git takes as long as a
+    small score.
+    """
     source_folder = Path(__file__).parent
 
     def run_git(*arguments: str) -> str:

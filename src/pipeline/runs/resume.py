@@ -24,7 +24,7 @@ RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 
 def resume_identity(run: Run) -> dict[str, Any]:
-    """The identity of a resume point: the run, its attempt, and the contents of its parents."""
+    """Return the identity of a resume point: the run, its attempt, and the contents of its parents."""
     parents = {role: content_digest(parent) for role, parent in sorted(run.parents.items())}
     return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
 
@@ -49,7 +49,7 @@ def write_resume_point(run: Run, finished: Path, step: int, facts: dict[str, Any
 
 
 def read_resume_point(work: Path) -> dict[str, Any] | None:
-    """The record of a resume point whose files are all complete, else None."""
+    """Return the record of a resume point if all its files are complete, otherwise None."""
     try:
         record = json.loads((work / RECORD).read_text(encoding="utf-8"))
         folder = resume_folder(work, record)
@@ -60,7 +60,7 @@ def read_resume_point(work: Path) -> dict[str, Any] | None:
 
 
 def usable_resume_point(run: Run) -> dict[str, Any] | None:
-    """The record of a resume point of the same run, attempt and parents, else None."""
+    """Return the record of a resume point of the same run, attempt and parents, otherwise None."""
     record = read_resume_point(run.work)
     return record if record is not None and record["of"] == resume_identity(run) else None
 

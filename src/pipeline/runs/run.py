@@ -124,7 +124,7 @@ class Run(Generic[Config]):
     lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
 
     def __post_init__(self) -> None:
-        """A label is the name of a folder and of a W&B run (128 characters at most)."""
+        """Check the label: it names a folder and a W&B run (at most 128 characters)."""
         self.label = re.sub(r"[^\w.+-]+", "-", self.label).lstrip(".-")[:LABEL_LENGTH]
 
     @cached_property
@@ -167,8 +167,11 @@ class Run(Generic[Config]):
 
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
-    """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
-    or tasks are from, and what the method adds; the order of sources that is kept. Else empty."""
+    """Return what affects the hash besides knobs and parents; empty if nothing does.
+
+    `packages` has the name and version of other packages that a method or task is from. Methods add
+    their own entries, such as the order of sources.
+    """
     decided: dict[str, Any] = {}
     if isinstance(config, DataStage):
         names = [*config.expert.sources, *config.expert.union] if not config.data.shuffle else []
@@ -188,12 +191,12 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
 
 
 def without_step(parent: Parent) -> Parent:
-    """The training of a snapshot that is planned; any other parent itself."""
+    """Return the training of a planned snapshot; for other parents, the parent."""
     return parent.run if isinstance(parent, Snapshot) else parent
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
-    """The parents that are computed here when unfinished: runs, and the trainings of snapshots."""
+    """Return the parents that are computed here when unfinished: runs, and the trainings of snapshots."""
     return [parent for parent in map(without_step, parents.values()) if isinstance(parent, Run)]
 
 
@@ -203,7 +206,7 @@ def recorded_config(config: RunStage) -> dict[str, Any]:
 
 
 def describe_changes(earlier: dict[str, Any], later: dict[str, Any]) -> list[str]:
-    """The differences between two runs, given the `decided_by` of each: 'sft.steps 120 -> 200'."""
+    """Return the differences between the `decided_by` of two runs: 'sft.steps 120 -> 200'."""
     old, new = flatten_dict(without_credentials(earlier)), flatten_dict(without_credentials(later))
     return [
         f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} -> {_shorten_value(new.get(key))}"
@@ -217,7 +220,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}"""
+    """Flatten a nested dict: {'a': {'b': 1}} -> {'a.b': 1}."""
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
     return {

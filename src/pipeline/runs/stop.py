@@ -63,8 +63,10 @@ def _handle_signal(number: int, frame: Any) -> None:
 
 
 def handled_signals() -> list[signal.Signals]:
-    """The signals that end this process: SIGINT and STOPPING, except SIGHUP and SIGINT where they are ignored, as under
-    nohup and in workers."""
+    """Return the signals that end this process: SIGINT and STOPPING.
+
+    SIGHUP and SIGINT are left out if they are ignored, as under nohup and in workers.
+    """
     ignorable = (signal.SIGHUP, signal.SIGINT)
     signals = (*STOPPING, signal.SIGINT)
     return [number for number in signals if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN]
@@ -136,7 +138,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def stop_signal_name() -> str | None:
-    """The name of the signal that this process received to stop; None without one."""
+    """Return the name of the signal that asked this process to stop; None without one."""
     return _signal_name
 
 

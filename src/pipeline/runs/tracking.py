@@ -100,8 +100,13 @@ class Tracker:
 
 
 def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[str]) -> Any:
-    """The artifact of a run's weights: links to its files in `work`, for `wandb sync` deletes what it has uploaded.
-    home: the folder in whose place `work` is when W&B reads them."""
+    """Return the artifact of a run's weights.
+
+    It holds links to the files, as `wandb sync` deletes what it has uploaded.
+
+    Args:
+        home: the folder that `work` becomes by the time W&B reads the links.
+    """
     name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)[-120:] + "-weights"
     described = {"run": wandb_id(manifest.hash, manifest.attempt), "hash": manifest.hash}
     artifact = wandb_module().Artifact(name, type="weights", metadata=described)
@@ -120,7 +125,7 @@ def wandb_id(run_hash: str, attempt: int) -> str:
 
 
 def parent_id(parent: Parent) -> str:
-    """The W&B id of a parent, of a snapshot that of its training; its hash if it has no W&B run."""
+    """Return the W&B id of a parent (of a snapshot, its training's), or its hash if it has no W&B run."""
     folder = home_of(parent.folder)
     with suppress(Malformed):  # a file of this name in the folder of an external model
         if (manifest := read_manifest(folder)) and (folder / "wandb").is_dir():
@@ -132,10 +137,10 @@ _mode_after_failure: str | None = None  # for the rest of this process, once W&B
 
 
 def give_up(error: Exception, mode: str, seconds: float) -> str:
-    """The line that reports a failed call; ends W&B's service.
+    """Report a failed call in one line, and end W&B's service.
 
-    After a failure online, later runs of this process are offline; after an offline call that timed out, they run
-    without W&B. Otherwise each of them would wait as long.
+    After a failure online, later runs of this process are offline. After an offline call that timed
+    out, they run without W&B. Otherwise each of them would wait as long.
     """
     global _mode_after_failure
     late, consequence = isinstance(error, TimeoutError), ""
@@ -193,7 +198,7 @@ def kill_service() -> None:
 
 
 def service_pids() -> list[int]:
-    """The process ids of the W&B services that this process started (Linux)."""
+    """Return the process ids of the W&B services that this process started (Linux)."""
     processes = []
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -231,7 +236,10 @@ def has_key() -> bool:
 
 @contextmanager
 def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tracker]:
-    """A W&B run whose files are in folder/wandb; always finished at the end, as failed after an error."""
+    """Open a W&B run whose files are in folder/wandb.
+
+    It is always finished at the end, as failed after an error.
+    """
     wandb_mode: Any = _mode_after_failure or resolve_mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
     if wandb_mode != "disabled":
@@ -244,7 +252,7 @@ def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tra
 
 
 def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]) -> Any:
-    """The W&B run of wandb.init, or None if it failed, which a line reports."""
+    """Return the W&B run of wandb.init, or None if it failed, which a line reports."""
     os.environ.setdefault("WANDB_SILENT", "true")
     if not os.environ.get("WANDB_MODE", "offline"):
         del os.environ["WANDB_MODE"]  # empty, which W&B does not treat as unset
@@ -274,7 +282,7 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
 
 
 def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
-    """A tracker of the W&B run that belongs to a run."""
+    """Return a tracker of the W&B run that belongs to a run."""
     from pipeline.hub.addresses import without_credentials
     from pipeline.runs.run import recorded_config
 
@@ -313,7 +321,10 @@ def track_report(
 
 
 def numbers_or_texts(column: Iterable[str]) -> list[float | None] | list[str | None]:
-    """A column of a CSV file as numbers, by which W&B sorts, if all of its values are; None where it is empty."""
+    """Return a column of a CSV file as numbers if all its values are, so that W&B sorts by them;
+
+    None for an empty one.
+    """
     texts = [text or None for text in column]
     with suppress(ValueError):
         return [None if text is None else float(text) for text in texts]

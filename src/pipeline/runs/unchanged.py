@@ -16,16 +16,16 @@ SMALL_BYTES = 2**26  # reports read files up to this size to compare digests
 
 
 def content_digest(parent: Parent) -> str | None:
-    """The second identity of a finished parent: the digest over its tensors; for a data run, over its files.
+    """Return the content digest of a finished parent: over its tensors, or over the files of a data run.
 
-    None for an unfinished run, and for an external model, whose hash already is of its content.
+    None for an unfinished run, and for an external model, whose hash already covers its content.
     """
     manifest = read_manifest(parent.folder)
     return manifest.content if manifest else None
 
 
 def next_attempt(run: Run) -> int:
-    """The number of the next attempt: 1 for a run that was never finished; redo=true repeats a finished one."""
+    """Return the number of the next attempt: 1 for a run that was never finished. redo=true repeats a finished one."""
     manifest = read_manifest(run.folder)
     return manifest.attempt + 1 if manifest else 1
 

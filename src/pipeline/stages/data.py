@@ -69,7 +69,7 @@ def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
 
 
 def build_joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
-    """The configuration and parents of a joint set: the two experts' data runs, and how it is shuffled."""
+    """Return the configuration and parents of a joint set: the two experts' data runs, and how it is shuffled."""
     experts = config.expert.union
     if sorted(expert.side for expert in experts.values()) != ["language", "math"]:
         sides = ", ".join(f"{name} {expert.side}" for name, expert in experts.items())
@@ -83,7 +83,10 @@ def build_joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[
 
 
 def without_left_out(config: DataStage) -> DataStage:
-    """The expert without the sources that data.leave_out names; they may be another expert's."""
+    """Return the expert without the sources that data.leave_out names.
+
+    A name may belong to another expert.
+    """
     left_out = config.data.leave_out or []
     names = {*config.expert.sources, *conf.options("data")}
     if unknown := [name for name in left_out if name not in names]:
@@ -98,7 +101,7 @@ def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:
-    """The sources on the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    """Return the sources on the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
     if config.data_root is not None or config.expert.world is not None:
         return config
     lock = read_lock(Path(config.runs_dir))
@@ -106,8 +109,11 @@ def at_locked_revisions(config: DataStage) -> DataStage:
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """The data_root: a data run, or a folder identified by the files of the sources; without one, the sources that are
-    here. What rows are compared with is recorded (data/benchmarks.py), but not part of the hash."""
+    """Return the data_root as a parent: a data run, or a folder identified by the files of the sources.
+
+    Without one, the sources on this disk are the parents. Benchmarks that rows are compared with
+    are recorded (data/benchmarks.py), but not hashed.
+    """
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
@@ -130,7 +136,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def local_sources(config: DataStage) -> dict[str, Parent]:
-    """The sources whose hub is a folder, a copy of a repository, or whose url is a file, identified by content."""
+    """Return the sources that are a local copy of a repository or a local file, identified by content."""
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
         address = Path(source.url or source.hub or "")
@@ -144,7 +150,9 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
 
 
 def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
-    """The benchmarks on the Hub that an evaluation reads, as a parent identified by its locks; {} until locked."""
+    """Return the benchmarks on the Hub that an evaluation reads, as a parent identified by their
+    locks; {} until locked.
+    """
     lock = read_lock(Path(config.runs_dir))
     if not lock.datasets:
         return {}

@@ -72,8 +72,13 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
 
 
 def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
-    """The configuration; of an adapter from elsewhere a merge in memory is scored, of it alone on eval.base or the base
-    that it names. Raises PipelineError for eval.base with anything else."""
+    """Return the configuration.
+
+    An adapter from elsewhere becomes a merge in memory of the adapter and its base.
+
+    The base is eval.base, or the base that the adapter names. Raises PipelineError for eval.base
+    with other models.
+    """
     base, reference = config.eval.base, config.checkpoint
     adapter = resolver.model(reference, "checkpoint") if reference is not None else None
     if reference is not None and isinstance(adapter, Folder) and gives_adapter(adapter):
@@ -106,8 +111,7 @@ def refuse_sampling(settings: Eval) -> None:
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
-    """The configuration with eval.dtype=auto resolved; unchanged where the dtype is unknown, as for a model on the Hub
-    that is not locked."""
+    """Return the configuration with eval.dtype=auto resolved; unchanged if the dtype is unknown."""
     if config.eval.dtype != "auto":
         return config
     runs_dir = Path(config.runs_dir)
@@ -130,8 +134,11 @@ def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
 
 
 def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
-    """The dtype in which models of several are compared, where eval.dtype=auto would score each in its own: float32,
-    which holds them all. None where all have one. What is not known yet (auto) may be another than float32."""
+    """Return the dtype in which models of several dtypes are compared: float32, which holds all of them.
+
+    None if all have one dtype. A dtype that is not known yet (auto) counts as different from
+    float32.
+    """
     dtypes = {run.config.eval.dtype for run in runs}
     several = "float32" in dtypes or len(dtypes - {"auto"}) > 1
     return "float32" if len(dtypes) > 1 and several else None
@@ -160,7 +167,7 @@ def is_bundle(run: Run) -> bool:
 
 
 def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
-    """Reference in the configuration -> the model, so that it is not looked up again."""
+    """Return reference in the configuration -> model, so that a model is looked up once."""
     if config.checkpoint is not None:
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
@@ -181,7 +188,7 @@ def check_tasks(config: EvalStage, resolver: Resolver) -> None:
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:
-    """A plain data_root as a parent, identified by the files that this evaluation reads."""
+    """Return a plain data_root as a parent, identified by the files that this evaluation reads."""
     sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
     return External.of_files(folder, files)

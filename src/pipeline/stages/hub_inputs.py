@@ -70,8 +70,9 @@ def add_new(known: list[Any], found: Iterable[Any]) -> None:
 
 
 def kept_offline(names: Iterable[str]) -> str:
-    """A clause: of how many of these models and sets HF_HUB_OFFLINE keeps from being fetched what is not in the Hub's
-    cache; empty where that has a copy of each."""
+    """Return a clause that says how many models and sets HF_HUB_OFFLINE keeps from being fetched;
+    "" if all are cached.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
         return ""
     folders = {name: name.partition("@")[0].replace("/", "--") for name in names}
@@ -80,7 +81,7 @@ def kept_offline(names: Iterable[str]) -> str:
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
-    """The names on the Hub of the experts that a run merges in memory, as `local_folder` takes them."""
+    """Return the names on the Hub of the experts that a run merges in memory, as `local_folder` takes them."""
     experts = [run.parents[role] for role in run.config.merge.references()] if run.config.merge else []
     return [expert.folder for expert in experts if isinstance(expert, External) and expert.hub]
 
@@ -90,7 +91,7 @@ def _source_label(name: str, source: Source) -> str:
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
-    """The benchmark sets on the Hub that a run reads: those that rows are compared with, or that are scored."""
+    """Return the benchmark sets on the Hub that a run reads, to score them or to compare rows with them."""
     if config.data_root is not None:
         return []
     if isinstance(config, DataStage):

@@ -37,9 +37,12 @@ def is_here(source: Source) -> bool:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats, for a missing file,
-    and for one whose first row cannot be read, of which the check of the data run says why. Of files that are not large
-    those count that can be used, copies once."""
+    """Return the number of rows that a source takes from a file of JSON, CSV or TSV.
+
+    In files that are not large, only usable rows count, and copies count once. None for other
+    formats, missing files, and files whose first row cannot be read; the check of the data run says
+    why.
+    """
     if path.suffix not in READABLE or not path.is_file():
         return None
     return count_rows(path, path.stat().st_mtime_ns, json.dumps(asdict(source)))
@@ -70,7 +73,7 @@ def is_begun(path: Path) -> bool:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON, CSV or TSV. Raises PipelineError as the data run would."""
+    """Return the rows of a file of JSON, CSV or TSV. Raises PipelineError as the data run would."""
     kind = "json" if file.suffix in (".jsonl", ".json") else "csv"
     return read_files([[str(file)]], kind, "\t" if file.suffix == ".tsv" else ",", open)
 

@@ -98,7 +98,10 @@ def check_adapter(role: str, adapter: Path, base: Path) -> None:
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
-    """Number of layers of the merged models; None where neither one of them nor a base is on this machine."""
+    """Return the number of layers of the merged models;
+
+    None if no expert and no base is on this machine.
+    """
     bases = filter(None, map(recorded_base, parents.values()))  # read only where no merged model is here
     files = (model.folder / "config.json" for model in chain(parents.values(), bases))
     file = next((file for file in files if file.is_file()), None)

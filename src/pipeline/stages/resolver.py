@@ -29,7 +29,7 @@ class Resolver:
     references: Mapping[str, Parent] = field(default_factory=dict)
 
     def model(self, reference: str, knob: str, revision: str | None = None) -> Parent:
-        """The model that RUN or RUN@STEP refers to.
+        """Return the model that RUN or RUN@STEP refers to.
 
         Raises:
             PipelineError: there is none, there are several, or the run holds no model.
@@ -49,7 +49,7 @@ class Resolver:
         return parent
 
     def data_root(self, reference: str) -> Parent | None:
-        """The data run that data_root names; None where it is a plain folder."""
+        """Return the data run that data_root names; None if it is a plain folder."""
         if reference in self.references:
             return self.references[reference]
         folder = Path(reference)
@@ -62,10 +62,10 @@ class Resolver:
         return find_run(reference, self.runs_dir, "data_root")
 
     def run(self, config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
-        """The run of a stage that another stage needs: a training's data set, the evaluations of a selection."""
+        """Return the run of a stage that another stage needs: a training's data set, the evaluations of a selection."""
         return self.build(config, {**self.references, **(references or {})})
 
 
 def label_of(parent: Parent) -> str:
-    """The label of a run; for a finished one its name without the digits of its hash."""
+    """Return the label of a run; for a finished run, its name without the digits of its hash."""
     return parent.label if isinstance(parent, Run) else label_in(parent.name)

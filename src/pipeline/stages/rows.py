@@ -107,7 +107,7 @@ STUDY_STAGES = {
 
 
 def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
-    """The run that a stage's configuration describes, with its parents, whether it is finished or not.
+    """Return the run that a stage's configuration describes, with its parents, finished or not.
 
     Args:
         references: parents by names that a RUN may have before its run exists.
@@ -121,7 +121,7 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
 
 
 def build_single(overrides: list[str]) -> Run:
-    """The run that a command's words describe."""
+    """Return the run that a command's words describe."""
     config = compose(overrides)
     assert isinstance(config, RunStage)
     return build(config)

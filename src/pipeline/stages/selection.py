@@ -85,7 +85,7 @@ def refuse_other_losses(trainings: list[Parent]) -> None:
 
 
 def recipe_of(training: Parent) -> dict[str, Any]:
-    """The knobs of a training, planned or finished."""
+    """Return the knobs of a planned or finished training."""
     planned = without_step(training)
     if isinstance(planned, Run):
         return asdict(planned.config.sft)
@@ -113,7 +113,7 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
 
 
 def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
-    """The last step of a training that has not run yet, and the steps of its snapshots."""
+    """Return the last step of a training that has not run yet, and the steps of its snapshots."""
     if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := training_steps(training)):
         return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
@@ -123,7 +123,10 @@ def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
 
 
 def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectStage:
-    """The configuration with the dtype of its evaluations. Raises PipelineError where they have several."""
+    """Return the configuration with the dtype of its evaluations.
+
+    Raises PipelineError if they have several.
+    """
     runs = [parent for parent in parents.values() if isinstance(parent, Run) and isinstance(parent.config, EvalStage)]
     refuse_dtypes(runs, "select.eval.dtype")
     assert config.select.eval is not None

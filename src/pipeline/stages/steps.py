@@ -52,7 +52,7 @@ def available_rows(data: Run[DataStage]) -> int | None:
 
 
 def sum_known(counts: Sequence[int | None]) -> int | None:
-    """The sum of numbers; None where one is unknown."""
+    """Return the sum of numbers; None if one is unknown."""
     return None if None in counts else sum(count or 0 for count in counts)
 
 

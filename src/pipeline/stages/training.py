@@ -42,7 +42,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
 
 
 def about_default_rate(config: TrainStage) -> str:
-    """What to know of the learning rate of a training on files of one's own, where it is the default; else empty."""
+    """Return a warning about the default learning rate of a training on the user's files; otherwise ""."""
     rate, sources = default_rate(config.sft.adapter), config.expert.sources.values()
     if config.sft.learning_rate != rate or not sources or not all(map(is_here, sources)):
         return ""
@@ -108,7 +108,10 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
 
 
 def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
-    """Number of layers of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
+    """Return the number of layers of a trained or planned base.
+
+    Raises PipelineError if it is unknown on this machine.
+    """
     settings = common_settings(read_architecture(config, parents))
     if "num_hidden_layers" not in settings:
         raise PipelineError(
@@ -119,7 +122,10 @@ def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
 
 
 def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
-    """The config.json of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
+    """Return the config.json of a trained or planned base.
+
+    Raises PipelineError if it is unknown on this machine.
+    """
     if config.model.init == "random":
         return config.model.architecture
     base = parents["model"]
@@ -178,7 +184,9 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def plain_text(expert: Expert) -> Expert:
-    """The expert with the sets that stage=cpt reads: its plain text, if it has some; a joint set, if both have."""
+    """Return the expert with the sets that stage=cpt reads: its plain text, or a joint set if both
+    members have text.
+    """
     if expert.union and all(member.text for member in expert.union.values()):
         union = {name: plain_text(member) for name, member in expert.union.items()}
         return replace(expert, name=f"{expert.name}_text", union=union)
@@ -188,7 +196,7 @@ def plain_text(expert: Expert) -> Expert:
 
 
 def with_tokenizer(folder: Path) -> External:
-    """A plain data_root as a parent, of which only tokenizer/ is read."""
+    """Return a plain data_root as a parent, of which only tokenizer/ is read."""
     files = [path for path in (folder / "tokenizer").glob("*") if path.suffix in IDENTIFYING_SUFFIXES]
     if not any(path.suffix == ".json" for path in files):
         raise PipelineError(

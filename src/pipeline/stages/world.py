@@ -30,7 +30,10 @@ def check_items(expert: Expert) -> None:
 
 
 def small_world(data_root: Parent | None) -> Parent:
-    """The data run that holds the small world that ships. Raises PipelineError where it holds anything else."""
+    """Return the data run that holds the shipped small world.
+
+    Raises PipelineError if data_root holds something else.
+    """
     if data_root is None or not holds_small_world(data_root):
         problem = f"data_root={data_root.name} is not one" if data_root else "no data run with one is given"
         raise PipelineError(
