@@ -20,10 +20,9 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 from pipeline.models.checkpoint import is_adapter
-from pipeline.runs.provenance import environment_for, package_version
+from pipeline.runs.provenance import environment_for
 from pipeline.text import one_line
 
-OLDEST = (0, 1, 5)  # the first version whose results were compared with mergekit-yaml
 NOT_READ = {"dtype": "set out_dtype in merge.file", "files_from": "set tokenizer_source in merge.file", "form": ""}
 NOT_COPIED = ("generation_config.json", "chat_template.jinja")  # files of a model that mergekit leaves out
 VERSION = "import importlib.metadata as metadata; print(metadata.version('mergekit'))"
@@ -68,8 +67,6 @@ class Mergekit(Merge):
         return {"file": self.config, "packages": {self.method: f"mergekit {version}"}}
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        if partition is not None:
-            raise PipelineError(f"merge=mergekit reads no partition: leave partition={partition.name} out")
         for key, instead in NOT_READ.items():
             value = getattr(self, key)
             if value not in (None, "auto"):
@@ -137,17 +134,13 @@ def read_config(file: Path, experts: int) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("merge_method"), str):
         raise PipelineError(f"{place} is not a configuration of mergekit: it has no merge_method")
     named: dict[str, Any] = replace_models(config, str)
-    models = models_in(named)
     places = [*map(str, range(experts)), "base"]
-    unknown = [model for model in models if model not in places]
-    unused = [role for role in places if role not in (*models, "base")]
-    if unknown:
-        raise PipelineError(
-            f"{place}: the model {unknown[0]} is not one of {', '.join(places)}. Name the models by their place in "
-            "merge.experts."
-        )
-    if unused:
-        raise PipelineError(f"{place} does not use merge.experts[{unused[0]}]. Leave it out.")
+    for model in models_in(named):
+        if model not in places:
+            raise PipelineError(
+                f"{place}: the model {model} is not one of {', '.join(places)}. Name the models by their place in "
+                "merge.experts."
+            )
     return named
 
 
@@ -183,26 +176,18 @@ def mergekit_version(python: str | None) -> str:
     """Return the version of mergekit in the Python of merge.mergekit_python (None: this one).
 
     Raises:
-        PipelineError: that Python has no mergekit, or one that is too old.
+        PipelineError: that Python cannot be run, or has no mergekit.
     """
-    named = f"merge.mergekit_python={python}" if python else "this Python"
-    version = version_in(python) if python else package_version("mergekit")
-    if version == "absent":
-        raise PipelineError(
-            f"merge=mergekit needs mergekit, which {named} does not have: "
-            "pip install 'cross-lingual-merging[mergekit]', or name a Python that has it, merge.mergekit_python=PATH"
-        )
-    if tuple(int(part) for part in version.split(".")[:3] if part.isdecimal()) < OLDEST:
-        raise PipelineError(f"merge=mergekit: {named} has mergekit {version}, too old: install 0.1.5 or later")
-    return version
-
-
-def version_in(python: str) -> str:
-    """Return the version of mergekit in another Python, or "absent"."""
+    words = [python or sys.executable, "-c", VERSION]
     try:
-        process = subprocess.run([python, "-c", VERSION], env=environment_for(python), capture_output=True, text=True)
+        process = subprocess.run(words, env=environment_for(python), capture_output=True, text=True)
     except OSError as error:
         raise PipelineError(
             f"merge.mergekit_python={python} cannot be run ({error.strerror}): give the path of a Python with mergekit"
         ) from error
-    return "absent" if process.returncode else process.stdout.strip()
+    if process.returncode:
+        raise PipelineError(
+            f"merge=mergekit needs mergekit, which {words[0]} does not have: pip install "
+            "'cross-lingual-merging[mergekit]', or name a Python that has it, merge.mergekit_python=PATH"
+        )
+    return process.stdout.strip()

@@ -314,8 +314,6 @@ def open_merge(
         base = next((source.base for source in experts.values() if isinstance(source, Adapted)), None)
     if base is None and (config.needs_base() or config.control):
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
-    if partition is not None and not config.reads_partition:
-        raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     opened = as_decoders(experts | ({"base": base} if base else {}))
     opened, padding = align_padding(opened, config.files_from)
     check_sources(opened)

@@ -36,6 +36,10 @@ def build(config: MergeStage, resolver: Resolver) -> Draft:
 def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
     """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge, written or not."""
     assert config.merge is not None
+    if config.partition is not None and not config.merge.reads_partition:
+        raise PipelineError(
+            f"merge={config.merge.method} reads no partition: leave partition={config.partition.name} out"
+        )
     parents = merge_parents(config.merge, resolver)
     layers = layers_of(parents)
     config.merge.refuse(config.partition, layers)
