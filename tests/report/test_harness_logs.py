@@ -51,6 +51,13 @@ def test_a_run_and_its_written_logs_are_read_alike(run: Path, tmp_path: Path) ->
     assert [*read_models([str(tmp_path / "logs"), str(run)])] == ["my-model (logs)", f"my-model (runs/{run.name})"]
 
 
+def test_a_run_is_read_whatever_version_of_lm_eval_scored_it(run: Path) -> None:
+    """The logs of lm_eval itself are of 0.4.8 or later; a run's answers are stored by this program."""
+    manifest = run / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"versions": {"lm-eval": "0.4.5"}}))
+    assert {log.version for log in read_entry(run)} == {"lm_eval 0.4.5"}
+
+
 def test_runs_are_compared_by_their_names(run: Path, tmp_path: Path) -> None:
     stage = CompareStage(stage="compare", results=[], runs_dir=str(run.parent))
     assert stage.folder_of(run.name) == stage.folder_of("eval-x") == str(run)

@@ -157,25 +157,35 @@ def describe_runs(
 
 
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
-    """A finished run as the report reads it. stale: why it has to be recomputed; empty if it is valid."""
+    """Return a finished run as the report reads it. stale: why it has to be recomputed, or an empty text."""
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
     if root is None and "checkpoint" in manifest.parents:
         root = manifest.parents["checkpoint"].content
-    merge = (run.config.merge.method if run.config.merge else "") if isinstance(run.config, EvalStage) else ""
-    config = {
-        key: format_knob_value(value)
-        for key, value in flatten_dict(manifest.decided_by.get("config", {})).items()
-        if key != "stage"
-    }
+    model = parents.get("checkpoint", "")
+    if not model and isinstance(run.config, EvalStage) and run.config.merge:
+        model = run.config.merge.method
+    model = model or parents.get("model", "")
+    decided = flatten_dict(manifest.decided_by.get("config", {}))
+    decided.pop("stage", None)
     return RunResult(
-        name=run.name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
-        model=parents.get("checkpoint") or merge or parents.get("model", ""),
-        merge=merge_text(run), parents=parents, config=config,
-        seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
-        weights_root=root, versions=manifest.versions, machine=manifest.machine,
+        name=run.name,
+        stage=run.config.stage,
+        folder=run.folder,
+        label=run.label,
+        stale=stale,
+        model=model,
+        merge=merge_text(run),
+        parents=parents,
+        config={key: format_knob_value(value) for key, value in decided.items()},
+        seconds=manifest.seconds,
+        attempt=manifest.attempt,
+        started=manifest.started,
+        weights_root=root,
+        versions=manifest.versions,
+        machine=manifest.machine,
         warnings=[page_text(warning, run.folder.parent) for warning in manifest.facts.get("warnings", [])],
-    )  # fmt: skip
+    )
 
 
 def merge_text(run: Run) -> str:

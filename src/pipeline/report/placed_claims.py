@@ -246,11 +246,12 @@ def mean_of_trainings(plan: TablePlan) -> TablePlan:
 
 
 def matching_sides(name: str, across: Sequence[str], plan: TablePlan, written: Sequence[str]) -> list[str]:
-    """The rows (or columns) that a name with {axis} in it expands to."""
+    """Return the rows (or columns) that a name with {axis} in it expands to."""
     pattern, end = "", 0
     for hole in PLACEHOLDER.finditer(name):
-        values = "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
-        pattern, end = f"{pattern}{re.escape(name[end : hole.start()])}(?:{'.+' if hole[2] else values})", hole.end()
+        values = ".+" if hole[2] else "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
+        pattern += re.escape(name[end : hole.start()]) + f"(?:{values})"
+        end = hole.end()
     expression = re.compile(pattern + re.escape(name[end:]))
     return [side for side in across if side not in written and expression.fullmatch(side)]
 

@@ -230,13 +230,22 @@ def validation_loss(run: Run, fact: str) -> float | None:
 
 
 def percent_rows_changed(run: Run, fact: str) -> float | None:
-    """Percent of rows whose change is above the threshold, in an analysis, as the published maps show it: the mean over
-    the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
-    _, columns, layers = fact.split(".")
-    ends = [map(int, span.split("-")) for span in layers.split(",")]
-    numbers = {str(layer) for first, last in ends for layer in range(first, last + 1)}
+    """Return the percent of rows whose change is above the threshold of an analysis, as the published maps show it.
+
+    This is the mean over the two-dimensional parameters of some columns and layers, such as
+    rows_changed.attention.0-1,30-31. None unless the analysis has all of these layers.
+    """
+    _, columns, spans = fact.split(".")
+    layers: set[str] = set()
+    for span in spans.split(","):
+        first, last = map(int, span.split("-"))
+        layers |= {str(layer) for layer in range(first, last + 1)}
     kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
+    shares: dict[str, list[float]] = {}
     with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in numbers]
-    shares = [float(row["share"]) for row in rows]
-    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == numbers else None
+        for row in csv.DictReader(stream):
+            if row["column"].startswith(kinds) and row["layer"] in layers:
+                shares.setdefault(row["layer"], []).append(float(row["share"]))
+    if shares.keys() != layers:
+        return None
+    return 100 * statistics.fmean(share for of_layer in shares.values() for share in of_layer)

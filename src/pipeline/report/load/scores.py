@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.benchmarks import find_benchmark
@@ -15,45 +16,70 @@ MOST_NOTES = 20  # tasks listed by name
 
 
 def refuse_unlike(results: Results) -> None:
-    """Raise PipelineError if the evaluations of a table differ in backend or dtype, or those of a cell in the use of a
-    chat template."""
-    settings: dict[tuple[str, ...], dict[tuple[str, Any], str]] = {}  # compared setting -> its value -> an evaluation
+    """Raise PipelineError if evaluations that share a table were scored differently.
+
+    All of them need the same backend and dtype. Those of a cell also need the same use of a chat template.
+    """
+    backends, dtypes = {}, {}
     for cell in results.cells:
-        compared = ("backend", "hf", ()), ("dtype", "auto", ()), ("chat_template", False, (cell.row, cell.column))
-        for name in (score.run for score in cell.scores if score.run in results.evaluations):
-            for key, default, where in compared:
-                value = results.evaluations[name].settings.get(key, default)
-                settings.setdefault((key, *where), {}).setdefault((f"eval.{key}", value), name)
-    for by_setting in settings.values():
-        if len(by_setting) > 1:
-            text = ", ".join(f"{name} ({key}={value})" for (key, value), name in by_setting.items())
-            remedy = "score all with the same setting, for example every.eval.dtype=float32"
-            raise PipelineError(f"{text} were scored differently and cannot share a table: {remedy}")
+        chat_templates = {}
+        for score in cell.scores:
+            if score.run in results.evaluations:
+                settings = results.evaluations[score.run].settings
+                backends[score.run] = settings.get("backend", "hf")
+                dtypes[score.run] = settings.get("dtype", "auto")
+                chat_templates[score.run] = settings.get("chat_template", False)
+        refuse_several("eval.chat_template", chat_templates)
+    refuse_several("eval.backend", backends)
+    refuse_several("eval.dtype", dtypes)
+
+
+def refuse_several(key: str, values: Mapping[str, Any]) -> None:
+    """Raise PipelineError unless all runs have the same value of a key. values: run -> value."""
+    first: dict[Any, str] = {}  # value -> a run that has it
+    for name, value in values.items():
+        first.setdefault(value, name)
+    if len(first) > 1:
+        runs = ", ".join(f"{name} ({key}={value})" for value, name in first.items())
+        remedy = "score all with the same setting, for example every.eval.dtype=float32"
+        raise PipelineError(f"{runs} were scored differently and cannot share a table: {remedy}")
 
 
 def notes_of(results: Results) -> list[str]:
-    """Notes on the numbers: metric, filter, shots and questions of each task, and limits of the intervals."""
-    counts: dict[str, set[int]] = {}
-    for _, _, row in score_rows_of(results.cells):
-        how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
-        how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
-        counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
-    listed = [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
+    """Return notes on the numbers: how each task was scored, and limits of the intervals."""
     notes = [*results.other_bases]
-    if listed:
-        notes.append("; ".join(first_few(listed, MOST_NOTES, ", in results.csv")) + ".")
+    tasks = task_notes(results)
+    if tasks:
+        notes.append("; ".join(first_few(tasks, MOST_NOTES, ", in results.csv")) + ".")
         notes.append("In percent; BLEU, chrF++, perplexities and bits on their own scale.")
         if not results.sampled:
             notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
-    settings = [evaluation.settings for evaluation in results.evaluations.values()]
-    dtypes = sorted({used["dtype"] for used in settings if "dtype" in used})
-    numbers = [used["batch_size"] for used in settings if used.get("dtype") != "float32" and "batch_size" in used]
-    rows = sorted({size for number in numbers for size in (number if isinstance(number, list) else [number])})
-    if len(rows) > 1:
-        notes.append(
-            f"Answers were computed {' or '.join(map(str, rows))} at once (eval.batch_size), which rounds them."
-        )
-    return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
+    dtypes: set[str] = set()
+    batches: set[int] = set()
+    for evaluation in results.evaluations.values():
+        dtype, batch = evaluation.settings.get("dtype"), evaluation.settings.get("batch_size", [])
+        dtypes |= {dtype} if dtype else set()
+        if dtype != "float32":
+            batches |= set(batch if isinstance(batch, list) else [batch])
+    if len(batches) > 1:
+        sizes = " or ".join(map(str, sorted(batches)))
+        notes.append(f"Answers were computed {sizes} at once (eval.batch_size), which rounds them.")
+    if dtypes:
+        notes.append(f"Scored in {' and '.join(sorted(dtypes))}.")
+    return notes
+
+
+def task_notes(results: Results) -> list[str]:
+    """Return the metric, filter, shots and number of questions of each task."""
+    counts: dict[str, set[int]] = {}
+    for _, _, row in score_rows_of(results.cells):
+        how = [METRICS.get(row.metric, row.metric)]
+        if row.filter != "none":
+            how.append(row.filter)
+        if row.num_fewshot is not None:
+            how.append(f"{row.num_fewshot}-shot")
+        counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
+    return [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
 
 
 def title_of(task: str) -> str:
