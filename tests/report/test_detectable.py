@@ -155,7 +155,7 @@ def test_a_claimed_difference_that_nothing_could_show():
     (one,) = headline_sentences(
         correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, detectable=100.0)], "abc"), "abc"
     )
-    assert "no difference could be shown with so few answers" in one
+    assert "So few answers cannot show any difference." in one
 
 
 def test_the_level_is_the_one_that_holms_correction_begins_with():
@@ -183,7 +183,7 @@ def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     other = line_of("soup", "math", "sw", 9.0, 0.03)
     made = correct_contrasts([*lines, other], PRIMARY)
     first, *_, last = headline_sentences(made, PRIMARY)
-    assert last.startswith("The other difference is not significant; with 40 questions only differences above ")
+    assert last.startswith("The other difference is not significant. Detectable with 40 questions")
     reason = "eval-x is not made yet" if lines else "it has no answers"
     assert first == f"The primary comparison, “swap” with “math” in “sw”, is missing: {reason}."
     assert made[-1]["p_holm"] == pytest.approx(0.06) and not is_significant(made[-1])
@@ -195,7 +195,7 @@ def test_a_sentence_about_one_training_of_each_says_so(difference, p):
     for trainings, said in (("these", True), ("a sample", False), (None, False)):
         lines = [line_of(*PRIMARY, difference, p, trainings=trainings)]
         (first, *_) = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
-        assert ("for these trainings (other seeds may differ)" in first) is said
+        assert ("These trainings alone: other seeds may differ." in first) is said
 
 
 # ---------------------------------------------------------------------------------------------------- scores

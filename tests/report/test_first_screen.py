@@ -49,7 +49,7 @@ def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> 
 
 def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(report: Path) -> None:
     html, page = report.read_text(), Page(report)
-    first = html[html.index('<div class="first">') : html.index("<nav")]
+    first = html[html.index('<div class="first">') : html.index('id="table"')]
     assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
     table, comparisons = (html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons"))
     assert table < html.index("</table>", table) < html.index(BOLD) < html.index("Below a number: its 95") < comparisons

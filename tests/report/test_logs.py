@@ -252,7 +252,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
     page, status = done.stdout.splitlines()
     assert status == "0 False"
-    told = "None of the 2 differences is significant; with 6 questions only differences above .* would have been found."
+    told = "None of the 2 differences is significant. Detectable with 6 questions and 80 % power: .*"
     assert re.fullmatch(told, done.stderr.splitlines()[0])
     assert "num_fewshot: 0" in done.stderr
     folder = Path(page).parent
@@ -290,7 +290,7 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(c
     column = "sums acc (lower is better)"
     assert [results.by_place[row, column].best for row in results.rows] == [False, True]
     sentences = headline_sentences(results.contrasts)
-    assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
+    assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}”: -100.0 points" in text for text in sentences)
 
 
 def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_claims_on_ranks_are_not_accepted_without_an_effect():
 def test_sentences_about_one_or_two_trainings_name_their_scope():
     """4 points between trainings: one training a model states false differences, of these trainings."""
     one, three = (null.run_seeds(seeds, 0.2, 0.0, 3) for seeds in (1, 3))
-    assert one["false_sentence"] == one["for_these_trainings"] > 0
-    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 1
+    assert one["false_sentence"] == one["these_trainings_alone"] > 0
+    assert three["these_trainings_alone"] == 0 and three["false_sentence"] <= 1
 
 
 @pytest.mark.parametrize("effect, word", [(1, "better"), (-1, "worse")])

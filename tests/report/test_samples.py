@@ -49,20 +49,16 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         line_of("TIES", "base", "math", 2.0, 0.6, n=100, detectable=13.4),
     ]  # fmt: skip
     assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
-        "“swap” is worse than “expert” in “math” by 20.0 points "
-        "(95 % interval 11.0 to 29.0, p < 0.001; corrected p < 0.001).",
-        "“swap” is better than “base” in “math” by 10.0 points "
-        "(95 % interval 5.0 to 15.0, p = 0.001; corrected p = 0.003).",
-        "None of the 2 other differences is significant; with 100 questions only differences above 12 to 13 points "
-        "would have been found.",
+        "“swap” is worse than “expert” in “math”: -20.0 points (95 % CI -29.0 to -11.0, Holm-corrected p < 0.001).",
+        "“swap” is better than “base” in “math”: +10.0 points (95 % CI +5.0 to +15.0, Holm-corrected p = 0.003).",
+        "None of the 2 other differences is significant. Detectable with 100 questions and 80 % power: 12 to 13 points.",
     ]
     assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
-        "The only difference is not significant; with 100 questions only differences above 12 points "
-        "would have been found."
+        "The only difference is not significant. Detectable with 100 questions and 80 % power: 12 points."
     ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
-    assert said[3].startswith("“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0")
+    assert said[3].startswith("“swap” is better than “rival 2” in “math”: +12.0 points (95 % CI +7.0 to +17.0")
     assert said[4:] == ["2 more differences are significant."]
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
         said = compare.headline_sentences(compare.correct_contrasts(empty))
@@ -79,18 +75,16 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     found = compare.correct_contrasts(lines, primary)
     assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
     assert compare.headline_sentences(found, primary) == [
-        "“swap” is better than “base” in “math” by 10.0 points (95 % interval 5.0 to 15.0, p = 0.020; corrected "
-        "p = 0.040). It is not significantly better there than “expert” (-9.0).",
-        "None of the 2 other differences is significant; with 40 questions only differences above 12 points "
-        "would have been found.",
+        "“swap” is better than “base” in “math”: +10.0 points (95 % CI +5.0 to +15.0, Holm-corrected p = 0.040). "
+        "It is not significantly better there than “expert” (-9.0).",
+        "None of the 2 other differences is significant. Detectable with 40 questions and 80 % power: 12 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found)[0] == (
-        "“soup” is not significantly different from “base” in “math”: "
-        "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "
-        "a difference of 12.0 would be detectable. None of the 2 models compared with “base” in “math” is "
-        "significantly better."
+        "No significant difference between “soup” and “base” in “math”: +4.0 points "
+        "(95 % CI -1.0 to +9.0, Holm-corrected p = 0.200). Detectable with 80 % power: 12.0 points. "
+        "None of the 2 models compared with “base” in “math” is significantly better."
     )
 
 

@@ -60,7 +60,7 @@ STUDIES = (
     ("sandbox_dev", 0.0, 225),  # no `compare`: each merge against the base and the best expert
 )
 # (seeds, spread of trainings, share of a question that those about its passage have in common for one model), studies;
-# 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "for these trainings" in every sentence.
+# 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "These trainings alone" in every sentence.
 SEEDS = tuple((seeds, spread, 0.0) for seeds in (1, 2, 3) for spread in (0.0, 0.05, 0.1, 0.2)) + ((1, 0.0, 0.15),)
 # Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table. Of the first, in
 # which one claim is false in 4 % of them, the record has 2,000 worlds at 4 points.
@@ -216,9 +216,9 @@ def run_seeds(seeds: int, spread: float, passages: float, studies: int, seed: in
     planned = TablePlanned.of("sandbox", f"every.seed={list(range(seeds))}")
     pages = [page_of(planned, False, seed=seed + at, spread=spread, passages=passages) for at in range(studies)]
     false = [page for page in pages if page.claims_a_difference]
-    scoped = sum("for these trainings" in page.headline for page in false)
+    scoped = sum("These trainings alone" in page.headline for page in false)
     found = {"seeds": seeds, "spread": spread, "passages": passages, "studies": studies, "false_sentence": len(false)}
-    return found | {"for_these_trainings": scoped, "false_sentence_interval": exact_interval(len(false), studies)}
+    return found | {"these_trainings_alone": scoped, "false_sentence_interval": exact_interval(len(false), studies)}
 
 
 def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[str, Any]:

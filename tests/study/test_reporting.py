@@ -325,7 +325,7 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     edit("data-math-", facts={"counts": {"orca": counts, "world/test.jsonl": 100}})
     told = call("stage=report", *words(home), status=0)
     page = unescape(Path(told.out.strip()).read_text())
-    section = page[page.index('id="computed"') : page.index('id="runs"')]
+    section = page[page.index('id="details"') :]
     lines = [line.strip() for line in re.sub("<[^>]+>", "\n", section).splitlines()]
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
     assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)

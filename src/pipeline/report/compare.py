@@ -56,26 +56,40 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
 
 
 def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), places: Collection[str] = ()) -> list[str]:
-    """The primary comparison in a sentence, or that it is missing, the same two models in other places, then each
-    significant other one, then what the others could have shown. primary: left, right and place of the primary
-    comparison; places: the others, those of its task in other languages."""
+    """Return what a table found, in sentences.
+
+    First comes the primary comparison, or that it is missing, and the same two models in `places`. Then come the other
+    significant differences, and what the rest could have shown.
+
+    Args:
+        primary: left, right and place of the primary comparison.
+        places: the places of its task in other languages.
+    """
     tested = [line for line in lines if line["p_holm"] is not None]
-    pair = [line for line in tested if line["primary"]]
-    missing = [missing_sentence(lines, primary)] if primary and not pair else []
+    first = [line for line in tested if line["primary"]]
+    sentences = []
+    if primary and not first:
+        sentences.append(missing_sentence(lines, primary))
     if not tested:
-        return [*missing, "No two models have answers to compare.", *exploratory_sentence(lines)]
-    same_pair = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line not in pair]
-    pair += [line for line in same_pair if line["place"] in places][: MOST_SENTENCES - 1]
-    further = [line for line in tested if line not in pair]
+        return [*sentences, "No two models have answers to compare.", *exploratory_sentence(lines)]
+    elsewhere = [line for line in tested if has_models(line, primary) and line["place"] in places and line not in first]
+    first += elsewhere[: MOST_SENTENCES - 1]
+    for line in first:
+        sentences.append(primary_sentence(line, tested) + warning_of_zero(line))
+    further = [line for line in tested if line not in first]
     significant = sorted(filter(is_significant, further), key=lambda line: -abs(line["difference"]))
-    sentences = missing + [primary_sentence(line, tested) + warning_of_zero(line) for line in pair]
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
     omitted = len(significant) - MOST_SENTENCES
     if omitted > 0:
-        sentences += [f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."]
+        sentences.append(f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant.")
     insignificant = [line for line in further if not is_significant(line)]
     sentences += others_sentence(insignificant, "other " if sentences else "")
     return sentences + exploratory_sentence(lines)
+
+
+def has_models(line: Line, primary: Sequence[str]) -> bool:
+    """Return True for a comparison of the two models of the primary one."""
+    return [line["left"], line["right"]] == [*primary[:2]]
 
 
 def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
@@ -93,47 +107,28 @@ def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
 
 
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
-    """What the primary comparison found; if it is a gain, above which other models of `lines` it is none there, else
-    whether another model gains there."""
+    """Return what the primary comparison found, beside the other models of `lines` in its place.
+
+    A gain is followed by the models above which it is none. Where there is no gain, the sentence says whether no other
+    model gains either.
+    """
+    sentence = difference_sentence(line)
     here = [other for other in lines if other["place"] == line["place"]]
     if is_gain_shown(line):
         level = [other for other in here if other["left"] == line["left"] and not is_gain_shown(other)]
         names = " or ".join(f"“{other['right']}” ({other['difference']:+.1f})" for other in level)
-        return difference_sentence(line) + (f" It is not significantly better there than {names}." if level else "")
-    unit = line.get("unit", "points")
-    rival_place = f"“{line['right']}” in “{line['place']}”"
+        return f"{sentence} It is not significantly better there than {names}." if level else sentence
     rivals = [rival for rival in here if rival["right"] == line["right"]]
-    none = f" None of the {len(rivals)} models compared with {rival_place} is significantly better."
     if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
-        none = ""
-    if is_significant(line):
-        return f"{difference_sentence(line)}{none}"
-    size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
-    detectable = f"a difference of {line['detectable']:.1f} would be detectable"
-    if line.get("spread") is not None:
-        detectable += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
-    if unit == "points" and line["detectable"] >= 100:
-        detectable = "no difference could be shown with so few answers"
-    return (
-        f"“{line['left']}” is not significantly different from {rival_place}{scope(line)}: {size}; {detectable}.{none}"
-    )
+        return sentence
+    none = f"None of the {len(rivals)} models compared with “{line['right']}” in “{line['place']}” is"
+    return f"{sentence} {none} significantly better."
 
 
 def warning_of_zero(line: Line) -> str:
     """A warning about a comparison with a score of 0, which is rather an error than an effect; empty for others."""
     models = [f"“{line[side]}”" for side in ("left", "right") if line.get(f"{side}_value") == 0]
     return f" Read the answers first: {' and '.join(models)} scored exactly 0." if models else ""
-
-
-def certainty(line: Line, low: float, high: float, sign: str = "") -> str:
-    """The interval with its own p, and p after the correction."""
-    alone = "" if line["p"] == line["p_holm"] else f", p {p_text(line['p'])}"
-    return f"95 % interval {low:{sign}.1f} to {high:{sign}.1f}{alone}; corrected p {p_text(line['p_holm'])}"
-
-
-def scope(line: Line) -> str:
-    """What a sentence is about where seeds are no sample of three or more."""
-    return " for these trainings (other seeds may differ)" if line.get("trainings") == "these" else ""
 
 
 def is_gain(line: Line) -> bool:
@@ -146,11 +141,30 @@ def is_gain_shown(line: Line) -> bool:
 
 
 def difference_sentence(line: Line) -> str:
-    """“swap” is better than “base” in “qac” by 4.0 points (95 % interval 1.2 to 6.9, p = 0.005; corrected p = 0.01)."""
-    low, high = sorted((abs(line["low"]), abs(line["high"])))
-    sides = f"“{line['left']}” is {'better' if is_gain(line) else 'worse'} than “{line['right']}” in “{line['place']}”"
-    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')}"
-    return f"{sides} by {size} ({certainty(line, low, high)}){scope(line)}."
+    """Return what a comparison found.
+
+    “swap” is better than “base” in “qac”: +4.0 points (95 % CI +1.2 to +6.9, Holm-corrected p = 0.010).
+    """
+    unit = line.get("unit", "points")
+    left, right, place = (f"“{line[name]}”" for name in PAIR)
+    numbers = f"95 % CI {line['low']:+.1f} to {line['high']:+.1f}, Holm-corrected p {p_text(line['p_holm'])}"
+    size = f"{line['difference']:+.1f} {unit} ({numbers})"
+    trainings = " These trainings alone: other seeds may differ." if line.get("trainings") == "these" else ""
+    if is_significant(line):
+        word = "better" if is_gain(line) else "worse"
+        return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
+    none = f"No significant difference between {left} and {right} in {place}: {size}."
+    return f"{none} {detectable_sentence(line, unit)}{trainings}"
+
+
+def detectable_sentence(line: Line, unit: str) -> str:
+    """Return how large a difference this comparison would have found."""
+    if unit == "points" and line["detectable"] >= 100:
+        return "So few answers cannot show any difference."
+    spread = ""
+    if line.get("spread") is not None:
+        spread = f", as it varies by {line['spread']:.1f} from training to training (standard deviation)"
+    return f"Detectable with 80 % power: {line['detectable']:.1f} {unit}{spread}."
 
 
 def p_text(p: float | None) -> str:
@@ -169,7 +183,7 @@ def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
     none = f"The {adjective or 'only '}difference is not significant"
     if len(lines) > 1:
         none = f"None of the {len(lines)} {adjective}differences is significant"
-    return [f"{none}; with {questions} questions only differences above {detectable} would have been found."]
+    return [f"{none}. Detectable with {questions} questions and 80 % power: {detectable}."]
 
 
 def interval_text(values: Collection[float], form: str = ".0f") -> str:
