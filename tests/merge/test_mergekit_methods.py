@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,9 +20,10 @@ from pipeline.__main__ import main
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.extras import mergekit
+from pipeline.extras.mergekit import Mergekit
 from pipeline.launch.launchers import make_single_run
 from pipeline.launch.plan_file import Task
-from pipeline.merge.stage import folders_of
+from pipeline.merge.stage import folders_of, write_elsewhere
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import build
@@ -271,3 +273,23 @@ def test_a_python_without_mergekit(
     monkeypatch.undo()
     with pytest.raises(PipelineError, match="merge.mergekit_python=/nowhere cannot be run .No such file"):
         built(file, models, "merge.mergekit_python=/nowhere")
+
+
+def test_a_source_that_its_run_did_not_write_is_refused(
+    installed: Callable[[str], None],
+    math_expert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One byte of a tensor is changed after the run was built."""
+    expert = shutil.copytree(math_expert, tmp_path / math_expert.name)
+    file = write(tmp_path / "a.yaml", {"merge_method": "passthrough", "models": TWO[:1]})
+    run = build(compose(["stage=merge", "merge=mergekit", f"merge.file={file}", f"merge.experts=[{expert}]"]))  # type: ignore[arg-type]
+    monkeypatch.setattr(Mergekit, "write_folder", lambda self, sources, folder, threads: pytest.fail("mergekit ran"))
+    with (expert / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, 2)
+        last = weights.read(1)
+        weights.seek(-1, 2)
+        weights.write(bytes([last[0] ^ 1]))
+    with pytest.raises(PipelineError, match="is not the tensor that the run wrote"):
+        write_elsewhere(run, tmp_path)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import most_rows
+from pipeline.merge.digests import verify_sources
 from pipeline.runs.provenance import package_version
 from pipeline.text import one_line
 
@@ -87,6 +88,7 @@ class VllmBackend:
         """Return the folder of the checkpoint. A merge, and an adapter with its base, are written as a whole model."""
         if isinstance(self.weights, Path):
             return self.weights
+        verify_sources(self.weights)
         replace(self.weights, adapter=None).write(self.scratch)
         return self.scratch
 

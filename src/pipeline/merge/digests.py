@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,15 +60,20 @@ _verified: set[tuple[FileState, str]] = set()  # tensors of files that this proc
 
 
 def verify_sources(merge: Merging, threads: int | None = None) -> None:
-    """Raise PipelineError if a tensor that a merge reads is not the one that its run wrote.
+    """Raise PipelineError if a tensor that a merge reads is not the one that its run wrote."""
+    for role, source in _sources(merge).items():
+        verify_source(source, [name for name in source.model.infos if merge.reads(role, name)], threads)
+
+
+def verify_source(source: Source, names: Sequence[str], threads: int | None = None) -> None:
+    """Raise PipelineError if one of these tensors of a model, or one of its adapter, is not the one that its run wrote.
 
     Tensors without a digest on record, such as those of models from elsewhere, are not verified.
     """
-    for role, source in _sources(merge).items():
-        model = source.model
-        _verify(model.folder, {name: info for name, info in model.infos.items() if merge.reads(role, name)}, threads)
-        if isinstance(source, Adapted):
-            _verify(source.folder, read_header(source.folder / ADAPTER_WEIGHTS), threads)
+    model = source.model
+    _verify(model.folder, {name: model.infos[name] for name in names}, threads)
+    if isinstance(source, Adapted):
+        _verify(source.folder, read_header(source.folder / ADAPTER_WEIGHTS), threads)
 
 
 def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) -> None:

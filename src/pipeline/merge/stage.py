@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import open_source
-from pipeline.merge.digests import equal_to_base, known_digests, verify_sources, weights_key
+from pipeline.merge.digests import equal_to_base, known_digests, verify_source, verify_sources, weights_key
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import plan_text
 from pipeline.merge.write import make_readable
@@ -87,6 +87,9 @@ def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict
     assert merge is not None
     folders = {role: local_folder(source) for role, source in folders_of(run).items()}
     folders |= dict.fromkeys(merge.controlled_roles(), folders.get("base", folder))
+    for source in folders.values():
+        opened = open_source(source, folders.get("base"))
+        verify_source(opened, opened.model.names, run.config.threads)
     merge.write_folder(folders, folder, run.config.threads)
     make_readable(folder)
     digests = digest_tensors(folder)
