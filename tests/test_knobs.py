@@ -255,7 +255,11 @@ def test_training(training: Maker, knob: str, change: Change) -> None:
 # ---------------------------------------------------------------------------------------------------- merging
 
 SPLIT = "partition=own partition.bottom_layers=3 partition.top_layers=1"
-LAST = {"layer_swap": "language", "reset": "base"}  # of the sources, whose files are others
+LAST = {
+    "adaptive_swap": "language",
+    "layer_swap": "language",
+    "reset": "base",
+}  # of the sources, whose files are others
 EXPERTS = "merge.experts=[MATH,LANGUAGE]"
 WEIGHTS = "merge.weights=[0.3,0.9]"
 SHARED: dict[str, Change | list[Change]] = {  # by all methods
@@ -265,6 +269,30 @@ SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "control": Change("merge.control=[LAST]"),
 }
 MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -> its words, its own knobs
+    "adaptive_swap": (
+        "merge.math=MATH merge.language=LANGUAGE",
+        {
+            "unit": Change("merge.unit=module"),
+            "threshold": Change("merge.threshold=0.9"),
+            "blend": Change("merge.blend=0.3"),
+        },
+    ),
+    "dare": (
+        EXPERTS,
+        {
+            "density": Change("merge.density=0.2"),
+            "seed": Change("merge.seed=1"),
+            "scale": Change("merge.scale=0.7"),
+            "weights": Change(WEIGHTS),
+        },
+    ),
+    "model_stock": (
+        EXPERTS,
+        {
+            "scale": Change("merge.scale=0.7", refused="merge=model_stock computes its weights"),
+            "weights": Change(WEIGHTS, refused="merge=model_stock computes its weights"),
+        },
+    ),
     "layer_swap": (
         "merge.math=MATH merge.language=LANGUAGE merge.bottom_layers=3 merge.top_layers=1",
         {

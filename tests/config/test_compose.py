@@ -102,7 +102,7 @@ REFUSED = {
     SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... next to it: one of A, B, C, Z, own",
     SFT + "partition=own": "stage=sft needs partition.bottom_layers",
     SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",
-    "table=nope": "table=nope is not a table: there are calibrate,",
+    "table=nope": "table=nope is not a table: there are adaptive_swap, calibrate,",
     "table=sandbax": "table=sandbax is not a table: did you mean sandbox",
     SFT + "every.sft.steps=2": "stage=sft has no table of runs for every.sft.steps",
     "every.sft.stops=2": "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps",
@@ -161,7 +161,6 @@ REFUSED = {
     EVAL + "eval.spm_model=x": "eval.spm_model=x is read with eval=flores_Nshot alone",
     "stage=eval eval=mgsm_0shot checkpoint=x eval.exemplars=random": "is read with a task with exemplars, eval=TASK_N",
     "-m " + SFT + "seed=0,1 sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora,",
-    "stage=plan every.sft.lora_rank=4": "sandbox.yaml: sft.lora_rank is read with sft=lora, partial_lora,",
     SFT + "launcher.partition=gpu": "launcher.partition=gpu is read with launcher=slurm alone: give that, or leave it",
     SFT + "launcher=slurm launcher.time=soon": "launcher.time=soon is not of the form 24:00:00 or 2-12",
     SFT + "seed=1 seed=2": "seed is given twice, 1 and 2: give it once",
@@ -318,7 +317,7 @@ def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: C
 @pytest.mark.parametrize(
     ("defaults", "told"),
     [
-        ("[nope]", "sparser.yaml starts from merge=nope, which is not an option: there are layer_swap,"),
+        ("[nope]", "sparser.yaml starts from merge=nope, which is not an option: there are adaptive_swap,"),
         ("[sparser]", "sparser.yaml starts from itself: leave sparser out of its defaults"),
         ("ties", "sparser.yaml, defaults: ties is not a list: write defaults: [ties]"),
     ],
