@@ -83,7 +83,9 @@ def score(run: Run, folder: Path, answers: int, rate: float | None) -> None:
             mean = sum(line["scores"][measure] for line in lines) / answers
             rows.append({**row, "metric": measure, "filter": "none", "value": mean})
         rows += [] if metric in measures else [row]
-        shares = ("unparsed", "cut_off", "numeric_match")
+        shares = ["unparsed", "cut_off", "numeric_match"]
+        if run.config.eval.think_end is not None:
+            shares.append("thinking_other_language")
         rows += [*({**row, "metric": name, "value": value} for name in shares)]
         rows += [{**row, "filter": "strict-match"}, {**row, "metric": "unparsed", "filter": "last-number"}]
         rows += [*({**row, "metric": name, "filter": "none"} for name in ("bleu", "spbleu") if pair)]

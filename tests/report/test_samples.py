@@ -51,7 +51,8 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
     assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
         "“swap” is worse than “expert” in “math”: -20.0 points (95 % CI -29.0 to -11.0, Holm-corrected p < 0.001).",
         "“swap” is better than “base” in “math”: +10.0 points (95 % CI +5.0 to +15.0, Holm-corrected p = 0.003).",
-        "None of the 2 other differences is significant. Detectable with 100 questions and 80 % power: 12 to 13 points.",
+        "None of the 2 other differences is significant. "
+        "Detectable with 100 questions and 80 % power: 12 to 13 points.",
     ]
     assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
         "The only difference is not significant. Detectable with 100 questions and 80 % power: 12 points."

@@ -21,7 +21,8 @@ from pipeline.tables.study import expand_study
 STUDY: dict[str, Any] = {
     "base": "./base", "experts": {"math": "./math", "sw": "./sw"}, "controls": True,
     "methods": ["layer_swap", "soup", "ties", "task_arithmetic", "slerp"], "languages": ["en", "sw", "te"],
-    "benchmarks": ["mgsm_2shot", "belebele_0shot", "global_mmlu_0shot", "xcopa"],
+    "benchmarks": ["mgsm_2shot", "belebele_0shot", "global_mmlu_0shot",
+                   {"xnli": {"en": "xnli_en", "sw": "xnli_sw", "te": "xnli_ur"}}],
 }  # fmt: skip
 
 
@@ -67,7 +68,7 @@ SECOND = ("soup", "base", "mgsm te")
 
 
 @pytest.mark.parametrize(("changes", "family"), [
-    ({"languages": ["en"]}, ["mgsm en"]),  # a study in English alone
+    ({"languages": ["en"], "benchmarks": ["mgsm_2shot", "belebele_0shot"]}, ["mgsm en"]),  # a study in English alone
     ({"benchmarks": ["flores_0shot", "mgsm_2shot"]}, ["flores en-sw", "flores sw-en", "flores en-te", "flores te-en"]),
     ({"benchmarks": ["mgsm_2shot", "mgsm_8shot"]}, ["mgsm_2shot sw", "mgsm_2shot te"]),
 ])  # fmt: skip
