@@ -91,7 +91,7 @@ def export_table(config: ExportStage, to: str) -> Path:
 
 
 def cells_text(results: Results, form: str) -> str:
-    """The table's cells as text in the form latex, markdown or csv."""
+    """Return the table's cells as text in the form latex, markdown or csv."""
     if form == "latex":
         return cells_latex(results)
     if form == "csv":

@@ -154,7 +154,10 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
 
 
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
-    """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once."""
+    """Open the model as a merge of one source, in the requested dtype.
+
+    Weights in their own dtype are copied; others are cast once.
+    """
     source = open_source(model.folder, base_given(model, config))
     check_sources({"0": source}, lambda _: "checkpoint")
     if read_manifest(source.model.folder) is None:
@@ -163,7 +166,10 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
 
 
 def base_given(model: Parent, config: ExportStage) -> Path | None:
-    """The folder of export.base. Raises PipelineError where it is given for anything but an adapter from elsewhere."""
+    """Return the folder of export.base.
+
+    Raises: PipelineError: export.base is given for anything but an adapter from elsewhere.
+    """
     if config.export.base is None:
         return None
     if read_manifest(model.folder) is not None or not is_adapter(model.folder):
@@ -203,7 +209,7 @@ def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent
 
 
 def without_paths(value: Any) -> Any:
-    """The same JSON without the entries in which libraries store local paths."""
+    """Return the same JSON without the entries in which libraries store local paths."""
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if not isinstance(value, dict):
@@ -256,12 +262,12 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
 
 
 def settings_of(evaluation: Manifest) -> dict[str, Any]:
-    """The settings that decide its scores, but for the task and those at their defaults."""
+    """Return the settings that decide an evaluation's scores, without its task and without defaults."""
     return {key: value for key, value in evaluation.decided_by["config"]["eval"].items() if key != "tasks"}
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
-    """Main score of each task and language evaluated on exactly these weights, with the evaluation."""
+    """Return the main score of each task and language of exactly these weights, with its evaluation."""
     scores = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)

@@ -42,7 +42,10 @@ class Origin:
 
 
 def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
-    """The origin of a finished run, a snapshot, or an external model. ask: whether the Hub may be asked for cards."""
+    """Return the origin of a finished run, a snapshot, or an external model.
+
+    Args: ask: whether the Hub may be asked for cards.
+    """
     manifest = read_manifest(model.folder)
     if manifest is None:
         return origin_from_card(model, ask)
@@ -55,7 +58,7 @@ def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
 def origin_from_config(
     name: str, config: Mapping[str, Any], parents: Mapping[str, Parent], runs_dir: Path, ask: bool = False
 ) -> Origin:
-    """The origin of a training or a merge, by its configuration and its parents, which are finished."""
+    """Return the origin of a training or a merge, from its configuration and its finished parents."""
     models = {
         role: parent for role, parent in parents.items() if role not in NO_MODEL and not role.startswith("language ")
     }
@@ -78,7 +81,7 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def origin_from_card(model: Parent, ask: bool) -> Origin:
-    """The origin of an external model: itself if it is on the Hub, with the licence of its card."""
+    """Return the origin of an external model: itself if it is on the Hub, with the licence of its card."""
     licence = read_metadata(model.folder, ask=ask).get("license")
     hub = (getattr(model, "hub", None) or "").partition("@")[0]
     return Origin(
@@ -88,8 +91,11 @@ def origin_from_card(model: Parent, ask: bool) -> Origin:
 
 
 def sets_and_languages(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """The sets that a training read, and their languages. A file below data_root need not be the data set of that name
-    on the Hub: neither a repository nor its licence is named."""
+    """Return the sets that a training read, and their languages.
+
+    A file below data_root need not be the data set of that name on the Hub, so neither a repository
+    nor a licence is named for it.
+    """
     of_run = config.get("expert") or {}
     experts = (of_run.get("union") or {}).values() or [of_run]
     excluded = (config.get("data") or {}).get("leave_out") or []
@@ -130,7 +136,10 @@ def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
 
 
 def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
-    """The run or model of a recorded ancestor; None if it no longer exists. reference: RUN as it was requested."""
+    """Return the run or model of a recorded ancestor, or None if it no longer exists.
+
+    Args: reference: RUN as it was requested.
+    """
     run_folder = folder_of(ancestor.hash, runs_dir)
     if run_folder:
         return External(ancestor.name, ancestor.hash, run_folder)
@@ -142,7 +151,7 @@ def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> 
 
 
 def selected_model(selection: Manifest, runs_dir: Path) -> Parent | None:
-    """The model that a select run chose; None if it no longer exists."""
+    """Return the model that a select run chose, or None if it no longer exists."""
     return find_ancestor(Ancestor(selection.facts["choice"]["checkpoint"], ""), None, runs_dir)
 
 
@@ -225,7 +234,7 @@ def relation_of(made_of: Origin, merged: bool) -> str:
 
 
 def data_section(made_of: Origin) -> str:
-    """A table of the sets, each with its licence, which still holds under the model's licence."""
+    """Return a table of the sets, each with its licence, which still holds under the model's licence."""
     if not made_of.sets:
         return ""
     rows = [(name, hub or "a local file", licence or "unknown") for name, hub, licence in made_of.sets]

@@ -60,7 +60,10 @@ class Overview:
 
 
 def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
-    """A text in at most `line_limit` lines, runs named without their hashes; what is cut ends with an ellipsis."""
+    """Wrap a text into at most `line_limit` lines.
+
+    Runs are named without their hashes. A text that is cut ends with an ellipsis.
+    """
     return textwrap.wrap(
         re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text), WIDTH, initial_indent=first,
         subsequent_indent=" " * (len(first) or 2), max_lines=line_limit, placeholder=" …", break_on_hyphens=False,
@@ -81,7 +84,7 @@ def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
-    """The least and the largest value, "2 to 5", or both in one."""
+    """Return the least and the largest value, as in "2 to 5", or one number if they are equal."""
     numbers = list(values)
     ends = dict.fromkeys(text(end(numbers)) for end in (min, max)) if numbers else {"?": None}
     return " to ".join(ends)
@@ -109,7 +112,10 @@ def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def kinds_table(
     runs: Sequence[Run], waiting: Sequence[Run], reasons: Iterable[str], bill: Bill | None, history: History
 ) -> list[str]:
-    """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
+    """Return a line for each kind of runs: how many, how many are done, and what one and all take.
+
+    Args: waiting: the choices that are still open.
+    """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
     costs = {cost.run.hash: cost for cost in bill.costs()} if bill else None
     takes_what = ("GPUs each", "time each", "GPU-hours", "GB a GPU") if bill else ("time each", "in all", "GB")
@@ -124,7 +130,7 @@ def kinds_table(
 
 
 def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) -> tuple[str, ...]:
-    """What runs of a kind take: by what they cost on the GPUs of a bill, else on this machine."""
+    """Return what runs of a kind take: on the GPUs of a bill, else on this machine."""
     if not runs:
         return ("",) * (3 if costs is None else 4)
     if costs is None:
@@ -149,7 +155,7 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
 
 
 def memory_text(sizes: Iterable[float | None]) -> str:
-    """The largest of some sizes, in GB."""
+    """Return the largest of some sizes, in GB."""
     largest = max(filter(None, sizes), default=0.0)
     return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}" if largest else ""
 
@@ -158,7 +164,7 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 
 
 def training_details(runs: Sequence[Run]) -> list[str]:
-    """A line: methods, rows, steps, batch, tokens, learning rate, dtypes and epochs of trainings."""
+    """Describe trainings in a line: methods, rows, steps, batch, tokens, learning rate, dtypes and epochs."""
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     if not trainings:
         return []
@@ -181,7 +187,7 @@ def training_details(runs: Sequence[Run]) -> list[str]:
 
 
 def merge_details(runs: Sequence[Run]) -> list[str]:
-    """A line: what the merges do, in the layers of their model."""
+    """Describe in a line what the merges do, in the layers of their model."""
     texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
         if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
@@ -192,14 +198,14 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
 
 
 def known_layers(run: Run) -> int | None:
-    """The layers of a model that is not here, where its shape is known by its name."""
+    """Return the number of layers of a model that is not on this disk, if its name is known."""
     with suppress(PipelineError):
         return shape_for(run).layers
     return None
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:
-    """A line: tasks with shots and questions, languages, and in which dtype, by which products and by what."""
+    """Describe scores in a line: tasks with shots and questions, languages, dtype, products and backend."""
     scores = [run for run in runs if isinstance(run.config, EvalStage) and not is_bundle(run)]
     sizes: dict[str, list[int]] = {}
     limits: dict[str, int] = {}

@@ -58,12 +58,12 @@ from pipeline.train.memory import SPARE, emulated
 
 
 def show_plan(config: PlanStage) -> str:
-    """What is decided before the runs of a table or of a command begin: an overview of 24 lines; with plan.lines the
-    runs and each note in full, with plan.keys the keys in hashes.
+    """Show what is decided before the runs of a table or of a command begin.
 
-    Raises:
-        PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu, plan.gpus and the disk; one sentence per
-            cause, with the shown text.
+    The overview has 24 lines. plan.lines adds all runs and notes, plan.keys the keys in hashes.
+
+    Raises: PipelineError: some runs cannot be planned or evaluated, or do not fit plan.gpu,
+    plan.gpus and the disk; one sentence for each cause, with the shown text.
     """
     if config.plan.expand and config.command is None:
         return expanded_text(config.table).rstrip()
@@ -152,7 +152,7 @@ def problems_of(
 
 
 def next_command(config: PlanStage) -> str:
-    """The command that computes the table that was planned, with the same words."""
+    """Return the command that computes the planned table, with the same words."""
     overrides = [override_of(key, value) for key, value in config.given.items()
                  if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
     return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
@@ -162,12 +162,11 @@ def plan_text(
     config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, appendix: Sequence[str] = (),
     free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = (),
 ) -> str:  # fmt: skip
-    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `appendix`.
+    """Return the overview of a plan with its costs; then, as asked, its runs, notes and `appendix`.
 
-    reasons: why runs are to compute; typed: keys that no hardware= would change.
+    Args: reasons: why runs are to be computed. typed: keys that no hardware= would change.
 
-    Raises:
-        PipelineError: there are causes why it cannot be computed; with the text.
+    Raises: PipelineError: the plan cannot be computed; with the text.
     """
     remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
     bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
@@ -216,8 +215,7 @@ def total_text(
     config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None, history: History,
     without: str, fix: int, know: int,
 ) -> str:  # fmt: skip
-    """What all takes, without what cannot be planned, how many runs are done, and how much there is to fix and to
-    know."""
+    """Return what all runs take, how many are done, and how much there is to fix and to know."""
     if bill is not None and bill.kinds:
         plan = bill.plan
         hours = sum(map(bill.hours, bill.kinds))
@@ -245,7 +243,7 @@ def total_text(
 
 
 def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) -> Iterator[str]:
-    """What trainings write against what is free in runs_dir."""
+    """Compare what trainings write with what is free in runs_dir."""
     if bill is None or not bill.disk:
         return
     free = free_bytes(config.runs_path.resolve())
@@ -257,7 +255,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free where a folder is, or will be."""
+    """Return the free bytes of the disk where a folder is, or will be."""
     return shutil.disk_usage(nearest_existing(folder)).free
 
 
@@ -266,7 +264,9 @@ def size_text(size: float) -> str:
 
 
 def host_line(bill: Bill | None) -> Iterator[str]:
-    """The memory of a node, the disk of trainings, rows that are scored together, and what the hours are by."""
+    """Describe a node in a line: its memory, the disk of trainings, rows scored together, and the
+    source of the hours.
+    """
     if bill is not None and bill.kinds:
         host = memory_text(cost.host for cost in bill.costs())
         yield f"host memory: up to {host} GB" + (f"; trainings write {size_text(bill.disk)}" if bill.disk else "")
@@ -281,7 +281,7 @@ def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
-    """What runs read from the Hub and is not pinned here, or stays empty."""
+    """Return what runs read from the Hub and is not pinned here, or stays empty."""
     inputs = collect_hub_inputs(runs)
     missing = inputs.not_pinned(read_lock(runs_dir))
     lines = [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
@@ -342,8 +342,11 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def shorter_lines(bill: Bill) -> Iterator[str]:
-    """What would make a plan much shorter: fewer questions where choosing snapshots takes most of its hours, and
-    activations that are computed once where all trainings fit without, their rows being as long as they may be."""
+    """Return what would make a plan much shorter.
+
+    Fewer questions help where choosing snapshots takes most of its hours. Without recomputed
+    activations trainings are faster, where all of them fit.
+    """
     hours, card = sum(map(bill.hours, bill.kinds)), cards()[bill.plan.gpu or ""]
     if (chosen := bill.hours("selection")) > hours / 2:
         remedy = "set every.select.eval.limit or a larger every.sft.snapshot_every"
@@ -358,7 +361,7 @@ def shorter_lines(bill: Bill) -> Iterator[str]:
 
 
 def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
-    """What there is to say about trainings, each sentence once, with the first that it is about."""
+    """Return what there is to say about trainings, each sentence once, with the first training that it is about."""
     texts = {text_of(run.config): run.name for run in reversed(runs) if isinstance(run.config, TrainStage)}
     return [f"{text} ({name})" for text, name in texts.items() if text]
 
@@ -391,7 +394,7 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
 
 
 def empty_spbleu(planning: Planning) -> list[str]:
-    """A line for the cells that stay empty for want of spBLEU's SentencePiece model."""
+    """Return a line for the cells that stay empty for want of spBLEU's SentencePiece model."""
     empty = 0
     for cell in planning.plan.cells.values():
         scores = {score for item in cell.items for reading in item.readings for score in reading.values()}

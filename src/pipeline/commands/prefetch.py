@@ -118,7 +118,7 @@ def _hub_client() -> Any:
 
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
-    """The revision to fetch: the locked one, or the newest if there is none or `update`."""
+    """Return the revision to fetch: the locked one, or the newest if there is none or `update`."""
     repository, _, revision = name.partition("@")
     newest = info(repository, revision=revision or None).sha
     if locked is None or update:
@@ -189,7 +189,10 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
 
 
 def source_of(source: Source, part: str, record: dict[str, Any]) -> Source:
-    """The source of another locked part of the same repository: a pattern of its files, or configuration and split."""
+    """Return the source of another locked part of the same repository.
+
+    A part is a pattern of its files, or configuration and split.
+    """
     pattern = re.compile(glob_translate(part))
     if all(map(pattern.match, record["files"])):
         return replace(source, files=part, format=record["format"])

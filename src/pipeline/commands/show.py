@@ -48,7 +48,7 @@ def show_run(config: ShowStage) -> str:
 
 
 def unfinished_text(config: ShowStage) -> str:
-    """The state of an unfinished run, the end of its log and where that is; empty where none has this name."""
+    """Return the state of an unfinished run and the end of its log, or "" if no run has this name."""
     runs_dir = config.runs_path
     if "/" in config.run or finished_names(runs_dir, config.run):
         return ""
@@ -70,11 +70,11 @@ def unfinished_text(config: ShowStage) -> str:
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
-    """The first rows that a training reads, with the trained part green on a terminal and in [[ ]] elsewhere; for a
-    data run its rows as JSON.
+    """Return the first rows that a training reads, or the rows of a data run as JSON.
 
-    Raises:
-        PipelineError: the run is neither, or was trained by a version that kept none.
+    The trained part is green on a terminal, and in [[ ]] elsewhere.
+
+    Raises: PipelineError: the run is neither, or was trained by a version that kept no rows.
     """
     if manifest.stage == "data":
         return [
@@ -132,7 +132,7 @@ def heading_lines(manifest: Manifest) -> list[str]:
 
 
 def deciding_lines(manifest: Manifest) -> list[str]:
-    """The knobs that differ from their defaults, as KEY=VALUE of the command line."""
+    """Return the knobs that differ from their defaults, as KEY=VALUE of the command line."""
     knobs = flatten_dict(manifest.decided_by.get("config", {}))
     assignments = [override_of(key, value) for key, value in knobs.items() if key != "stage"]
     return [
@@ -147,7 +147,7 @@ def parent_lines(manifest: Manifest) -> list[str]:
 
 
 def curve_lines(folder: Path) -> list[str]:
-    """Some steps of a training's log, including the first and the last, and all of its validation losses."""
+    """Return some steps of a training's log, including the first and the last, and all validation losses."""
     path = folder / "log.jsonl"
     if not path.is_file():
         return []
@@ -164,7 +164,7 @@ def curve_lines(folder: Path) -> list[str]:
 
 
 def answer_lines(folder: Path, count: int) -> list[str]:
-    """The first questions of each task and language with what the model answered."""
+    """Return the first questions of each task and language with what the model answered."""
     files = sorted((folder / "samples").glob("*.jsonl"))
     if not files:
         raise PipelineError(f"show.samples={count}: {folder.name} has no answers; stage=eval keeps them in samples/")

@@ -66,8 +66,10 @@ class Known:
     unread: list[str] = field(default_factory=list)
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
-        """The benchmarks that each text shares an n-gram with, as bits in the order of SETS; and those that it
-        shares one with only with numbers removed from both: uint16, one a text."""
+        """Return which benchmarks each text shares an n-gram with, and which only without numbers.
+
+        Both are bits in the order of SETS: uint16, one a text.
+        """
         import numpy as np
 
         from pipeline.data.ngrams import NUMBER
@@ -88,7 +90,7 @@ class Known:
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
-    """The folder with the benchmarks; None for those on the Hub."""
+    """Return the folder with the benchmarks, or None for those on the Hub."""
     if config.data.benchmarks == "none":
         return None
     return Path(config.data.benchmarks) if config.data.benchmarks else data_root
@@ -143,8 +145,13 @@ def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any)
 def compared_with(
     root: Path | None, lock: Lock | None, languages: Iterable[str] = (), scored: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The files below `root` and their sha256, or the sets on the Hub (`hub_sources`) and their locked revisions (empty
-    where not locked). scored: as `scored_sets` gives them."""
+    """Return the benchmarks that rows are compared with.
+
+    They are files below `root` with their sha256, or the sets on the Hub (`hub_sources`) with their
+    locked revisions, which are empty where not locked.
+
+    Args: scored: as `scored_sets` gives them.
+    """
     pins: dict[str, str] = {}
     for _, source in hub_sources(languages, scored) if root is None else ():
         entry = lock.entry(source) if lock else None
@@ -195,11 +202,12 @@ def benchmark_ngrams(
     n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (),
     scored: Mapping[str, str] | None = None,
 ) -> Known:  # fmt: skip
-    """The n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`). scored: as `scored_sets`
-    gives them.
+    """Return the n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`).
 
-    Raises:
-        PipelineError: a file that is broken, or a benchmark that the Hub does not give and shipped rows need.
+    Args: scored: as `scored_sets` gives them.
+
+    Raises: PipelineError: a file is broken, or the Hub does not give a benchmark that shipped rows
+    need.
     """
     from pipeline.data.ngrams import NgramSet, words_in
 

@@ -86,7 +86,7 @@ def _count_lines(counts: dict[str, int]) -> str:
 
 
 def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
-    """The same in a line, for the log."""
+    """Return the counts in a line, for the log."""
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
     parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
     copies = sum(counts[name]["short_copies"] for name in config.expert.sources)

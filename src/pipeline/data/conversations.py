@@ -32,7 +32,7 @@ def is_trained(turn: Mapping[str, Any]) -> bool:
 
 
 def turns_in(cell: Any) -> Any:
-    """A list of turns, from its JSON text where a cell of CSV or parquet holds that; what else it holds as a list."""
+    """Return the list of turns in a cell, parsed where CSV or parquet holds it as JSON text."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError):
             return json.loads(cell)
@@ -79,9 +79,11 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
 
 
 def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
-    """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
-    up to the first empty message, or answer without a question before it; `limit` answers, the last one of those to
-    train on."""
+    """Return the messages of whole turns, from the first user message to the last answer.
+
+    System messages before it are included. Turns end before the first empty message, or answer
+    without a question, and after `limit` answers. The last answer is the one to train on.
+    """
     start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
     answers, end, last_role = 0, 0, ""

@@ -14,11 +14,12 @@ Row = TypeVar("Row", bound=Hashable)  # each row is given once
 
 
 def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """The rows of train and of validation, drawn by the seed: from one pool where no source has a share.
-    Without data.shuffle both keep the order of the sources, of all of which they are drawn.
+    """Draw the rows of train and of validation, by the seed.
 
-    Raises:
-        PipelineError: too few rows.
+    They come from one pool if no source has a share. Without data.shuffle both keep the order of
+    the sources.
+
+    Raises: PipelineError: too few rows.
     """
     has_quotas = any(source.share for source in config.expert.sources.values())
     drawn = (draw_by_quotas if has_quotas else draw_from_one_pool)(config, usable)

@@ -37,8 +37,10 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:
-    """The object of each line that is not blank, or those of a list, which may be the `data` of an object. Decimal
-    numbers are the text that stands there."""
+    """Read the object of each line that is not blank, or those of a list.
+
+    The list may be the `data` of an object. Decimal numbers keep their text.
+    """
     lines = ((f"line {number}", line) for number, line in enumerate(text, 1) if line.strip())
     head = list(islice(lines, 2))
     if head and (len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"):
@@ -62,11 +64,12 @@ def read_json(text: str, path: str, where: str) -> Any:
 
 
 def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
-    """The rows of CSV by the csv module, each cell as its text. A column without a name cannot be requested.
+    """Read the rows of CSV with the csv module, each cell as its text.
 
-    Raises:
-        PipelineError: no header, another separator, two columns of one name, no row, a row that is longer or shorter
-            than the header, or quotation marks that do not fit; with the line, counted from 1.
+    A column without a name cannot be requested.
+
+    Raises: PipelineError: no header, another separator, a repeated column, no row, a row of another
+    length than the header, or unbalanced quotation marks; with the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)

@@ -52,12 +52,13 @@ Rows = tuple[Iterator[Row], list[str]]  # and their columns
 def open_source(
     name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
 ) -> Iterator[Row]:
-    """The rows of a source, in its order (a stream's is shuffled by the seed), its first row read.
+    """Open the rows of a source, in its order; a stream is shuffled by the seed.
 
-    locked: its files in the Hub's cache.
+    Its first row is read.
 
-    Raises:
-        PipelineError: the source is missing, unreadable or empty, or lacks a column.
+    Args: locked: its files in the Hub's cache.
+
+    Raises: PipelineError: the source is missing, unreadable or empty, or lacks a column.
     """
     required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
@@ -83,14 +84,17 @@ def open_source(
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """What each row in the source's language teaches, or the reason that it teaches nothing."""
+    """Return for each row in the source's language what it teaches, or the reason that it teaches nothing."""
     required = source_columns(name, source)
     with readable_errors(name, source):
         yield from (example_of(row, source, required) for row in rows if is_wanted(row, source))
 
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
-    """What a row teaches: nothing where a column that its text is made of is blank. columns: see source_columns."""
+    """Return what a row teaches: nothing if a column that its text needs is blank.
+
+    Args: columns: see source_columns.
+    """
     row = with_nested(row, columns)
     if source.rows != "conversation" and not all(is_text(row[column]) for column in columns):
         return "not_text"
@@ -237,7 +241,7 @@ def unbatch(loaded: Any) -> Iterator[Row]:
 
 
 def local_file(source: Source, data_root: Path) -> Path:
-    """The file of a source, checked to be below data_root, there and readable."""
+    """Return the file of a source, checked to be below data_root, there and readable."""
     below = os.path.relpath(data_root / source.file, data_root)
     if Path(below).parts[:1] == (os.pardir,):
         name, folder = Path(source.file).name, os.path.dirname(os.path.normpath(data_root / source.file))
@@ -259,7 +263,7 @@ def local_file(source: Source, data_root: Path) -> Path:
 
 @contextmanager
 def readable_errors(name: str, source: Source) -> Iterator[None]:
-    """What `datasets` and the Hub raise, as one sentence that says what to do."""
+    """Turn what `datasets` and the Hub raise into a sentence that says what to do."""
     try:
         yield
     except PipelineError:
@@ -277,7 +281,7 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """An error and those that it was raised from, eight at most."""
+    """Return an error and those that it was raised from, eight at most."""
     errors = [error]
     while (inner := errors[-1].__cause__ or errors[-1].__context__) is not None and len(errors) < 8:
         errors.append(inner)

@@ -92,9 +92,10 @@ def judge(name: str, examples: list[Example], known: Known, language_set: bool) 
 
 
 def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Iterator[Row]]:
-    """The rows of each source: below data_root, else locked in the Hub's cache, else from the Hub.
+    """Open the rows of each source: below data_root, locked in the Hub's cache, or on the Hub.
 
-    Raises a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row.
+    Raises: PipelineError: a source cannot be read or mixed. Each source gives its first row before
+    any is read.
     """
     check_sources(config.expert)
     opened = {}
@@ -123,11 +124,9 @@ def check_sources(expert: Expert) -> None:
 
 
 def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Example]:
-    """The usable examples of a source. The other rows are counted by their reasons.
+    """Return the usable examples of a source, and count the other rows by their reasons.
 
-    Raises:
-        PipelineError: no row is usable; or most of a language's text is in no letter of its script, as where English
-            columns were taken.
+    Raises: PipelineError: no row is usable, or most of a language's text is not in its script.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
     if source.rows == "conversation":
@@ -216,5 +215,5 @@ def filter_candidates(
 
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:
-    """The files below data_root that decide the set, checked to be there."""
+    """Return the files below data_root that decide the set, checked to be there."""
     return [local_file(source, data_root) for source in sources.values()]

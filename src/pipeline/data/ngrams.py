@@ -39,8 +39,10 @@ NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 @cache
 def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
-    """What finds the words of a text, the characters that are words of their own, and what is dropped or replaced
-    before, as str.translate takes it. Beyond 2^16 Han is a word of its own, the rest (emoji) none."""
+    """Return the patterns of words, of characters that are words of their own, and a table for str.translate.
+
+    Beyond 2^16 each Han character is a word; other characters there, such as emoji, are none.
+    """
     category = {letter: unicodedata.category(letter) for letter in map(chr, range(0x10000))}
     letters = {letter for letter, kind in category.items() if kind[0] in "LMN"}
     digits = {letter for letter, kind in category.items() if kind == "Nd"}
@@ -52,7 +54,7 @@ def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
 
 
 def fold_text(text: str) -> str:
-    """A text as it is compared."""
+    """Fold a text into the form in which texts are compared."""
     if not text.isascii():
         text = text.translate(alphabet()[2])  # before the rest, as format characters keep marks from joining letters
         text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
@@ -61,12 +63,15 @@ def fold_text(text: str) -> str:
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text, as they are compared."""
+    """Return the words of a text, as they are compared."""
     return alphabet()[0].findall(fold_text(text))
 
 
 def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
-    """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
+    """Return the n-grams of a batch of texts as numbers, and the index of the text of each.
+
+    No n-gram spans two texts.
+    """
     single = alphabet()[1]
     by_text = list(map(words_in, texts))
     words = list(chain.from_iterable(by_text))
@@ -104,14 +109,14 @@ class NgramSet:
         np.bitwise_or.at(self.marks, place, bits)
 
     def batches(self, texts: list[str]) -> Iterator[tuple[Numbers, Any]]:
-        """The n-grams of the texts, BATCH of these at a time, and the index of the text of each."""
+        """Yield the n-grams of the texts, BATCH of these at a time, and the index of the text of each."""
         for at in range(0, len(texts), BATCH):
             batch = texts[at : at + BATCH]
             numbers, owner = hash_ngrams([NUMBER.sub(" ", text) for text in batch] if self.bare else batch, self.n)
             yield numbers, at + owner
 
     def marks_of(self, texts: list[str]) -> Any:
-        """The bits of the sets that each text shares an n-gram with: uint16, one a text."""
+        """Return the bits of the sets that each text shares an n-gram with: uint16, one a text."""
         bits = np.zeros(len(texts), dtype=np.uint16)
         for numbers, owner in self.batches(texts):
             at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known

@@ -18,7 +18,10 @@ TRAINING = {"orca_math/train.jsonl": 6000, "aya/train.jsonl": 16000, "text/train
 
 
 def write(folder: Path, holds: Literal["training sets and items", "items"], dev: int, test: int) -> dict[str, int]:
-    """The files below `folder`, with `dev` development and `test` test items. Gives the rows of each."""
+    """Write the files below `folder`, with `dev` development and `test` test items.
+
+    Return the rows of each.
+    """
     counts: dict[str, int] = {}
     with tarfile.open(ARCHIVE) as archive:
         for member in archive:

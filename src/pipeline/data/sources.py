@@ -85,10 +85,11 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
-    """A column of turns: [[prompt, response], ...], a flat list of them, or messages with role and content.
+    """Read a column of turns: [[prompt, response], ...], a flat list, or messages with role and content.
 
-    One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
-    system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
+    Each conversation is one example, up to the last answer that is kept. `prompt` and `completion`
+    are plain text without system messages. `messages` is what a chat template takes, where there is
+    more than one question and its answer.
     """
     messages = messages_in(row, source)
     if isinstance(messages, str):
@@ -142,7 +143,7 @@ def bitext(row: Row, source: Source) -> Example | Unusable:
 
 
 def filled(row: Row, source: Source) -> Example | Unusable:
-    """A published set's pair, or anyone's data: templates with the names of columns in braces."""
+    """Fill templates that name columns in braces: those of a published set, or a user's own."""
     return pair(*(fill_template(words, row) for words in templates_of(source)))
 
 
@@ -201,15 +202,20 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
 
 
 def turn_columns(source: Source) -> list[str]:
-    """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
-    source naming the second."""
+    """Return the columns that hold the turns of a conversation.
+
+    There is one, or TRL's prompt and completion, where `completion` of the source names the second.
+    """
     first = source.column or language(source.language or "").flores
     return [first, *template_columns(source.completion or "")]
 
 
 def fill_template(words: str, row: Row) -> str:
-    """A template with its columns filled in; one that may be blank, and is, goes with the text between it and the
-    column before it."""
+    """Fill the columns of a template.
+
+    A column that may be blank, and is, goes together with the text between it and the column before
+    it.
+    """
     filled = ""
     for text, name in template_parts(words):
         value = "" if name is None else row[name.removesuffix("?")]
@@ -220,7 +226,10 @@ def fill_template(words: str, row: Row) -> str:
 
 @cache
 def template_parts(words: str) -> list[tuple[str, str | None]]:
-    """A template as (text, name in the braces after it): {column}, or {column?}, which may be blank; {{ is a brace."""
+    """Split a template into (text, name in the braces after it).
+
+    {column?} may be blank; {{ is a brace.
+    """
     parts = Formatter().parse(words)
     return [(text, f"{name}:{more}" if more else name) for text, name, more, _ in parts]
 
@@ -276,7 +285,7 @@ def are_columns(template: str | None) -> bool:
 
 
 def language_column(source: Source) -> str | None:
-    """The column that names each row's language, of a source that takes the rows of one."""
+    """Return the column that names each row's language, of a source that takes the rows of one language."""
     column = "language" if source.rows == "aya" else source.language_column
     return column if source.language else None
 
@@ -296,7 +305,9 @@ def is_wanted(row: Row, source: Source) -> bool:
 
 @cache
 def owners_in_aya() -> tuple[set[str], dict[str, Language]]:
-    """The names that Aya has of shipped languages, and its code -> language: of one in several scripts, whose code is
-    the same, the first."""
+    """Return the names that Aya has of shipped languages, and its code -> language.
+
+    A language in several scripts has one code there: the first script is taken.
+    """
     shipped = list(shipped_languages().values())
     return {one.aya for one in shipped}, {code: one for one in reversed(shipped) for code in one.aya_codes}

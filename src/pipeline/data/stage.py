@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The data stage. Gives the counts that the card states."""
+    """Run the data stage. Return the counts that the card states."""
     config, facts = run.config, dict[str, Any]()
     counts: dict[str, Any]
     if (world := config.expert.world) is not None:

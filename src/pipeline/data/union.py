@@ -50,7 +50,7 @@ PARTS = ("train", "validation")
 
 
 def row_content(row: Row) -> tuple[str, ...]:
-    """What a row says, whoever's it is."""
+    """Return what a row says, whoever wrote it."""
     return (row["text"],) if "text" in row else (row["prompt"], row["completion"])
 
 

@@ -23,8 +23,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def places_of(cards: Sequence[str], workers: int) -> list[list[str]]:
-    """The cards of each place: one, or more if there are fewer workers than cards; if there are more workers, several
-    share a place."""
+    """Return the cards of each place.
+
+    With fewer workers than cards a place has several; with more workers, several share a place.
+    """
     size = max(1, len(cards) // workers)
     return [list(cards[first : first + size]) for first in range(0, len(cards) - size + 1, size)]
 

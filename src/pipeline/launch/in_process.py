@@ -57,7 +57,7 @@ def imports_uncollected() -> Iterator[None]:
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
-    """The stage's `make` function, imported on demand."""
+    """Import the stage's `make` function on demand."""
     row = RUN_STAGES[run.config.stage]
     uncollected = nullcontext() if row.make in sys.modules else imports_uncollected()
     with uncollected, redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
@@ -87,7 +87,10 @@ def settings_of(run: Run) -> Iterator[None]:
 
 
 def make_run(run: Run, predicted_seconds: float | None = None, begin: Callable[[], None] | None = None) -> Path:
-    """The run's folder; the run is computed unless it is finished. begin: as of make_once."""
+    """Compute a run unless it is finished, and return its folder.
+
+    Args: begin: as of make_once.
+    """
     of_training = isinstance(run.config, TrainStage)
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):

@@ -25,14 +25,11 @@ def job_script(
     on_term: str = 'kill -TERM "$PID" 2>/dev/null',
     then: str = COMPLETED,
 ) -> str:
-    """The script's text.
+    """Return the text of a job script.
 
-    Args:
-        start: the command, as bash reads it.
-        head: comments and #SBATCH lines.
-        setup: lines of bash before the command.
-        on_usr1, on_term: bash that notifies the running command ($PID).
-        then: bash that runs after it has ended, with its $STATUS.
+    Args: start: the command, as bash reads it. head: comments and #SBATCH lines. setup: lines of
+    bash before the command. on_usr1, on_term: bash that notifies the running command ($PID). then:
+    bash that runs after the command, with its $STATUS.
     """
     lines = [
         "#!/bin/bash", *head,
@@ -59,6 +56,6 @@ def requeue_lines(job: str, condition: str = "") -> str:
 
 
 def quote_with_expansion(text: str) -> str:
-    """A quoted bash word in which $NAME and a leading ~/ are expanded and every other character is literal."""
+    """Quote a bash word in which $NAME and a leading ~/ are expanded and all else is literal."""
     text = re.sub(r'[\\"`]|\$\(', r"\\\g<0>", text)
     return f'"{"$HOME" + text[1:] if text.startswith("~/") else text}"'

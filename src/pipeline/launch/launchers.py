@@ -40,10 +40,11 @@ def executor_for(
     again: Sequence[str] | None = None,
     later: Callable[[], Sequence[Run]] = tuple,
 ) -> Iterator[Execute]:
-    """A function that computes targets, given earlier failures, and returns the failures: run name -> reason.
+    """Return a function that computes targets, given earlier failures, and returns run name -> reason.
 
-    again: the arguments of the command that a last Slurm job runs when the others are done; None: no such job.
-    later: runs that a later call will compute, as far as known now; they count for the remaining time shown here.
+    Args: again: the arguments of the command that a last Slurm job runs when the others are done,
+    or None for no such job. later: runs that a later call will compute; they count for the
+    remaining time.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm import execute
@@ -57,8 +58,11 @@ def executor_for(
 
 
 def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
-    """Number of processes of this machine that compute a plan's runs: launcher.workers, else one a GPU; without GPUs
-    cores // threads of a run, and one if a run uses several processes."""
+    """Return the number of processes of this machine that compute a plan's runs.
+
+    It is launcher.workers, else one a GPU. Without GPUs it is cores // threads of a run, or one if
+    a run uses several processes.
+    """
     if count := launcher.workers or len(visible_gpus()):
         return count
     if any(gpus_requested(run) > 1 for run in runs):

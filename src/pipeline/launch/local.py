@@ -251,9 +251,11 @@ class Local:
             say(self.progress_line())
 
     def time_left(self) -> tuple[str, str]:
-        """The expected time until the end, and what is not in it; a training that runs is measured by its steps.
-        Computed again when twenty times as long has passed as it took: of a thousand small runs it takes longer than
-        one of them."""
+        """Return the expected time until the end, and what is not in it.
+
+        A training that runs is measured by its steps. The time is computed again when twenty times
+        as long has passed as the computation took.
+        """
         asked_at = time.monotonic()
         if asked_at >= self.told_until:
             left: dict[str, float] = {}

@@ -77,11 +77,10 @@ class Task:
         return self.runs_dir / LOGS / f"{folder_name(self.label, self.hash)}.log"
 
     def run(self) -> Run:
-        """The run, whose parents are finished.
+        """Return the run, whose parents are finished.
 
-        Raises:
-            PipelineError: a parent is not finished, the folder of eval.include_path was changed, or this version
-                computes another hash from the same configuration.
+        Raises: PipelineError: a parent is unfinished, the folder of eval.include_path changed, or
+        this version computes another hash from the same configuration.
         """
         from pipeline.config.compose import read_stage
         from pipeline.config.harness_tasks import files_of_task, include
@@ -109,7 +108,10 @@ class Task:
 
 
 def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}) -> list[Task]:
-    """The tasks of runs, which are given parents first. predict: expected seconds of a run; kinds: by hash of a run."""
+    """Return the tasks of runs, which are given parents first.
+
+    Args: predict: expected seconds of a run. kinds: by hash of a run.
+    """
     from pipeline.runs.run import parent_runs
 
     levels: dict[str, int] = {}
@@ -119,7 +121,7 @@ def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds:
 
 
 def gpus_requested(run: Run) -> int:
-    """The number of processes that use one GPU each."""
+    """Return the number of processes that use one GPU each."""
     return run.config.sft.processes if run.config.stage in ("sft", "cpt") else 1
 
 
@@ -176,7 +178,10 @@ def publish_plan(runs_dir: Path, name: str, tasks: Sequence[Task]) -> None:
 
 
 def read_plan(file: Path) -> list[Task]:
-    """The tasks of a plan. Raises PipelineError if the file cannot be read."""
+    """Read the tasks of a plan.
+
+    Raises: PipelineError: the file cannot be read.
+    """
     try:
         return [Task(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError) as error:
@@ -186,7 +191,7 @@ def read_plan(file: Path) -> list[Task]:
 
 
 def read_plans(runs_dir: Path) -> Iterator[tuple[str, Task]]:
-    """The newest plans of this runs_dir, sorted by name: (name, task)."""
+    """Return the newest plans of this runs_dir, sorted by name: (name, task)."""
     for file in sorted((runs_dir / PLANS).glob("*.jsonl")):
         for task in read_plan(file):
             yield file.stem, task

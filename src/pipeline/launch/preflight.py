@@ -240,9 +240,11 @@ def check_once(key: str, problems: dict[str, str | None], check: Callable[[], ob
 
 
 def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
-    """The first folder with a config among the model and its ancestors; None if none is on this disk.
+    """Return the first folder with a config among the model and its ancestors, or None.
 
-    Training keeps the tokenizer, the positions and the chat template of the base. folders: cache by run hash.
+    Training keeps the tokenizer, the positions and the chat template of the base.
+
+    Args: folders: a cache by run hash.
     """
     if run.hash not in folders:
         has_model = (run.folder / "config.json").is_file() and not (run.folder / ADAPTER_CONFIG).is_file()

@@ -59,7 +59,10 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 
 
 def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
-    """What a job requests that makes all of these runs; None if they take longer than LEAST, or their GPUs differ."""
+    """Return what a job requests that makes all of these runs.
+
+    None if they take longer than LEAST, or their GPUs differ.
+    """
     most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
     seconds = seconds_of_all(tasks)
     differ = any(kind.gpus != most.gpus for kind in kinds)
@@ -91,7 +94,7 @@ def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str 
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
-    """The GPUs of an array's jobs, and how long its runs take together, where it is known of all."""
+    """Describe the GPUs of an array's jobs, and how long its runs take together if that is known of all."""
     seconds = seconds_of_all(tasks)
     gpus_text = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
     return gpus_text if seconds is None else f"{gpus_text}, about {format_duration(seconds)} in all"

@@ -352,8 +352,11 @@ def submit_script(
 def script_of(
     launcher: Launcher, command: Sequence[str], then: str = REQUEUE, exported: Mapping[str, str] | None = None
 ) -> str:
-    """The script of a job. A failing line of launcher.setup ends it, so that no run is computed in an environment other
-    than the requested one."""
+    """Return the script of a job.
+
+    A failing line of launcher.setup ends it, so that no run is computed in another environment than
+    the requested one.
+    """
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     setup = []
     if launcher.setup:

@@ -70,9 +70,9 @@ def seconds_left(job: str) -> float:
 
 
 def last_log_line(log: Path | None) -> str | None:
-    """The last line of a job's log: why it failed before it started a run, e.g. on a node without Python.
+    """Return the last line of a job's log: why it failed before it started a run.
 
-    None if it did not fail: it was cancelled or stopped by a signal before. None if there is no log, too.
+    None if there is no log, or the job was cancelled or stopped by a signal before.
     """
     lines: list[str] = []
     with suppress(OSError):

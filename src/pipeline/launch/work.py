@@ -76,8 +76,11 @@ class Session:
         self.left = [task for task in self.left if task.hash not in self.done and task.hash not in self.failed]
 
     def ready(self, models: Sequence[str] = ()) -> list[Task]:
-        """The tasks of which nothing before is left, the first to make first: of evaluations those of the models in
-        memory, then those of models that no other worker has."""
+        """Return the tasks that wait for nothing, the first to make first.
+
+        Evaluations of the models in memory come first, then those of models that no other worker
+        has.
+        """
         left = {task.hash for task in self.left}
         ready = [task for task in self.left if left.isdisjoint(task.needs)]
         if ready and ready[0].models:
@@ -86,7 +89,7 @@ class Session:
         return ready
 
     def begun_by(self, task: Task) -> list[int]:
-        """The process ids of the workers that have begun a run and not ended it in good order."""
+        """Return the process ids of the workers that have begun a run and not ended it in good order."""
         with suppress(FileNotFoundError):
             return [int(pid) for pid in self._file(task, "begun").read_text().split()]
         return []

@@ -19,10 +19,9 @@ SUFFIX = ", control"
 
 
 def add_controls(table: Table) -> Table:
-    """The table with a control after each row or column that shows a merge of a language expert.
+    """Return the table with a control after each row or column that shows a merge of a language expert.
 
-    Raises:
-        PipelineError: an unknown run, or no merge of them.
+    Raises: PipelineError: an unknown run, or no merge of them.
     """
     if not table.controls:
         return table
@@ -41,7 +40,7 @@ def add_controls(table: Table) -> Table:
 
 
 def language_experts(table: Table, requested: Any) -> list[str]:
-    """The names of the runs whose place the base takes: of `true`, those that some merge.language names."""
+    """Return the names of the runs whose place the base takes: for `true`, those that some merge.language names."""
     if requested is True:
         naming = [
             name
@@ -65,7 +64,7 @@ def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
 
 
 def runs_named(table: Table, item: Reference | str) -> list[str]:
-    """The runs of the table that a word may name, whatever the values of the axes in its braces."""
+    """Return the runs of the table that a word may name, whatever the values of the axes in its braces."""
     pattern = name_pattern(item.run if isinstance(item, Reference) else item)
     return [name for name in table.runs if re.fullmatch(pattern, name)]
 
@@ -75,7 +74,7 @@ def name_pattern(text: str) -> str:
 
 
 def controlled_roles(table: Table, run: TableRun, experts: list[str]) -> list[str]:
-    """The roles in a merge of the runs `experts`: language, or their places in merge.experts."""
+    """Return the roles in a merge of the runs `experts`: language, or their places in merge.experts."""
     if run.stage != "merge":
         return []
 
@@ -100,7 +99,7 @@ def sides_with_controls(sides: list[Side], controlled: dict[str, list[str]]) -> 
 
 
 def columns_with_controls(listed: Iterable[str], with_control: Iterable[str]) -> Iterator[str]:
-    """The columns that a row lists, as written or expanded, and the control of each that has one."""
+    """Return the columns that a row lists, and the control of each that has one."""
     for name in listed:
         yield name
         if any(name == column or re.fullmatch(name_pattern(column), name) for column in with_control):

@@ -36,10 +36,11 @@ ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these woul
 
 
 def expand_table(table: Table, reads: Reads) -> TablePlan:
-    """The plan of a table. `reads`: what each stage reads, groups and keys.
+    """Expand a table into its plan.
 
-    Raises:
-        PipelineError: an unknown word, or one without effect, naming file and row.
+    Args: reads: what each stage reads, groups and keys.
+
+    Raises: PipelineError: an unknown word, or one without effect, naming file and row.
     """
     return Expansion(add_controls(table), reads).build_plan()
 
@@ -65,7 +66,7 @@ class Place:
 
 
 def scoring_words(words: Words) -> Words:
-    """The words of a cell that set what is scored, and in which language."""
+    """Return the words of a cell that set what is scored, and in which language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
     return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}
 
@@ -132,7 +133,10 @@ class Expansion:
         return [(str(self.specs.fill_placeholders(side.name, at)), at) for at in ats]
 
     def check_unique(self, kind: str, sides: list[tuple[Side, str, At]]) -> list[str]:
-        """The names of rows or columns. Raises PipelineError for a repeated name."""
+        """Return the names of rows or columns.
+
+        Raises: PipelineError: a repeated name.
+        """
         names = [name for _, name, _ in sides]
         for name, count in Counter(names).items():
             if count > 1:
@@ -194,7 +198,7 @@ class Expansion:
         self.table_plan.cells[slot.key] = Cell(*slot.key, items, steps, (), metric, pair, fact, published)
 
     def rows_of(self, slot: Place) -> tuple[str, ...]:
-        """The rows that a row is reduced over; () if it is reduced over axes."""
+        """Return the rows that a row is reduced over, or () if it is reduced over axes."""
         rows, axes = self.table_plan.rows, self.specs.axes
         for name in [name for side in slot.sides for _, names in side.reduce for name in names]:
             if name not in axes and (name not in rows or len(slot.row.reduce) != 1):
@@ -204,7 +208,7 @@ class Expansion:
         return over if over and all(name in rows and name not in axes for name in over) else ()
 
     def run_of_place(self, slot: Place) -> str | None:
-        """The run of a place; None if it is null."""
+        """Return the run of a place, or None if it is null."""
         word, runs = slot.words.get("run", ""), self.specs.runs
         if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
             raise slot.refuse(f"{word} names {open_axes[0]}, which neither of them fixes")
@@ -314,7 +318,7 @@ class Expansion:
         return score
 
     def add_choice(self, slot: Place, run: str, at: At, best: Axes) -> Choice:
-        """The choice of a slot: one per value of the axes that it fixes and of `each`; means are over the others."""
+        """Add the choice of a slot: one per value of the axes that it fixes and of `each`, a mean over the others."""
         specs, words = self.specs, slot.choosing
         own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
         single_values = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
@@ -339,7 +343,10 @@ class Expansion:
         return self.table_plan.choices[key]
 
     def fill_pooled(self, slot: Place, value: Any, fixed: At) -> str:
-        """A word of a choice, filled; all its values, joined by commas, if it names axes that the choice pools."""
+        """Fill a word of a choice.
+
+        If it names axes that the choice pools, all its values are joined by commas.
+        """
         free = [axis for axis in self.axes_named_by(slot, value) if axis not in fixed]
         return ",".join(
             dict.fromkeys(

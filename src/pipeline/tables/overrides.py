@@ -11,7 +11,7 @@ from pipeline.tables.planned_runs import Planning
 
 
 def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
-    """A text line: the keys of `every` that affect hashes, and those that do not."""
+    """Describe in a line the keys of `every` that affect hashes, and those that do not."""
     settings = planning.plan.table.every
     hashed = {key: any(changes_hash(run, key) for run in runs) for key in settings}
     lines = [

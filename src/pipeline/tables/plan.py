@@ -48,9 +48,12 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 
 def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str:
-    """The setting by which a cell shows another number than a choice compares: a metric other than the primary one of
-    the task that is scored, or one direction of a translation; empty if there is none. It is refused, as the report
-    repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
+    """Return the setting by which a cell shows another number than a choice compares, or "".
+
+    That is a metric other than the primary one, or one direction of a translation. It is refused:
+    the report repeats a choice by what the cell shows, and could show a candidate that was not
+    chosen.
+    """
     if metric is not None and metric != primary_metric(task_of(score))[0]:
         return f"metric: {metric}"
     return "" if pair is None else f"pair: {pair}"

@@ -56,12 +56,12 @@ def find_table(name: str) -> tuple[str, str]:
 
 
 def expanded_text(name: str) -> str:
-    """A table with what it inherits, or a study in the table language, as YAML."""
+    """Return a table with what it inherits, or a study in the table language, as YAML."""
     return yaml.safe_dump(merge_inherited(*find_table(name), find_table, ()), sort_keys=False, allow_unicode=True)
 
 
 def load_table(config: TableStage) -> Table:
-    """The requested table, with its `every` overridden by the command line."""
+    """Load the requested table, with its `every` overridden by the command line."""
     overrides = dict(config.every)
     if config.threads is not None:
         overrides["threads"] = config.threads
@@ -73,7 +73,7 @@ def load_table(config: TableStage) -> Table:
 
 
 def keys_read(stage: str) -> set[str]:
-    """The groups, and the keys outside of groups, that a stage reads."""
+    """Return the groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
         raise PipelineError(f"stage={stage} makes no run: {suggest(stage, RUN_STAGES)}")
     keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.groups_read(stage))
@@ -106,8 +106,11 @@ class Planning:
     # ------------------------------------------------------------------------------------------ what there is to make
 
     def targets(self) -> list[Run]:
-        """The runs that cells need as far as choices are known: evaluations, those of one model together, and what
-        facts and figures are read from. Asked again after choices were made, it gives what these ask for too."""
+        """Return the runs that cells need as far as choices are known.
+
+        These are evaluations, those of one model together, and what facts and figures are read
+        from. A later call adds what new choices ask for.
+        """
         self._winners.clear()
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         runs = {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
@@ -124,7 +127,7 @@ class Planning:
         return targets
 
     def scoring(self) -> list[Run[EvalStage]]:
-        """The evaluations of models that are known, those of one model together."""
+        """Return the evaluations of models that are known, those of one model together."""
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
@@ -132,11 +135,14 @@ class Planning:
         return list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
 
     def waiting_scores(self) -> list[ScoreRef]:
-        """The scores of models whose choice is still open."""
+        """Return the scores of models whose choice is still open."""
         return [score for score in self.plan.scores if self.model_of(score) is None]
 
     def try_building(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
-        """The result of `make`; None if it raised a PipelineError, now or before, which `problems` records."""
+        """Return the result of `make`, or None if it raised a PipelineError, now or before.
+
+        `problems` records the error.
+        """
         if key in self.problems:
             return None
         try:
@@ -154,11 +160,14 @@ class Planning:
         return targets, runs, reasons_unfinished(runs, targets)
 
     def waiting_evaluations(self) -> list[Run[EvalStage]]:
-        """An evaluation like each of those that wait for a choice."""
+        """Return an evaluation like each of those that wait for a choice."""
         return list(filter(None, map(self.representative_evaluation, self.waiting_scores())))
 
     def run_of(self, key: ScoreRef | str) -> Run | None:
-        """The run of a score, or of a spec; None where it cannot be built, is still to be chosen, or is no run."""
+        """Return the run of a score, or of a spec.
+
+        None where it cannot be built, is still to be chosen, or is no run.
+        """
         if isinstance(key, ScoreRef):
             return self.evaluation_of(key)
         model = self.try_building(key, lambda: self.model_of_spec(key))
@@ -167,7 +176,9 @@ class Planning:
     # ------------------------------------------------------------------------------------------ choices
 
     def model_of(self, score: ScoreRef) -> str | None:
-        """The spec of a score's model: for a Chosen model that of the winner; None while the choice is open."""
+        """Return the spec of a score's model; for a Chosen model that of the winner, or None while
+        the choice is open.
+        """
         if score.model in self.plan.specs:
             return score.model
         chosen = self.plan.chosen.get(score.model)
@@ -175,7 +186,10 @@ class Planning:
         return chosen.models[candidate] if chosen and candidate is not None else None
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
-        """The candidate with the best mean score; None until all are known. Cached until `targets`."""
+        """Return the candidate with the best mean score, or None until all are known.
+
+        Cached until `targets`.
+        """
         if choice not in self._winners:
             values = self.candidate_values(self.plan.choices[choice])
             if values is None:
@@ -185,7 +199,7 @@ class Planning:
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
-        """The mean score of each candidate, as shares; None until all are known."""
+        """Return the mean score of each candidate, as shares, or None until all are known."""
         numbers = {score: self.primary_number(score) for scores in choice.candidates.values() for score in scores}
         if None in numbers.values():
             return None
@@ -195,31 +209,35 @@ class Planning:
         }
 
     def primary_number(self, score: ScoreRef) -> float | None:
-        """The primary number of a finished score; None if it is unfinished."""
+        """Return the primary number of a finished score, or None."""
         run = self.evaluation_of(score)
         return primary_value(run) if run else None
 
     def representative_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None
-        for a score that waits for no choice."""
+        """Return the evaluation that a score would be if the first candidate were chosen.
+
+        It has the same questions and another model. None for a score that waits for no choice.
+        """
         if score.model not in self.plan.chosen:
             return None
         return self.evaluation_on(score, next(iter(self.plan.chosen[score.model].models.values())))
 
     def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """The run of a score, or one like it while its model is still to be chosen."""
+        """Return the run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
 
     # ------------------------------------------------------------------------------------------ specs
 
     def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """The run that computes a score; None where its model is still to be chosen, or cannot be built."""
+        """Return the run that computes a score, or None where its model is open or cannot be built."""
         model = self.model_of(score)
         return None if model is None else self.evaluation_on(score, model)
 
     def evaluation_on(self, score: ScoreRef, model: str) -> Run[EvalStage] | None:
-        """The run that computes a score of a spec's model; None where it cannot be built. The evaluations of a model in
-        several languages are composed once."""
+        """Return the run that computes a score of a spec's model, or None where it cannot be built.
+
+        The evaluations of a model in several languages are composed once.
+        """
 
         def make() -> Run[EvalStage]:
             if (model, score.words) not in self._composed:
@@ -234,8 +252,11 @@ class Planning:
         return self._scored.get((score, model))
 
     def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
-        """The configuration of a score and its parents: of the option's bundle, what `task` names. A merge is scored
-        without being made."""
+        """Return the configuration of a score and its parents.
+
+        Of the option's bundle only what `task` names is scored. A merge is scored without being
+        made.
+        """
         live = spec.kind == "merge"
         own = {key: value for key, value in spec.words.items() if live or key == "eval.base"}
         own |= {} if live else {"checkpoint": Ref(spec.key)}
@@ -254,7 +275,10 @@ class Planning:
         return replace(config, eval=replace(config.eval, name=eval_task.label, tasks=[eval_task])), parents
 
     def model_of_spec(self, key: str) -> Parent:
-        """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
+        """Return the run of a spec, finished or not, or the model it names.
+
+        Raises: PipelineError: it cannot be built.
+        """
         if key not in self.models:
             model = self.try_building(key, lambda: self.build_spec(self.plan.specs[key]))
             if model is None:
@@ -271,7 +295,7 @@ class Planning:
         return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
 
     def base_model(self, spec: Spec) -> Parent:
-        """The unmodified model of `every`: the one that an sft run of the same words would start from."""
+        """Return the unmodified model of `every`: the one that an sft run of the same words would start from."""
         config = self.compose_stage(f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words})
         assert isinstance(config, TrainStage)
         if config.model.path is None:
@@ -280,7 +304,7 @@ class Planning:
         return self.make_resolver({}).model(config.model.path, "model.path", config.model.revision)
 
     def named_snapshots(self) -> set[str]:
-        """The hashes of the snapshots that the table names itself, RUN@STEP."""
+        """Return the hashes of the snapshots that the table names itself, RUN@STEP."""
         references = {ref for spec in self.plan.specs.values() for ref in spec.parent_refs() if ref.step is not None}
         models = [(self.model_of_spec(ref.spec), ref.step or 0) for ref in references if ref.spec not in self.problems]
         return {snapshot_hash(model.hash, step) for model, step in models}
@@ -297,7 +321,10 @@ class Planning:
         return Refused(str(self.plan.table.refuse(where, problem)))
 
     def compose_stage(self, where: str, knobs: Words) -> RunStage:
-        """The stage of these words, with settings shared by all runs of a table. Raises Refused for unknown words."""
+        """Compose the stage of these words, with settings shared by all runs of a table.
+
+        Raises: Refused: unknown words.
+        """
         try:
             config = stage_of(knobs)
         except PipelineError as error:
@@ -316,16 +343,22 @@ def refs_as_names(value: Any) -> Any:
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:
-    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished, or
-    not finite."""
+    """Return the number of a finished evaluation of one task; for FLORES the mean of both directions.
+
+    None if it is unfinished, or not finite.
+    """
     rows = score_rows(run)
     values = [row.value for row in rows if row.value is not None]
     return statistics.fmean(values) if rows and len(values) == len(rows) and read_manifest(run.folder) else None
 
 
 def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
-    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given: those of
-    the task's primary filter, and of another where a further metric has none of that."""
+    """Return the scores of a run in a metric, also those without a value.
+
+    Args: metric: None for the task's primary one. pair: the direction of a translation.
+
+    They are of the task's primary filter, or of another where a further metric has none of that.
+    """
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
     rows = [
         row

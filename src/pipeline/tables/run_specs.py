@@ -148,7 +148,7 @@ class Specs:
     # ------------------------------------------------------------------------------------------ axes
 
     def axes_named_by(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
-        """The axes that a value names: by placeholders, those in the words of their values included, and by runs."""
+        """Return the axes that a value names, by placeholders, in the words of their values, and by runs."""
         axes: list[str] = []
         for reference in value.items if isinstance(value, Names) else ():
             if isinstance(reference, Reference):
@@ -233,7 +233,7 @@ class Specs:
                 raise self.table.refuse(f"axis {axis!r}", f"{problem}: use two axes")
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
-        """The axes that a run names, itself or through the runs it is made of, in the table's order."""
+        """Return the axes that a run names, itself or through the runs it is made of, in the table's order."""
         where = f"run {name!r}"
         if name in above:
             circle = " -> ".join([*above[above.index(name) :], name])
@@ -260,7 +260,10 @@ class Specs:
     # ------------------------------------------------------------------------------------------ filling
 
     def fill_placeholders(self, value: Any, axis_values: At) -> Any:
-        """A value with its placeholders filled; one that is only a placeholder keeps the type of its replacement."""
+        """Fill the placeholders of a value.
+
+        One that is only a placeholder keeps the type of its replacement.
+        """
         if isinstance(value, dict):
             return {
                 self.fill_placeholders(key, axis_values): self.fill_placeholders(part, axis_values)
@@ -298,7 +301,7 @@ class Specs:
         return refs if is_list else refs[0]
 
     def add_spec(self, run: str, axis_values: At) -> str:
-        """The key of a run at `axis_values`, a value of each of its axes; it and its parents are planned."""
+        """Plan a run and its parents at `axis_values`, a value of each of its axes, and return its key."""
         own_values = {axis: axis_values[axis] for axis in self.axes_of(run)}
         key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
@@ -329,7 +332,7 @@ def references_in(settings: Words) -> Iterator[Reference]:
 
 
 def with_ancestors(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
-    """The names of these runs and of all their ancestors."""
+    """Return the names of these runs and of all their ancestors."""
     ancestors: set[str] = set()
     queue = list(names)
     while queue:

@@ -164,11 +164,12 @@ class Table:
 
 
 def read_table(text: str, file: str, find: Find, every: Words) -> Table:
-    """A table from its text. `file` is how errors call it, `find` gives the tables that `defaults` name, `every` is
-    added to the table's own (every.KEY=VALUE of the command line).
+    """Read a table from its text.
 
-    Raises:
-        PipelineError: anything that is not in the format, naming file and row.
+    Args: file: how errors call it. find: gives the tables that `defaults` name. every: added to the
+    table's own (every.KEY=VALUE of the command line).
+
+    Raises: PipelineError: anything that is not in the format, naming file and row.
     """
     raw, every = merge_inherited(text, file, find, ()), dotted(every, file, "every")
     for key in ("name", "runs", "columns"):
@@ -245,7 +246,10 @@ class Reader:
         )  # fmt: skip
 
     def read_values(self, where: str, example: str, values: Any) -> list[Any]:
-        """A list of names or numbers. Raises PipelineError for an empty list, other values or a repeated one."""
+        """Read a list of names or numbers.
+
+        Raises: PipelineError: an empty list, other values, or a repeated one.
+        """
         listed = list(values) if isinstance(values, list | dict) else []
         if not listed:
             raise self.refuse(where, f"it has no values: give {example}")
@@ -277,7 +281,10 @@ class Reader:
         return tuple(as_list(value))
 
     def value_of(self, where: str, name: str, value: Any) -> Any:
-        """A value of an axis. Raises PipelineError for an unknown axis or value."""
+        """Return a value of an axis.
+
+        Raises: PipelineError: an unknown axis or value.
+        """
         if name not in self.axes:
             raise self.refuse(where, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
@@ -340,7 +347,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------ rows and columns
 
     def read_side(self, where: str, name: str, value: Any) -> Side:
-        """The words of a row, a column, or of all cells; a plain name is a run."""
+        """Read the words of a row, a column, or of all cells; a plain name is a run."""
         spec = self.read_words(where, as_mapping(self.file, where, {"run": value} if isinstance(value, str) else value))
         side = Side(str(name))
         for key, part in spec.items():

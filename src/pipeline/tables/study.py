@@ -254,7 +254,9 @@ def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[
 
 
 def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
-    """The words of a training on the file `train`, of which prompt and completion are templates with {column}s."""
+    """Return the words of a training on the file `train`, of which prompt and completion are
+    templates with {column}s.
+    """
     file = Path(str(settings.pop("train")))
     if not file.is_file():
         raise refuse(
@@ -276,7 +278,7 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
 
 
 def side_of(name: str, settings: Words) -> str:
-    """The side of an expert that says none: that of its option, else by its name, which of a math expert begins so."""
+    """Return the side of an expert that names none: that of its option, else by its name."""
     return option_of("expert", settings, "side", "math" if name.startswith("math") else "language")
 
 
@@ -290,7 +292,7 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
 
 
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
-    """A merge of two experts in the table language."""
+    """Write a merge of two experts in the table language."""
     if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
     if not reads_experts(method) and not has_file:

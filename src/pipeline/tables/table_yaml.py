@@ -29,7 +29,7 @@ Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its f
 
 
 def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) -> Words:
-    """The table's own words over those of the tables in its `defaults`."""
+    """Merge the table's own words over those of the tables in its `defaults`."""
     settings = parsed_yaml(text, file)
     for key in settings:
         if key not in KEYS:
@@ -59,7 +59,10 @@ def merge_words(under: Words, over: Words, file: str) -> None:
 
 
 def parsed_yaml(text: str, file: str) -> Words:
-    """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
+    """Return the mapping at the root of YAML text.
+
+    Raises: PipelineError: other content, or a repeated key.
+    """
     try:
         with readable_yaml(file):
             content = deepcopy(cached_yaml(text))
@@ -102,5 +105,5 @@ def dotted(settings: Any, file: str, where: str) -> Any:
 
 @lru_cache
 def cached_yaml(text: str) -> Any:
-    """The content of YAML text: a plan reads some tables dozens of times."""
+    """Parse YAML text, which a plan reads dozens of times of some tables."""
     return OmegaConf.to_container(OmegaConf.create(check_aliases(text)))

@@ -156,7 +156,7 @@ class Checkpoints(TrainerCallback):
             self.beat()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The trainer has written its checkpoint: make it the resume point."""
+        """Make the checkpoint that the trainer has written the resume point."""
         self.trainer.accelerator.wait_for_everyone()
         if self.trainer.is_world_process_zero():
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -231,5 +231,5 @@ def refuse_broken(model: Any, step: int) -> None:
 
 
 def own_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This process' shard of a tensor, or the tensor itself where it is not sharded."""
+    """Return this process' shard of a tensor, or the tensor itself where it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -25,8 +25,11 @@ ADDED = 8  # tokens without a byte of text, as a beginning: at most so many
 
 
 def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
-    """An example in the trainer's columns. The separator belongs to the completion; where a tokenizer joins it to the
-    end of the prompt (`?\\n`), that token is trained on."""
+    """Return an example in the trainer's columns.
+
+    The separator belongs to the completion. If a tokenizer joins it to the end of the prompt
+    (`?\\n`), that token is trained on.
+    """
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
@@ -127,7 +130,7 @@ def check_roles(examples: Sequence[Example]) -> None:
 
 
 def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
-    """The tokens that end a response: the tokenizer's own, and those of the base's generation."""
+    """Return the tokens that end a response: the tokenizer's own, and those of the base's generation."""
     files = [base / name for name in ("generation_config.json", "config.json")] if base else []
     file = next((file for file in files if file.is_file()), None)
     stops = read_json(file).get("eos_token_id") if file else None
@@ -158,13 +161,13 @@ def check_row(row: dict[str, Any], prompt: str, text: str, tokenizer: Any, sft: 
 
 @lru_cache(maxsize=64)
 def words_in(text: str, tokenizer: Any) -> str:
-    """What a text holds besides special tokens and whitespace."""
+    """Return what a text holds besides special tokens and whitespace."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
-    """What is wrong where the rows `lost` are all of a side; else nothing."""
+    """Return what is wrong if the rows `lost` are all of a side, else nothing."""
     sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
     for side, count in sorted(Counter(sides).items()):
         if count == sum(sides[number] == side for number in lost):
@@ -182,8 +185,12 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
 
 
 def as_text(row: dict[str, Any], tokenizer: Any, template: str | None) -> tuple[str, str]:
-    """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
-    the end of sequence, or as the chat template writes it. Raises PipelineError where the template raises."""
+    """Return (what stands before the first response, all of it) of a row, as TRL tokenizes it.
+
+    The text has the end of sequence, or is as the chat template writes it.
+
+    Raises: PipelineError: the template raises.
+    """
     before, whole = row.get("prompt", ""), row.get("messages")
     if whole:
         before = whole[: [message["role"] for message in whole].index("assistant")]
@@ -199,10 +206,13 @@ def as_text(row: dict[str, Any], tokenizer: Any, template: str | None) -> tuple[
 
 
 def check_template(tokenizer: Any, sft: Sft) -> str | None:
-    """The chat template to train with, None for the tokenizer's own: TRL's copy of it that marks what the assistant
-    says, if the loss is on these turns and it does not mark them itself.
+    """Return the chat template to train with, None for the tokenizer's own.
 
-    Raises PipelineError where there is none, or none that marks them with their ends."""
+    If the loss is on the assistant's turns and the template does not mark them, it is TRL's copy
+    that does.
+
+    Raises: PipelineError: there is no template, or none that marks the turns with their ends.
+    """
     from trl import chat_template_utils as of_trl
 
     if not tokenizer.chat_template:
@@ -219,7 +229,7 @@ def check_template(tokenizer: Any, sft: Sft) -> str | None:
 
 
 def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plain") -> PipelineError:
-    """What is wrong with a chat template, by the file that holds it."""
+    """Return what is wrong with a chat template, by the file that holds it."""
     files = [Path(tokenizer.name_or_path) / name for name in ("chat_template.jinja", "tokenizer_config.json")]
     file = next((file for file in files if file.is_file()), "the tokenizer")
     return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")

@@ -36,14 +36,14 @@ Parts = dict[str, list[str]]  # part -> names of the parameters trained in its s
 
 
 def local_base(run: Run[TrainStage]) -> Path | None:
-    """The folder of the base, fetched where it is on the Hub; None for a randomly initialised model."""
+    """Return the folder of the base, fetched if it is on the Hub, or None for a randomly initialised model."""
     if "model" not in run.parents:
         return None
     return local_folder(run.parents["model"].folder, run.config.model.revision)
 
 
 def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | None) -> Any:
-    """The tokenizer next to the weights, that of data_root, or a byte-level BPE trained on the training text."""
+    """Load the tokenizer next to the weights or that of data_root, or train a byte-level BPE on the training text."""
     model = run.config.model
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
@@ -121,7 +121,7 @@ def check_kernels(config: TrainStage) -> None:
 
 
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
-    """A byte-level BPE of `vocab_size` pieces, three of them special, trained on the training text in its order."""
+    """Train a byte-level BPE of `vocab_size` pieces, three of them special, on the training text in its order."""
     from tokenizers import ByteLevelBPETokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -140,7 +140,9 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
 
 
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
-    """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
+    """Load the base's weights in sft.weights (fp32 master weights by default), or draw them from
+    the seed (init=random).
+    """
     model, dtype = run.config.model, getattr(torch, run.config.sft.weights)
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
@@ -166,14 +168,14 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
 
 
 def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tuple[Any, Parts]:
-    """The model, with adapters if requested and all else frozen, and the names of the trained parameters by part.
+    """Return the model, with all but the trained parameters frozen, and their names by part.
 
-    full and mixed have one part, `all`; partial has its side; simultaneous has math and language, in the order of
-    their turns. LoRA is rank-stabilised (Kalajdzievski 2023: scaled by alpha / sqrt(rank)).
+    full and mixed have one part, `all`; partial has its side; simultaneous has math and language,
+    in the order of their turns. With LoRA the model has adapters, rank-stabilised (Kalajdzievski
+    2023: scaled by alpha / sqrt(rank)).
 
-    Raises:
-        PipelineError: a partition that does not split this model, a LoRA target that matches no module, or nothing
-        to train.
+    Raises: PipelineError: a partition does not split this model, a LoRA target matches no module,
+    or nothing is left to train.
     """
     # today's checkpointing needs no gradient of the embeddings' output: the backward pass ends at the lowest trained
     model.enable_input_require_grads = lambda: None  # layer, where TRL and transformers would have it go on
@@ -221,7 +223,7 @@ def narrow_frozen(model: Any, sft: Sft) -> None:
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
-    """The model with an adapter on each matrix among the parameters `names` that sft.lora_targets selects."""
+    """Add an adapter to each matrix among the parameters `names` that sft.lora_targets selects."""
     from peft import LoraConfig, get_peft_model
 
     trained = adapted_modules(model, sft.lora_targets, names)
@@ -236,8 +238,10 @@ def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
 
 
 def adapted_modules(model: Any, targets: list[str] | None, names: set[str]) -> list[str]:
-    """The modules that get an adapter, in the model's order: of those whose weights are in `names`. Raises
-    PipelineError for a target that no layer has, and where `anatomy` does."""
+    """Return the modules that get an adapter, in the model's order: those whose weights are in `names`.
+
+    Raises: PipelineError: no layer has a target, or `anatomy` raises.
+    """
     matrices = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D))
     layers = {name: name.rpartition(".")[2] for name in matrices if re.search(r"\.\d+\.", name)}  # -> its own name
     if targets is None:

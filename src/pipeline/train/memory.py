@@ -71,12 +71,12 @@ def full_model(shape: Shape) -> Trained:
 
 
 def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
-    """The math or language side of a partition, by the same predicate as freezing and swapping."""
+    """Return the math or language side of a partition, by the predicate that freezing and swapping use."""
     return frozenset(site for site in full_model(shape) if side_of(partition, site, shape.layers) == side)
 
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
-    """Number of trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
+    """Count the trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
     sizes = adapter_parameters(shape, lora_rank) if lora_rank else {
         "attention": shape.attention + shape.around_attention, "mlp": shape.mlp + shape.norms // 2 * shape.width,
         "shared_norm": shape.width, OUTSIDE.kind: shape.outside,
@@ -92,7 +92,7 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
 
 
 def frozen_matrices(shape: Shape, parts: Collection[Trained]) -> int:
-    """Number of weights of the layers' matrices that no part trains."""
+    """Count the weights of the layers' matrices that no part trains."""
     frozen = full_model(shape).difference(*parts)
     return sum({"attention": shape.attention, "mlp": shape.mlp}.get(site.kind, 0) for site in frozen)
 
@@ -201,7 +201,7 @@ def has_bf16() -> bool:
 
 
 def emulated(sft: Sft) -> str:
-    """What to do about products in bfloat16 that this CPU has no instructions for; empty where there are none."""
+    """Return what to do about bfloat16 products that this CPU has no instructions for, or ""."""
     if sft.precision != "bf16" or has_bf16():
         return ""
     return "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32: give sft.precision=fp32"

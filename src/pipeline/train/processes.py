@@ -29,10 +29,10 @@ GRACE = 5  # seconds until processes are killed after another has failed, or a s
 
 
 def launched_count() -> int | None:
-    """Number of processes that a launcher started, including this one; None without a launcher.
+    """Count the processes that a launcher started, including this one; None without a launcher.
 
-    Raises PipelineError for WORLD_SIZE without RANK or MASTER_ADDR, with which torch would wait for processes that do
-    not come, or find none, and for several tasks of srun, which tells torch nothing.
+    Raises: PipelineError: WORLD_SIZE without RANK or MASTER_ADDR, with which torch would wait for
+    processes that do not come; or several tasks of srun, which tells torch nothing.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     missing = next((name for name in ("RANK", "MASTER_ADDR") if name not in os.environ), None)
@@ -74,10 +74,10 @@ def join_processes(run: Run[TrainStage]) -> None:
 
 
 def train_together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """What rank 0 returns of `train(run, work, tracker)` in sft.processes processes.
+    """Run `train(run, work, tracker)` in sft.processes processes, and return what rank 0 returns.
 
-    Raises:
-        PipelineError: one that any of them raised; other failures come with the traceback of their process.
+    Raises: PipelineError: any of them raised one; other failures come with the traceback of their
+    process.
     """
     count = run.config.sft.processes
     check_launch(count)

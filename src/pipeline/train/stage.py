@@ -100,8 +100,10 @@ def prepare_process(config: TrainStage) -> None:
 
 
 def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], tokenizer: Any, base: Path | None) -> int:
-    """Number of rows that are truncated. Raises PipelineError, before weights are loaded, for what this base, these
-    rows or this machine cannot do."""
+    """Check, before weights are loaded, what this base, these rows or this machine cannot do.
+
+    Returns the number of truncated rows, or raises PipelineError.
+    """
     config = run.config
     warn_of_rate(config.sft)
     if not torch.cuda.is_available() and (emulated := memory.emulated(config.sft)):

@@ -15,13 +15,15 @@ SIDES = ("math", "language")  # in the order of their turns
 
 
 def available_steps(sft: Sft, rows: Sequence[int]) -> int:
-    """The optimizer steps that sets of so many rows suffice for, in whole turns, none repeated beyond sft.epochs:
-    training stops with the shorter set."""
+    """Return the optimizer steps that sets of so many rows suffice for, in whole turns.
+
+    No row is repeated beyond sft.epochs. Training stops with the shorter set.
+    """
     return len(rows) * (min(rows) * sft.epochs // sft.batch_size // sft.steps_per_switch) * sft.steps_per_switch
 
 
 def side_of_step(step: int, steps_per_switch: int, sides: Sequence[str] = SIDES) -> str:
-    """The side trained in a step: the first from step 0, then alternating every `steps_per_switch` steps."""
+    """Return the side trained in a step: the first from step 0, then alternating every `steps_per_switch` steps."""
     return sides[step // steps_per_switch % len(sides)]
 
 
@@ -46,8 +48,10 @@ def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, 
 
 
 def snapshot_steps(sft: Sft, steps: int) -> list[int]:
-    """The first step at or after each sft.snapshot_every samples (LS, appendix: "checkpointing every 5000 samples"); of
-    these the sft.snapshot_keep last."""
+    """Return the first step at or after each sft.snapshot_every samples; of these the sft.snapshot_keep last.
+
+    LS, appendix: "checkpointing every 5000 samples".
+    """
     every = sft.snapshot_every or steps * sft.batch_size + 1
     samples = range(every, steps * sft.batch_size + 1, every)
     return sorted({-(-count // sft.batch_size) for count in samples})[-(sft.snapshot_keep or steps) :]

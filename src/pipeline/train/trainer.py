@@ -32,7 +32,7 @@ LOW_RATE = 1e-5  # below which adapters hardly move, and most updates of weights
 def trainer_of(
     config: TrainStage, model: Any, parts: Parts, tokenizer: Any, rows: Any, validation: Any, output: Path
 ) -> tuple[Trainer, dict[str, Any]]:
-    """The trainer of this method, its steps planned, and facts about its rows."""
+    """Build the trainer of this method, with its steps planned, and facts about its rows."""
     sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
     if sft.padding_free and torch.cuda.is_available() and config.model.attn_implementation == "sdpa":
         varlen.attend_within_rows(model)
@@ -101,8 +101,11 @@ class Trainer(SFTTrainer):
         self.lengths = {side: [len(ids) for ids in rows["input_ids"]] for side, rows in self.sets.items()}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes.
-        These take every n-th micro-batch: a step's are the same rows, however many processes share them."""
+        """Return a loader over all passes in sequence.
+
+        A step may span two passes, and none is short, for any number of processes. A process takes
+        every n-th micro-batch, so that a step has the same rows however many processes share it.
+        """
         from datasets import concatenate_datasets
 
         order = order_of_turns(self.lengths, self.sft, self.args.max_steps, self.args.seed)
@@ -130,7 +133,10 @@ class Trainer(SFTTrainer):
             self.rows_are_apart = True
 
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
-        """A micro-batch of a step; of two parts it trains the one whose turn the step is, by its number alone."""
+        """Train on a micro-batch of a step.
+
+        Of two parts it trains the one whose turn the step is, by its number alone.
+        """
         self.refuse_mixed_rows()
         model: Any = self.model
         turn = side_of_step(self.state.global_step, self.sft.steps_per_switch, [*self.parts])
