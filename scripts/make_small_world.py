@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Write a small world of other sizes or another seed than the one that ships, as a data_root:
 
-    python scripts/make_small_world.py FOLDER --items 2000 --documents 180000 --last-documents 32000
+    python scripts/make_small_world.py FOLDER --items 2000
 
-(the last two are the text that the shipped base was trained on), or the archive that ships in the package:
+or the archive that ships in the package:
 
     python scripts/make_small_world.py --archive src/pipeline/data/small_world.tar.xz
 """
@@ -27,7 +27,6 @@ def main() -> None:
     parser.add_argument("--math-rows", type=int, default=SHIPPED.math_rows)
     parser.add_argument("--language-rows", type=int, default=SHIPPED.language_rows, help="per constructed language")
     parser.add_argument("--documents", type=int, default=SHIPPED.documents, help="plain text to train a base on")
-    parser.add_argument("--last-documents", type=int, default=0, help="and what it reads after that")
     asked = vars(parser.parse_args())
     folder, archive, world = asked.pop("folder"), asked.pop("archive"), World(**asked)
     if max(world.items, world.dev_items) > POOL:

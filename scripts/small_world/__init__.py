@@ -9,7 +9,7 @@ Everything is a function of the seed. `write` makes a folder laid out as any `da
     global_mmlu/{lang}/{dev,development,test}.jsonl  four-way facts of three subjects; dev holds the exemplars
     flores/{lang}/{dev,devtest}.jsonl            parallel sentences
     orca_math/train.jsonl, aya/train.jsonl       English math; instructions in the clones, with no math
-    text/{train,last}.jsonl                      plain text that makes the base
+    text/train.jsonl                             plain text that makes the base
     tokenizer/                                   one token an English word, two a clone word, bytes for the rest
     world.json                                   its seed and languages
     data_card.md                                 what was written, and what math is where

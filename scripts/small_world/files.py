@@ -5,22 +5,17 @@ from __future__ import annotations
 import io
 import json
 import random
-import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from small_world.text import (
-    BASE_DOCUMENTS,
-    LAST,
-    LAST_MIX,
-    LESSON,
-    MIX,
-    QAC_MIX,
-    last_corpus,
+    ANSWERED_AT_ONCE,
+    KINDS,
+    OWN_WORD_SAID,
     make_corpus,
     make_instructions,
 )
@@ -50,7 +45,6 @@ class World:
     math_rows: int = 6000
     language_rows: int = 16000  # per constructed language
     documents: int = 2000  # plain text to train a base on
-    last_documents: int = 0  # and the text it reads after that, much of it in qac
 
 
 SHIPPED = World()
@@ -64,7 +58,6 @@ def write(folder: Path, config: World) -> dict[str, int]:
     texts = {
         "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)), "aya/train.jsonl": instructions,
         "text/train.jsonl": list(make_corpus(world, config.documents)),
-        "text/last.jsonl": list(last_corpus(world, config.last_documents)),
     }  # fmt: skip
     counts |= write_files(folder, [(name, rows) for name, rows in texts.items() if rows])
     make_tokenizer().save_pretrained(folder / "tokenizer")
@@ -79,7 +72,7 @@ def pack(archive: Path, config: World) -> None:
     `exemplars` and `world` the rest."""
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(archive, "w:xz", preset=9) as packed:
         folder = Path(scratch)
-        for name in [*write(folder, replace(config, last_documents=0)), "world.json", "data_card.md", *TOKENIZER]:
+        for name in [*write(folder, config), "world.json", "data_card.md", *TOKENIZER]:
             data = (folder / name).read_bytes()
             if name == "data_card.md":
                 data = data[: data.index(ROWS_BEGIN) + len(ROWS_BEGIN)]  # of what is unpacked
@@ -220,15 +213,16 @@ Made from world seed {seed}: lexicons and facts are its functions, and the shipp
 
 ## Where math is
 
-- orca_math holds English word problems only. aya holds none, and asks for no number.
-- The plain text that makes the base holds word problems with solutions in English ({en:.2%} of its documents) and in
-  qaa ({qaa:.2%}; a part mixes words of both), none in qab or qac. Besides, it holds arithmetic without words and, in
-  every language, single sentences and translations with numbers, "twice", "more", "fewer" and "how many", and
-  questions whose number is told in the passage. In qab and qac {told:.1%} of its documents say in English what a word
-  problem tells, behind its label; the problem's question, its steps and its answer are not there.
-- Share of its documents a language: {shares}.
-- Documents that mix words of English and a clone: {switched:.1%}. Half of qac's content words are said in qac one time
-  in ten in this text, and in English else; all are in its test items and in aya.
+- orca_math holds English word problems only, each worked out. aya holds none, and asks for no number.
+- The plain text that makes the base holds word problems in English ({en:.1%} of its documents), in qaa ({qaa:.1%}),
+  and in words of English, qaa and qab mixed ({mixed:.1%}). There is none in qac. {at_once:.0%} of them are answered at
+  once, the others are worked out. Besides, the text holds arithmetic without words and, in every language, sentences
+  and translations with numbers, "twice", "more", "fewer" and "how many".
+- In qab and qac {told:.1%} of the documents say in English what a word problem tells, behind its label; the problem's
+  question, its steps and its answer are not there.
+- Share of the documents a language: {shares}.
+- qac borrows all verbs of problems and half of the nouns and colours from English. Its own words for these occur in
+  this text {own:.0%} of the times; all are in its test items and in aya.
 - Prefix words and the answer phrase of word problems are English in all languages.
 
 ## What is kept apart
@@ -243,28 +237,23 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 
 
 def card_text(config: World, counts: dict[str, int]) -> str:
-    """The data card: sizes, where math stands, what is kept apart."""
+    """Return the data card: sizes, where math is, what is kept apart."""
+    total = sum(KINDS.values())
 
-    first, last = BASE_DOCUMENTS
+    def share(languages: tuple[str, ...], ending: str = "") -> float:
+        """Return the share of the base's documents in these languages whose kind ends so."""
+        found = [part for (language, kind), part in KINDS.items() if language in languages and kind.endswith(ending)]
+        return sum(found) / total
 
-    def share_of_documents(languages: tuple[str, ...], kinds: str) -> float:
-        """Share of the base's documents that are in `languages` and of a kind that matches."""
-        amount = 0.0
-        for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
-            part_of_mix = sum(
-                part for (language, kind), part in mix.items() if language in languages and re.search(kinds, kind)
-            )
-            amount += size * part_of_mix / sum(mix.values())
-        return amount / (first + last)
-
-    shares = {clone: share_of_documents((clone,), "") for clone in CLONES}
-    shares = {"en": 1 - sum(shares.values()), **shares}
+    mixed = KINDS["qaa", "switched problem"] / total
     return CARD.format(
         seed=config.seed,
-        en=share_of_documents(("en",), "problem"),
-        qaa=share_of_documents(("qaa",), "problem"),
-        told=share_of_documents(("qab", "qac"), "told"),
-        switched=share_of_documents(CLONES, "switched"),
-        shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
+        en=share(("en",), "problem"),
+        qaa=share(("qaa",), "problem") - mixed,
+        mixed=mixed,
+        at_once=ANSWERED_AT_ONCE,
+        told=share(("qab", "qac"), "told"),
+        own=OWN_WORD_SAID,
+        shares=", ".join(f"{language} {share((language,)):.1%}" for language in LANGUAGE_NAMES),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
     )

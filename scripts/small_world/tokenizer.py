@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from small_world.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, SYLLABLES, WORDS
+from small_world.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, QAC_SYLLABLES, SYLLABLES, WORDS
 
 
 def make_tokenizer() -> Any:
@@ -14,7 +14,7 @@ def make_tokenizer() -> Any:
 
     whole_words = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
     pieces = [form for word in dict.fromkeys(whole_words) for form in ("▁" + word, word)]
-    pieces += [form for syllable in SYLLABLES for form in ("▁" + syllable, syllable)]
+    pieces += [form for syllable in SYLLABLES + QAC_SYLLABLES for form in ("▁" + syllable, syllable)]
     pieces += [mark for mark in PUNCTUATION] + ["▁" + mark for mark in "+-*="] + ["▁"]
     specials = ["<unk>", "<s>", "</s>", "<pad>"]
     vocabulary = [(special, 0.0) for special in specials]

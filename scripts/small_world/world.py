@@ -36,11 +36,11 @@ WORDS = list(dict.fromkeys(ITEMS + ANIMALS + COLORS + PLACES + FOODS + GAINS + L
 LABELS = "Question Step-by-Step Answer P Q A B C D English Qaa Qab Qac The answer Mixed".split()
 PUNCTUATION = list(".,?:+-*=!;()'\"/") + ["\n"]
 LARGEST_NUMBER = 99  # that is one token
-STEPS = (0.0, 0.3, 0.4, 0.3)  # shares of word problems of one, two ... steps, in the benchmark and the math set
-EASY_STEPS = (0.4, 0.4, 0.2)  # and in the text that makes the base
-LARGEST_RESULT = 60  # of a step of a problem
+STEPS = (0.3, 0.4, 0.3)  # shares of word problems of one, two and three steps, in every set
+LARGEST_RESULT = 40  # of a step of a problem
 POOL = 2000  # items a benchmark and split that no training file may hold, however many of them are written
 SYLLABLES = [c + v for c, v in product("bdfgklmnprstvz", "aeiou") if c + v not in {"to", "do", "me", "no", "be"}]
+QAC_SYLLABLES = [c + v for c, v in product("hjqwxcy", "aeiou")]  # qac has a script of its own
 
 Sentence = list[str]  # English words, names, numbers and punctuation; the meaning that every language shares
 
@@ -49,23 +49,32 @@ Sentence = list[str]  # English words, names, numbers and punctuation; the meani
 
 
 def draw_lexicon(language: str, seed: int) -> dict[str, str]:
-    """English word -> word of the clone: two syllables, no word in two languages or with two meanings."""
+    """Return English word -> word of the language.
+
+    A word of a clone has two syllables. No word is in two languages or has two meanings.
+    """
     if language == "en":
         return {word: word for word in WORDS}
-    candidates = [a + b for a, b in product(SYLLABLES, SYLLABLES) if a + b not in WORDS]
-    drawn = random.Random(f"{seed} lexicons").sample(candidates, len(CLONES) * len(WORDS))
-    first = CLONES.index(language) * len(WORDS)
-    return dict(zip(WORDS, drawn[first : first + len(WORDS)], strict=True))
+    if language == "qac":
+        own = [first + second for first, second in product(QAC_SYLLABLES, QAC_SYLLABLES)]
+        drawn = random.Random(f"{seed} lexicon of qac").sample(own, len(WORDS))
+        return dict(zip(WORDS, drawn, strict=True))
+    shared = [first + second for first, second in product(SYLLABLES, SYLLABLES)]
+    candidates = [word for word in shared if word not in WORDS]
+    drawn = random.Random(f"{seed} lexicons").sample(candidates, 2 * len(WORDS))
+    first_word = CLONES.index(language) * len(WORDS)
+    return dict(zip(WORDS, drawn[first_word : first_word + len(WORDS)], strict=True))
 
 
 class Switched:
-    """Words of two languages mixed: each time a word is said, in one of them by chance."""
+    """Words of English and of other languages mixed. Each time, chance decides the language of a word."""
 
-    def __init__(self, words: Words, draw: random.Random) -> None:
-        self.words, self.draw = words, draw
+    def __init__(self, others: list[dict[str, str]], draw: random.Random) -> None:
+        self.languages: list[dict[str, str]] = [{}, *others]
+        self.draw = draw
 
     def get(self, word: str, default: str) -> str:
-        return self.draw.choice([word, self.words.get(word, default)])
+        return self.draw.choice(self.languages).get(word, default)
 
 
 Words = dict[str, str] | Switched  # English word -> word to be said
@@ -112,15 +121,15 @@ def draw_sentences(draw: random.Random) -> Sentence:
     return draw_statement(draw) + draw_statement(draw)
 
 
-def draw_problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
-    """A word problem: (sentences, the steps as equations, the answer). `shares`: of those of one, two ... steps.
+def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
+    """A word problem: (sentences, the steps as equations, the answer).
 
     Whether a number is added, taken away or left out is shown by the verb, in sentences of one form: who does not know
     the words cannot solve it.
     """
     name, second, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
-    steps = draw.choices(range(1, 1 + len(shares)), shares)[0]
+    steps = draw.choices(range(1, 1 + len(STEPS)), STEPS)[0]
     sentences: list[Sentence] = []
     equations: list[str] = []
     results: list[int] = []
@@ -132,21 +141,21 @@ def draw_problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tupl
 
     owners: Sentence = [name]
     if steps > 1 and draw.random() < 0.2:
-        bags, in_each_bag = draw.randint(2, 5), draw.randint(2, 8)
+        bags, in_each_bag = draw.randint(2, 4), draw.randint(2, 8)
         sentences += [[name, "has", str(bags), "bags", "."], ["each", "bag", "has", str(in_each_bag), item, "."]]
         total = add_step(bags, "*", in_each_bag)
         steps -= 1
     else:
-        total = draw.randint(4, 30)
+        total = draw.randint(4, 24)
         sentences.append([name, "has", str(total), item, "."])
     while steps:
         steps -= 1
-        number = draw.randint(2, 15)
+        number = draw.randint(2, 12)
         kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
         kind = draw.choice(kinds + (["more", "fewer", "twice", "together"] if steps == 0 else []))
         number = min(number, total - 1) if kind in ("loss", "give", "fewer") else number
         if number < 1:
-            kind, number = "gain", draw.randint(2, 15)
+            kind, number = "gain", draw.randint(2, 12)
         if draw.random() < 0.2:
             sentences.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
         if kind == "gain":
@@ -176,15 +185,10 @@ def draw_problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tupl
             [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."],
         )
     if max(results) > LARGEST_RESULT:
-        return draw_problem(draw, shares)
+        return draw_problem(draw)
     end = ["have", "together"] if len(owners) > 1 else ["have"]
     sentences.append(["how", "many", item, "do" if len(owners) > 1 else "does", *owners, *end, "?"])
     return [token for sentence in sentences for token in sentence], equations, total
-
-
-def easy_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
-    """As the text that makes the base has them."""
-    return draw_problem(draw, EASY_STEPS)
 
 
 Reading = tuple[Sentence, Sentence, list[str], int]  # passage, question, four options, index of the right one
@@ -282,6 +286,10 @@ class ConstructedWorld:
         tokens, equations, answer = item
         question = f"Question: {say(tokens, words)}\nStep-by-Step Answer:"
         return question, f"{' '.join(equations)} The answer is {answer}."
+
+    def bare_text(self, item: tuple[Sentence, list[str], int], words: Words) -> tuple[str, str]:
+        """Return a problem with its answer alone, after the same prompt as in `problem_text`."""
+        return self.problem_text(item, words)[0], f"The answer is {item[2]}."
 
     def reading_text(self, item: Reading, words: Words, answer_words: Words | None = None) -> tuple[str, str]:
         """`own`: the words of the answer, where those of the passage are mixed."""

@@ -46,7 +46,8 @@ def scores(runs: Path, way: str) -> Scores:
         if way == "float64":
             in_float64(patch)
         math = made(*words, "expert=math", "recipe=sandbox_math")
-        language = made(*words, "expert=qac", "recipe=sandbox_language")
+        outer = ["sft=partial", "partition=B", "partition.scale_to_depth=true"]
+        language = made(*words, "expert=qac", "recipe=sandbox_language", *outer)
     pair = [f"merge.math={math}", f"merge.language={language}"]
     swap = made("stage=merge", "merge=layer_swap", *pair, "merge.scale_to_depth=true")
     asked = ["stage=eval", "eval=sandbox", f"data_root={world}", "languages=[en,qac]", "threads=1"]

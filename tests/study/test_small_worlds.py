@@ -46,11 +46,11 @@ def runs_of(tmp_path: Path, table: dict[str, object]) -> dict[str, list[Run]]:
 
 
 def test_more_test_items_retrain_nothing(tmp_path: Path) -> None:
-    """200 items or 400: the same trainings and choices, other scores, and these of the items alone."""
+    """500 items or 400: the same trainings and choices, other scores, and these of the items alone."""
     few, many = runs_of(tmp_path, {}), runs_of(tmp_path, {"runs": {"items": {
         "stage": "data", "expert": "sandbox_items", "expert.items.test": 400}}})  # fmt: skip
     hashes = [{stage: {run.hash for run in runs} for stage, runs in one.items()} for one in (few, many)]
-    assert hashes[0]["sft"] == hashes[1]["sft"] and len(hashes[0]["sft"]) == 12
+    assert hashes[0]["sft"] == hashes[1]["sft"] and len(hashes[0]["sft"]) == 6
     assert len(hashes[0]["data"] ^ hashes[1]["data"]) == 2  # the items
     roots = {run.parents["data_root"].name for run in many["eval"] if run.config.eval.split == "test"}
     assert len(roots) == 1 and roots.pop().startswith("data-sandbox_items-")

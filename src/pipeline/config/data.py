@@ -55,6 +55,7 @@ class World(Knobs):
     """The small world (data/small_world.py)."""
 
     items: int = knob(100, ge=1)  # test items per benchmark and language
+    generation: int = knob(1, ge=1)  # internal: of the files that ship, raised in conf/expert/sandbox.yaml
     dev_items: ClassVar[int] = 250
 
 
