@@ -30,8 +30,11 @@ BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in sorted(_RE
 
 
 def find_benchmark(task: str) -> Benchmark | None:
-    """The benchmark of a task; None of a task that is not known here, as a table of another version may show, and of a
-    column of stage=compare: only its name has a space."""
+    """Return the benchmark of a task, or None for a task that is not known here.
+
+    A table of another version may show such a task, and stage=compare has columns with a space in
+    their names.
+    """
     if " " in task:
         return None
     benchmark = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
@@ -40,10 +43,11 @@ def find_benchmark(task: str) -> Benchmark | None:
 
 @cache
 def _of_package(task: str) -> Benchmark | None:
-    """The benchmark of another installed package that has the task: one of the task's name, or its beginning up to _.
+    """Return the benchmark of another installed package that has the task: one of the task's name,
+    or its beginning up to _.
 
-    Raises:
-        PipelineError: the package cannot be imported, or what it declares is not a benchmark of that name.
+    Raises: PipelineError: the package cannot be imported, or what it declares is not a benchmark of
+    that name.
     """
     names = [name for name in extensions(ENTRY_POINTS) if f"{task}_".startswith(f"{name}_")]
     if not names:
@@ -58,7 +62,10 @@ def _of_package(task: str) -> Benchmark | None:
 
 
 def benchmark_of(task: str) -> Benchmark:
-    """The benchmark of a task. Raises PipelineError, naming a near one, for an unknown task."""
+    """Return the benchmark of a task.
+
+    Raises: PipelineError: the task is unknown; names a near one.
+    """
     if benchmark := find_benchmark(task):
         return benchmark
     if tag := explain_tag(task):
@@ -71,7 +78,7 @@ def benchmark_of(task: str) -> Benchmark:
 
 
 def kind_of(task: str) -> Kind | None:
-    """What an answer to the task is; None of an unknown task."""
+    """Return what an answer to the task is, or None for an unknown task."""
     benchmark = find_benchmark(task)
     return benchmark.kind if benchmark else None
 
@@ -83,7 +90,7 @@ def answer_language(task: str, code: str) -> str:
 
 
 def chance_of(task: str) -> float | None:
-    """The share of right answers by guessing; None where nothing can be guessed, and of an unknown task."""
+    """Return the share of right answers by guessing, or None if nothing can be guessed or the task is unknown."""
     benchmark = find_benchmark(task)
     return benchmark.chance if benchmark else None
 
@@ -95,13 +102,13 @@ def lower_is_better(task: str) -> bool:
 
 
 def primary_metric(task: str) -> tuple[str, str]:
-    """The metric and filter that stand for a task where one number is wanted; empty of an unknown task."""
+    """Return the metric and filter that stand for a task where one number is wanted; empty for an unknown task."""
     benchmark = find_benchmark(task)
     return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
 
 
 def measures_of(task: str) -> tuple[str, ...]:
-    """The metrics of a task that are not shares: its measures, and their differences from other tasks'."""
+    """Return the metrics of a task that are not shares: its measures, and their differences from other tasks'."""
     benchmark = find_benchmark(task)
     if benchmark is None:
         return ()
@@ -121,8 +128,10 @@ def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
 
 
 def scored_files(data_root: Path) -> dict[str, list[Path]]:
-    """The files of each benchmark below data_root that training rows are compared with: all but exemplars; of one that
-    is built from others' files, those that are its own."""
+    """Return the files of each benchmark below data_root that training rows are compared with.
+
+    These are all but exemplars. A benchmark that is built from others' files has only its own.
+    """
     return {
         name: [path for path in map(data_root.joinpath, item.compared) if path.is_file()]
         if item.built_from

@@ -164,5 +164,5 @@ class Ask:
 
 
 def on_hub(hub: str, config: str | None, split: str = "test") -> Source:
-    """A set of questions on the Hub."""
+    """Return a set of questions on the Hub."""
     return Source(hub=hub, hub_config=config, split=split, rows="text", file="")

@@ -47,7 +47,7 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path,
 
 
 def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
-    """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
+    """Join two languages' sentences by id, in the order of the first."""
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
         raise PipelineError(
@@ -92,8 +92,10 @@ def define(ask: Ask) -> list[TaskSpec]:
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
-    """The splits dev and test (devtest) of a translation pair from the Hub, as local files would give them: rows joined
-    by id, which the harness cannot do. Named by tasks/flores_hub.yaml."""
+    """Return the splits dev and test (devtest) of a translation pair from the Hub, as local files would give them.
+
+    Rows are joined by id, which the harness cannot do. tasks/flores_hub.yaml names this function.
+    """
     import datasets
 
     splits_of_pair = {}
@@ -110,7 +112,7 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
 
 
 def flores_plus_code(spoken: Language) -> str:
-    """The code of a language as FLORES+ has it."""
+    """Return the code of a language as FLORES+ has it."""
     return RENAMED.get(spoken.flores, spoken.flores)
 
 

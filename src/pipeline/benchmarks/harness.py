@@ -61,8 +61,10 @@ ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 
 
 def harness_benchmark(task: str) -> Benchmark | None:
-    """The benchmark of a task or group of the harness; None where there is none of this name. The first metric and the
-    first filter of the file are the primary ones."""
+    """Return the benchmark of a task or group of the harness, or None.
+
+    The first metric and the first filter of the file are the primary ones.
+    """
     return _benchmark(task, included_state())
 
 
@@ -95,8 +97,10 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
 
 
 def group_metrics(group: str) -> list[Row]:
-    """The metrics that the harness aggregates over the tasks of a group: `metric`, `filter_list` (None: all) and
-    `weight_by_size`."""
+    """Return the metrics that the harness aggregates over the tasks of a group.
+
+    They have `metric`, `filter_list` (None: all) and `weight_by_size`.
+    """
     listed = file_of(group).body.get("aggregate_metric_list") or []
     metrics = []
     for entry in [listed] if isinstance(listed, dict) else listed:
@@ -108,8 +112,10 @@ def group_metrics(group: str) -> list[Row]:
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; of a group
-    a file for each of its tasks."""
+    """Write the task's file with the requested number of exemplars, and with rows of data_root where it is given.
+
+    A group has a file for each of its tasks.
+    """
     task, index = ask.task, harness_index()
     if ask.split != "test":
         raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
@@ -139,11 +145,13 @@ def check_group(group: str) -> list[Row]:
 
 
 def task_body(ask: Ask, task: str, folder: str) -> Row:
-    """What the file of a task contains over its stock file. folder: below data_root/harness, unless the task has one. A
-    user-defined task that names its files reads these, unless data_root has rows of it.
+    """Return what the file of a task contains over its stock file.
 
-    Raises:
-        PipelineError: a task that scores no data, or that would run code without consent.
+    A user-defined task that names its files reads these, unless data_root has rows of it.
+
+    Args: folder: below data_root/harness, unless the task has one.
+
+    Raises: PipelineError: the task scores no data, or would run code without consent.
     """
     file = harness_index().tasks[task]
     task_file = file_of(task)
@@ -266,7 +274,7 @@ def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
 
 
 def scored_rows(task: str, data_root: Path | None) -> Path | None:
-    """The file of the rows that a task of the harness scores, of data_root or of a user-defined task, if it is here."""
+    """Return the file of the rows that a task of the harness scores, if it is here."""
     if task not in harness_index().tasks:
         return None
     stock = file_of(task).body
@@ -283,11 +291,12 @@ def scored_split(stock: Row) -> Any:
 
 
 def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
-    """The task's keys that point its splits to data_root/harness/TASK/SPLIT.jsonl, of a group's task also to
-    data_root/harness/GROUP/SPLIT.jsonl; splits without a file are removed.
+    """Return the task's keys that point its splits to data_root/harness/TASK/SPLIT.jsonl.
 
-    Raises:
-        Missing: there is no file of the split that is scored, or of that of the exemplars.
+    A group's task may also have data_root/harness/GROUP/SPLIT.jsonl. Splits without a file are
+    removed.
+
+    Raises: Missing: there is no file of the scored split, or of that of the exemplars.
     """
     folders = row_folders(ask, task, group)
     folder = next((row_folder for row_folder in folders if row_folder.is_dir()), folders[0])

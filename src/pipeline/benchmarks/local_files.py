@@ -26,7 +26,10 @@ class Missing(PipelineError):
 
 
 def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers. data_root: by default two folders above the file's."""
+    """Return the lines that are not empty, with their numbers.
+
+    Args: data_root: by default two folders above the file's.
+    """
     try:
         text = refuse_special(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -43,7 +46,7 @@ def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]
 
 
 def write_rows(file: Path, rows: Iterable[Row]) -> Path:
-    """The file, written as JSON lines."""
+    """Write the file as JSON lines."""
     with file.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return file

@@ -66,8 +66,11 @@ _WORDS = re.compile(r"""\s*([^:：{}"\\\n]{1,60}[:：])""")
 
 
 def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
-    """What stands before each question and each worked answer, colon included, as in MGSM's own exemplars (`Swali:`,
-    `Jibu la Hatua kwa Hatua:`); English's where they do not all begin alike, or are fewer than two."""
+    """Return what stands before each question and each worked answer, colon included.
+
+    MGSM's own exemplars have `Swali:` and `Jibu la Hatua kwa Hatua:`. English words stand in where
+    the exemplars do not all begin alike, or are fewer than two.
+    """
     beginnings = []
     for column, english in (("question", QUESTION), ("answer", STEPS)):
         first_words = {match[1] if (match := _WORDS.match(str(row.get(column, "")))) else "" for row in exemplars}
@@ -77,7 +80,7 @@ def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
 
 
 def with_words(row: Row, question: str, answer: str) -> Row:
-    """An exemplar that begins with these words, one space after each, whether it had them or not."""
+    """Return an exemplar that begins with these words, one space after each, whether it had them or not."""
     changes = {"question": f"{question} {row['question'].strip().removeprefix(question).lstrip()}"}
     if isinstance(row.get("answer"), str):
         changes["answer"] = f"{answer} {row['answer'].strip().removeprefix(answer).lstrip()}"
@@ -85,8 +88,10 @@ def with_words(row: Row, question: str, answer: str) -> Row:
 
 
 def reword_prompt(english: Row, question: str, answer: str, native: bool) -> Row:
-    """The prompt of MGSM's English file with other words before question and answer; native: an answer is asked for
-    in these words, not English's."""
+    """Return the prompt of MGSM's English file with other words before question and answer.
+
+    Args: native: ask for an answer in these words, not English's.
+    """
     text, target = english["doc_to_text"].replace(f"{QUESTION} ", f"{question} "), english["doc_to_target"]
     return {
         "doc_to_text": text.replace(STEPS, answer) if native else text,
@@ -113,7 +118,10 @@ def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str
 
 
 def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
-    """The stock task cuts a fixed count of characters off an exemplar's answer: its first words must stand there."""
+    """Check that an exemplar's answer begins with the stock task's words.
+
+    The task cuts a fixed count of characters off.
+    """
     match = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
     if not match:
         return

@@ -20,10 +20,10 @@ OURS = Path(__file__).parent / "tasks"
 
 
 def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
-    """The harness' own file. Found without importing the harness, which takes seconds.
+    """Return the harness' own file, without importing the harness, which takes seconds.
 
-    `wordless`: English's file of a benchmark whose prompts differ in nothing but the rows; with rows of one's own it
-    serves each language that the harness has no file for.
+    Args: wordless: English's file of a benchmark whose prompts differ only in the rows. With own
+    rows it serves each language that the harness has no file for.
     """
     tasks = shipped_folder()
     if tasks is None:
@@ -50,13 +50,16 @@ def own_task_file(name: str) -> Path:
 
 
 def by_text(ask: Ask) -> list[str]:
-    """What turns a question that is answered by a letter into one that is answered by the text of its options, where
-    eval.options=text requests it."""
+    """Return what turns a question that is answered by a letter into one that is answered by the
+    text of its options.
+
+    eval.options=text requests it.
+    """
     return [str(own_task_file(f"{ask.task}_text"))] if ask.options == "text" else []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
-    """The files' settings joined, and eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
+    """Join the files' settings, with eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
     kwargs: Row = {}
     for file in files:
         kwargs |= load_plain(file)["generation_kwargs"]

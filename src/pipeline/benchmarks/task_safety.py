@@ -30,7 +30,7 @@ INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
 
 
 def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """The texts of a task file that may be templates, with their keys."""
+    """Return the texts of a task file that may be templates, with their keys."""
     for key, value in body.items():
         if isinstance(value, str) and not isinstance(value, FunctionName):
             yield f"{before}{key}", value
@@ -72,7 +72,10 @@ def runs_model_programs(task_file: TaskFile) -> bool:
 
 
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """The paths that a user-defined task reads its rows from outside of its folder, whose content identifies a run."""
+    """Return the paths outside of its folder that a user-defined task reads its rows from.
+
+    A folder's content identifies a run.
+    """
     kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
     paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
     if source not in READERS and (Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)):

@@ -40,10 +40,10 @@ class Incomplete(PipelineError):
 
 
 def compose(settings: Sequence[str]) -> Stage:
-    """The stage that a command's overrides describe.
+    """Return the stage that a command's overrides describe.
 
-    Raises:
-        PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
+    Raises: PipelineError: a wrong key, option, type or range, a missing value, or a knob that this
+    stage does not read.
     """
     own_words, command = split_command(settings)
     stage: Any = compose_given(values_of(own_words))
@@ -51,7 +51,7 @@ def compose(settings: Sequence[str]) -> Stage:
 
 
 def compose_given(settings: Words) -> Stage:
-    """The stage of a command, which may set no knob without an effect."""
+    """Return the stage of a command, which may set no knob without an effect."""
     stage = stage_of(settings)
     values = {key.lstrip("+"): value for key, value in settings.items()}
     for key, remedy in unread_knobs(stage, values).items():
@@ -127,8 +127,11 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
 
 
 def with_hardware(config: T, every: Words) -> T:
-    """A table's stage with what the hardware of its own `every` sets of plans and jobs, if the command sets none, and
-    where neither the command nor its option of launcher= does."""
+    """Return a table's stage with what the hardware of its own `every` sets of plans and jobs.
+
+    It applies if the command sets no hardware, and where neither the command nor its option of
+    launcher= sets the key.
+    """
     if not isinstance(config, TableStage) or HARDWARE not in every or HARDWARE in config.every:
         return config
     of_site = conf.option("launcher", config.given.get("launcher", "local"))["launcher"]
@@ -207,7 +210,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
 
 
 def method_class(knobs: Words) -> type[Any]:
-    """The class of a merge's knobs, by its method."""
+    """Return the class of a merge's knobs, by its method."""
     if method := conf.method_of_knobs(knobs):
         return method
     raise PipelineError(
@@ -219,10 +222,9 @@ def method_class(knobs: Words) -> type[Any]:
 
 
 def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") -> T:
-    """The stage that a tree of plain values describes, as a command gives it or `asdict` wrote it.
+    """Read the stage that a tree of plain values describes, as a command gives it or `asdict` wrote it.
 
-    Raises:
-        PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
+    Raises: PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
     """
     if isinstance(knobs := tree.get("merge"), dict):
         tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}

@@ -115,11 +115,12 @@ def groups() -> list[str]:
 
 
 def table_file(name: str) -> Path:
-    """The file of table=NAME: in tables/ of conf/ or of an added folder, or NAME itself where it has a /, begins with a
-    dot or ends in .yaml, .yml or .zip.
+    """Return the file of table=NAME.
 
-    Raises:
-        PipelineError: there is none.
+    It is in tables/ of conf/ or of an added folder, or NAME itself where that has a /, begins with
+    a dot or ends in .yaml, .yml or .zip.
+
+    Raises: PipelineError: there is none.
     """
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
@@ -142,10 +143,9 @@ def is_checkpoint(model: str) -> bool:
 
 
 def option(group: str, name: str) -> Tree:
-    """What an option sets, by keys of a command, by its list of defaults and its package.
+    """Return what an option sets: keys of a command, with its list of defaults and its package.
 
-    Raises:
-        PipelineError: its file, or one that it starts from, cannot be read.
+    Raises: PipelineError: its file, or one that it starts from, cannot be read.
     """
     if group == "merge" and option_file(group, name) is None:
         return {group: {"method": name}}  # of another installed package
@@ -216,24 +216,24 @@ def merge(tree: Tree, part: Mapping[str, Any]) -> None:
 
 
 def stage_class(name: str) -> type[Stage] | None:
-    """The configuration of a stage, ours or of another package; None where there is none of that name."""
+    """Return the configuration of a stage, of this program or of another package, or None."""
     return OWN_STAGES.get(name) or stage_of_package(name)
 
 
 def method_of(name: str | None) -> type[Merge] | None:
-    """The method of an option of merge=, which its file names, or of another package; None where there is none."""
+    """Return the method of an option of merge=, which its file names, or of another package, or None."""
     if name is None or name in METHODS or option_file("merge", name) is None:
         return METHODS.get(name or "") or merge_method(name or "")
     return method_of_knobs(option("merge", name)["merge"])
 
 
 def method_of_knobs(knobs: Words) -> type[Merge] | None:
-    """The class of the knobs of a merge, by its method."""
+    """Return the class of the knobs of a merge, by its method."""
     method = str(knobs.get("method"))
     return METHODS.get(method) or merge_method(method)
 
 
 def groups_read(stage: str) -> list[str]:
-    """The groups that a stage reads."""
+    """Return the groups that a stage reads."""
     kind = stage_class(stage)
     return [*kind.groups, *OF_ALL_STAGES] if kind else []

@@ -101,7 +101,7 @@ class Expert(Knobs):
         return [item for member in members for item in member.sources.items()]
 
     def questions(self, split: str) -> int | None:
-        """Number of items per benchmark and language in a small world's data; None for any other data."""
+        """Return the number of items per benchmark and language in a small world's data, or None for any other data."""
         if self.items:
             return self.items.test if split == "test" else self.items.dev
         if self.world:

@@ -26,7 +26,9 @@ OF_ALL_WEIGHTS = ("weights", "optimizer")  # adapters train few parameters: thes
 
 
 def left_open(settings: Words) -> dict[str, str]:
-    """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
+    """Return the recipe of layer_swapping's Table 4, and its data, where neither is named and the
+    rest is as in the paper.
+    """
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
     other_settings = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & settings.keys()
@@ -37,14 +39,16 @@ def left_open(settings: Words) -> dict[str, str]:
 
 
 def option_of(group: str, settings: Words, knob: str, default: str) -> str:
-    """A knob in the file of a group's option that these words choose."""
+    """Return a knob in the file of a group's option that these words choose."""
     name = str(settings.get(group))
     return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
 
 
 def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree:
-    """What an option of hardware= sets, group by group. tree: what the stage's other options set; adapter: sft.adapter
-    where it is typed."""
+    """Return what an option of hardware= sets, group by group.
+
+    Args: tree: what the stage's other options set. adapter: sft.adapter where it is typed.
+    """
     parts = read_hardware(name, adapter or tree.get("sft", {}).get("adapter", "none"))
     parts["launcher"] = {**parts.get("launcher", {}), "gpu": parts.get("plan", {}).get("gpu")}
     if tree["launcher"]["name"] != "slurm":
@@ -76,5 +80,5 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
 
 
 def card_of(name: str | None) -> str | None:
-    """The GPU of an option of hardware=; None of one without, and of no option."""
+    """Return the GPU of an option of hardware=, or None for one without and for no option."""
     return read_hardware(name).get("plan", {}).get("gpu") if name else None

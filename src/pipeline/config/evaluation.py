@@ -19,8 +19,10 @@ def below_float32(config: Eval) -> bool:
 
 
 def settle_products(settings: Eval) -> Eval:
-    """The settings with eval.products=auto resolved, once the dtype is. Raises PipelineError for bf16x3 of what is not
-    computed in float32 by eval.backend=hf."""
+    """Return the settings with eval.products=auto resolved, once the dtype is known.
+
+    Raises: PipelineError: bf16x3 of what eval.backend=hf does not compute in float32.
+    """
     possible = settings.dtype == "float32" and settings.backend == "hf"
     if settings.products == "ieee" or settings.dtype == "auto":
         return settings

@@ -137,10 +137,11 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
 
 
 def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
-    """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
+    """Return the dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
 
-    Raises:
-        PipelineError: an unknown key, or a value of another type; the first one. prefix: of the keys, for errors.
+    Args: prefix: of the keys, for errors.
+
+    Raises: PipelineError: the first unknown key, or value of another type.
     """
     try:
         checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
@@ -160,7 +161,10 @@ def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
 
 
 def type_inside(kind: Any, name: str) -> Any:
-    """The type of a field, or of its items where it is a dict or a list; None where there is no such field."""
+    """Return the type of a field, or of its items where it is a dict or a list;
+
+    None without such a field.
+    """
     hint = type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)  # type: ignore[arg-type]
     if not isinstance(hint, UnionType):
         return hint

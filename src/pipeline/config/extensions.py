@@ -36,7 +36,10 @@ class Extension:
     ours: bool
 
     def load(self) -> Any:
-        """What the entry point names. Raises PipelineError where the import fails."""
+        """Import what the entry point names.
+
+        Raises: PipelineError: the import fails.
+        """
         file = Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
         if self.ours and not file.is_file():
             raise PipelineError(f"{self.name} is in {file}, which is not there: install {self.package} again")
@@ -64,7 +67,10 @@ def extensions(group: str) -> dict[str, Extension]:
 
 
 def outside_core(group: str, name: str) -> Any:
-    """What the entry point of this name gives. Raises PipelineError where no installed package has it."""
+    """Return what the entry point of this name gives.
+
+    Raises: PipelineError: no installed package has it.
+    """
     if name not in extensions(group):
         raise PipelineError(f"{name} of {group} is declared by no installed package: install {OURS} again")
     return extensions(group)[name].load()
@@ -72,10 +78,9 @@ def outside_core(group: str, name: str) -> Any:
 
 @cache
 def merge_method(name: str) -> type[Merge] | None:
-    """The merge method of another package; None where none is installed.
+    """Return the merge method of another package, or None.
 
-    Raises:
-        PipelineError: the package cannot be imported, or what it declares is not a method.
+    Raises: PipelineError: the package cannot be imported, or what it declares is not a method.
     """
     if (extension := extensions(MERGE_METHODS).get(name)) is None:
         return None
@@ -90,10 +95,9 @@ def merge_method(name: str) -> type[Merge] | None:
 
 @cache
 def stage_of_package(name: str) -> type[Stage] | None:
-    """The configuration of a stage outside of the core, whose `answer()` runs it; None where none is installed.
+    """Return the configuration of a stage outside of the core, whose `answer()` runs it, or None.
 
-    Raises:
-        PipelineError: it cannot be imported, or is none.
+    Raises: PipelineError: it cannot be imported, or is none.
     """
     if (extension := extensions(STAGES).get(name)) is None:
         return None

@@ -50,7 +50,10 @@ _included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> 
 
 
 def index(folder: Path) -> Index:
-    """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
+    """Return what the YAML files below a folder define; Python classes are not included.
+
+    The harness' 14,000 files take a second.
+    """
     result = Index()
     for file in sorted(path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()):
         if file.stat().st_size > MOST_BYTES:
@@ -140,7 +143,7 @@ def files_of_task(name: str) -> tuple[Path, ...]:
 
 
 def included_state() -> tuple[str, ...]:
-    """What eval.include_path has added, as the digests of its files."""
+    """Return what eval.include_path has added, as the digests of its files."""
     return tuple(digest for digest, _ in _included.values())
 
 
@@ -164,10 +167,9 @@ def file_of(name: str) -> TaskFile:
 
 @cache
 def members(name: str) -> tuple[str, ...]:
-    """The tasks of a task (itself) or group, in its order, those of the groups and tags within it included.
+    """Return the tasks of a task (itself) or group, in its order, with those of groups and tags within it.
 
-    Raises:
-        PipelineError: a group that redefines its tasks, or has one that is not known.
+    Raises: PipelineError: a group redefines its tasks, or has an unknown one.
     """
     harness = harness_index()
     if name in harness.tasks:
@@ -177,7 +179,10 @@ def members(name: str) -> tuple[str, ...]:
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
-    """The tasks that a group lists, or a group that is defined inside of it; `folder` is its file's."""
+    """Return the tasks that a group lists, or a group that is defined inside of it.
+
+    Args: folder: that of its file.
+    """
     harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
         entry = {"task": item} if isinstance(item, str) else item
@@ -211,19 +216,22 @@ def tags_below(folder: Path) -> dict[str, list[str]]:
 
 
 def tagged(tag: str, nearest: Path | None = None) -> list[str]:
-    """The tasks with a tag: those below the folder `nearest` if it has any, as most tags are of one folder, else below
-    all (two seconds for the harness' 14,000 files)."""
+    """Return the tasks with a tag.
+
+    They are those below the folder `nearest` if it has any, as most tags are of one folder, else
+    below all, which takes two seconds.
+    """
     folders = [nearest, *_included, shipped_folder()]
     return next((tasks for folder in folders if folder and (tasks := tags_below(folder).get(tag))), [])
 
 
 def name_tasks(tasks: Sequence[str]) -> str:
-    """The override that scores some tasks, of many the first."""
+    """Return the override that scores some tasks, the first of many."""
     return f"{TASKS}=[{','.join(tasks[:MOST_NAMED])}{',...' if len(tasks) > MOST_NAMED else ''}]"
 
 
 def explain_tag(name: str) -> str:
-    """What to give in place of a tag, which has no score of its own; nothing of a name that is no tag."""
+    """Return what to give in place of a tag, which has no score of its own; "" for a name that is no tag."""
     tag, _ = split_shots(name)
     if tag not in harness_index().tags:
         return ""
@@ -259,13 +267,13 @@ def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
 
 
 def split_shots(name: str) -> tuple[str, int | None]:
-    """A task, and its number of exemplars where the name ends in one: arc_easy_5shot."""
+    """Split a name into a task and its number of exemplars, if the name ends in one: arc_easy_5shot."""
     match = SHOTS.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, None)
 
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
-    """The first option of eval= that differs from a name in its number of exemplars alone."""
+    """Return the first option of eval= that differs from a name in its number of exemplars alone."""
     task, shots = split_shots(name)
     near = (option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task)
     return None if shots is None else next(near, None)
@@ -276,8 +284,11 @@ def tasks_of_option(option: str) -> list[Tree]:
 
 
 def task_of_option(option: str) -> str:
-    """The task that an option of eval= scores: the one that its file lists, else the option's name without its number
-    of exemplars, such as arc_easy for arc_easy_5shot."""
+    """Return the task that an option of eval= scores.
+
+    It is the one that its file lists, else the option's name without its number of exemplars:
+    arc_easy for arc_easy_5shot.
+    """
     tasks = tasks_of_option(option) if conf.option_file("eval", option) else []
     if len(tasks) == 1:
         return str(tasks[0]["task"])
@@ -293,6 +304,6 @@ def named_task(name: str) -> Tree | None:
 
 
 def stock_shots(name: str) -> int:
-    """The number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
+    """Return the number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
     first = next(iter(members(name)), None)
     return int(file_of(first).body.get("num_fewshot") or 0) if first else 0

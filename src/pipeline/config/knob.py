@@ -68,7 +68,7 @@ def knob(
 
 
 def part(kind: type, *, hashed: bool = True) -> Any:
-    """A field for a nested dataclass, all its knobs at their defaults."""
+    """Return a field for a nested dataclass, all its knobs at their defaults."""
     return field(default_factory=kind, metadata={"hashed": hashed})
 
 
@@ -88,7 +88,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def names_of(kind: Any) -> list[str]:
-    """The names of a dataclass's knobs, sorted; none of another type."""
+    """Return the names of a dataclass's knobs, sorted; none for another type."""
     return sorted(item.name for item in fields_of(kind)) if is_dataclass(kind) else []
 
 
@@ -142,9 +142,10 @@ def is_hashed(item: Any, config: Any) -> bool:
 
 
 def identity(config: Any) -> Tree:
-    """The part of a config that decides results: hashed fields that differ from their declared defaults.
+    """Return the part of a config that decides results: hashed fields that differ from their declared defaults.
 
-    A nested dataclass whose default is None counts even with all its fields at their defaults, as an expert's world.
+    A nested dataclass whose default is None counts even with all its fields at their defaults, as
+    an expert's world.
     """
     hashed_fields: Tree = {}
     for item in fields_of(type(config)):
@@ -168,6 +169,6 @@ def identity(config: Any) -> Tree:
 
 
 def format_value(value: Any) -> str:
-    """A knob's value as printed: text as is, except line breaks and separators, which are escaped; all else as JSON."""
+    """Print a knob's value: text with line breaks and separators escaped, all else as JSON."""
     plain = isinstance(value, str) and value.isprintable() and value.strip()
     return str(value) if plain else json.dumps(value, ensure_ascii=False)

@@ -87,7 +87,10 @@ def usage_text() -> str:
 
 
 def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
-    """A command's values as YAML, for --cfg job; what is missing is ???. resolved: the stage that it builds."""
+    """Return a command's values as YAML, for --cfg job; what is missing is ???.
+
+    Args: resolved: the stage that it builds.
+    """
     own_words, command = split_command(command_words)
     config, missing = settled_stage(values_of(command or own_words))
     tree = asdict(resolved or config)
@@ -99,10 +102,11 @@ def command_text(command_words: list[str], resolved: Stage | None = None) -> str
 
 
 def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
-    """What a command composes to, and the groups that it needs and does not name: any of their options is put there.
+    """Return what a command composes to, and the groups that it needs and does not name.
 
-    Raises:
-        PipelineError: a wrong key or option.
+    Any option of such a group is put there.
+
+    Raises: PipelineError: a wrong key or option.
     """
     typed = values_of(split_command(command_words)[0])
     settings = {**kind.groups, **left_open(typed), **typed}
@@ -117,7 +121,7 @@ def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
 
 
 def class_summary(kind: type) -> str:
-    """A class's docstring as one line; empty where it has none but the signature that dataclass makes."""
+    """Return a class's docstring as one line; "" if it has only the signature that dataclass makes."""
     text = " ".join((kind.__doc__ or "").split())
     return "" if text.startswith(f"{kind.__name__}(") else text
 

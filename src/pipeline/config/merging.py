@@ -38,7 +38,7 @@ class Merge(Knobs):
     package: ClassVar[str] = ""  # if another package has the method: its name and version, which are hashed
 
     def references(self) -> References:
-        """The sources in the order of the merge, without the base; the result is laid out as the first."""
+        """Return the sources in the order of the merge, without the base; the result is laid out as the first."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def decide(self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None) -> Any:
@@ -65,14 +65,13 @@ class Merge(Knobs):
         return next(iter(of_base)) if len(of_base) == 1 else "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """What is hashed besides the knobs: the version of another package, the content of a file."""
+        """Return what is hashed besides the knobs: the version of another package, the content of a file."""
         return {"packages": {self.method: self.package}} if self.package else {}
 
     def controlled_roles(self) -> list[str]:
-        """The roles of `control`; a side that is a list stands for all of its experts.
+        """Return the roles of `control`; a side that is a list stands for all of its experts.
 
-        Raises:
-            PipelineError: a role that the merge does not have, or no expert is left.
+        Raises: PipelineError: a role that the merge does not have, or no expert is left.
         """
         roles, requested = list(self.references()), self.control or []
         sides = {role.partition(".")[0] for role in roles}
@@ -101,11 +100,14 @@ class Merge(Knobs):
         """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
-        """The beginning of run names, before the experts' labels. layers: as in `refuse`."""
+        """Return the beginning of run names, before the experts' labels.
+
+        Args: layers: as in `refuse`.
+        """
         return self.method
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
-        """What the merge does, for readers; in layers of the model if their number is known."""
+        """Describe the merge for readers, in layers of the model if their number is known."""
         parts = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
         for item in fields(self):
             value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")
@@ -126,7 +128,7 @@ def check_method(kind: type[Merge], name: str, where: str) -> None:
 
 
 def numbered_references(experts: Sequence[Any]) -> References:
-    """The references of merge.experts: roles "0", "1", ... in their order."""
+    """Return the references of merge.experts: roles "0", "1", ... in their order."""
     return {str(index): ("merge.experts", expert) for index, expert in enumerate(experts)}
 
 

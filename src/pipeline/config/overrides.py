@@ -42,12 +42,12 @@ def with_line_feeds(value: Any) -> Any:
 
 
 def override_of(key: str, value: Any) -> str:
-    """The override that gives a key, with its plus, this value."""
+    """Return the override that gives a key, with its plus, this value."""
     return f"{key}={written(value)}"
 
 
 def written(value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """Write a value in Hydra's grammar."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{written(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
@@ -72,8 +72,11 @@ def chosen_options(typed_words: Sequence[str]) -> Tree:
 
 
 def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
-    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage."""
+    """Split the words of stage=plan and stage=prefetch from the single command that they are about,
+    if it is not a table.
+
+    `stage=plan expert=math` is about `stage=sft expert=math`; plan.stage names another stage.
+    """
     options = typed_in(typed_words)
     study = options.get("stage", "table")
     kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
@@ -101,10 +104,12 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
 
 @lru_cache(maxsize=4096)
 def parse_override(text: str, sweep: bool = False) -> Override:
-    """A `key=value`. sweep: allow `key=a,b`, as for `-m`.
+    """Parse a `key=value`.
 
-    Raises:
-        PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation.
+    Args: sweep: allow `key=a,b`, as for `-m`.
+
+    Raises: PipelineError: not an override, one of Hydra's that has no meaning here, or an
+    interpolation.
     """
     conf.refuse_interpolation(text.partition("=")[0], text)
     try:
@@ -150,7 +155,7 @@ def is_override(text: str) -> bool:
 
 
 def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
-    """The overrides of each job of `-m`, as made by Hydra's sweeper, without Hydra's own settings."""
+    """Return the overrides of each job of `-m`, as Hydra's sweeper makes them, without Hydra's own settings."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     parsed = [parse_override(text, sweep=True) for text in typed_words]

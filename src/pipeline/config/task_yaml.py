@@ -31,7 +31,7 @@ def shipped_folder() -> Path | None:
 
 
 def parts_of(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder of task files whose content identifies it."""
+    """Return the files of a folder of task files whose content identifies it."""
     return tuple(sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts))
 
 
@@ -47,10 +47,9 @@ _Plain.add_constructor("!function", lambda loader, node: FunctionName(loader.con
 
 
 def load_plain(file: Path) -> Tree:
-    """A task file as it is, without what it includes.
+    """Load a task file as it is, without what it includes.
 
-    Raises:
-        PipelineError: it cannot be read.
+    Raises: PipelineError: it cannot be read.
     """
     try:
         body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
@@ -125,7 +124,10 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
 
 
 def outside_metric(body: Mapping[str, Any]) -> str | None:
-    """A metric that is not the harness' own, which it would download as a program from the Hub; None without."""
+    """Return a metric that is not the harness' own, or "".
+
+    The harness would download such a metric as a program from the Hub.
+    """
     folder = shipped_folder()
     text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
     metric_names = set(re.findall(r'metric="([^"]+)"', text))

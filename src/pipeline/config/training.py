@@ -60,7 +60,9 @@ WITH_ADAPTER = (lambda sft: sft.adapter == "lora", "sft=lora, partial_lora, mixe
 
 
 def default_rate(adapter: str) -> float:
-    """The learning rate where a recipe leaves it open: of adapters that of unreasonable_lora, else our choice."""
+    """Return the learning rate where a recipe leaves it open: for adapters that of
+    unreasonable_lora, else our choice.
+    """
     return 6e-5 if adapter == "lora" else 1e-6
 
 

@@ -24,7 +24,7 @@ Tokens = Sequence[int]
 
 
 def without_weights(weights: Merging | Path) -> tuple[Any, Any]:
-    """The model on the meta device, with its generation config, and its tokenizer."""
+    """Return the model on the meta device, with its generation config, and its tokenizer."""
     if isinstance(weights, Path):
         return _without_weights(weights, weights, weights, _digests(weights))
     giver = weights.giver

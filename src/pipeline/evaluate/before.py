@@ -32,7 +32,10 @@ Check = Callable[["Run[EvalStage]", Sequence[TaskSpec]], None]
 
 
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[TaskSpec]:
-    """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
+    """Define the task files of what the stage asks for, and check their data.
+
+    What a bundle cannot have goes into `left_out`.
+    """
     stage = run.config
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
     return task_specs(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
@@ -62,7 +65,10 @@ def check_packages(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
 
 
 def engine_of(settings: Eval) -> dict[str, str]:
-    """What of a backend outside of this program changes answers. Raises PipelineError where it is not installed."""
+    """Return what of a backend outside of this program changes answers.
+
+    Raises: PipelineError: it is not installed.
+    """
     return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions()
 
 

@@ -56,8 +56,9 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
 
 
 def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
-    """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
-    samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
+    """Join what finished scoring runs found: all their rows, and the averages over languages, in scores.json.
+
+    samples/ has their questions, as hard links. Returns the facts of a run, as scoring does.
     """
     written = {
         role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for role, part in scored.items()

@@ -53,10 +53,11 @@ def has_landlock() -> bool:
 
 
 def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> str:
-    """What comes of a program. Whatever it does, it is an outcome, never an exception.
+    """Run a program and return its outcome, never an exception.
 
-    It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and writes nothing.
-    With Landlock it reads Python's own files alone; without, what the user may read (see `refuse_secrets`).
+    It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and
+    writes nothing. With Landlock it reads only Python's own files; without, what the user may read
+    (see `refuse_secrets`).
     """
     nonce, code = secrets.token_hex(16), program.encode(errors="replace")
     arguments = map(str, (seconds, memory, int(has_landlock()), len(code)))
@@ -108,7 +109,9 @@ def is_computing(pid: int) -> bool:
 
 
 def outcome_of(status: int, line: bytes, nonce: str) -> str:
-    """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
+    """Return the outcome of a process by its exit status (minus the signal that ended it) and the
+    line that it wrote.
+    """
     if status == -signal.SIGXCPU:
         return TIMED_OUT
     answer, _, exception_name = line.decode(errors="replace").partition(" ")
@@ -152,7 +155,7 @@ def refuse_secrets() -> None:
 
 
 def code_of(response: str) -> str:
-    """The program in an answer: its first fenced block where it has one, else all of it, as in the stock task."""
+    """Return the program in an answer: its first fenced block if it has one, else all of it, as in the stock task."""
     fenced = re.search(r"```(?:\w+)?\n(.*?)(?:```|\Z)", response, re.DOTALL)
     return fenced[1] if fenced else response
 

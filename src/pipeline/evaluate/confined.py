@@ -39,7 +39,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_program() -> bytes:
-    """The filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
+    """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for number in ALLOWED:
         steps += [(EQUAL, 0, 1, number), (GIVE, 0, 0, ALLOW)]
@@ -51,7 +51,7 @@ def filter_program() -> bytes:
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has; 0 where there is none, or it is off."""
+    """Return the version of Landlock that the kernel has, or 0 if there is none or it is off."""
     return max(0, libc.syscall(CREATE_RULESET, None, 0, 1))
 
 

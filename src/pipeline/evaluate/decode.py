@@ -38,7 +38,7 @@ def can_decode(model: Any) -> bool:
 
 
 def settings_beyond_greedy(model: Any) -> list[str]:
-    """Settings of a model's generation config that change which token is chosen, such as repetition_penalty."""
+    """Return settings of a model's generation config that change which token is chosen, such as repetition_penalty."""
     defaults = GenerationConfig._get_default_generation_params()
     settings = model.generation_config.to_dict().items()
     changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
@@ -173,7 +173,7 @@ def decode(
 
 
 def _closed_up(cache: SharedCache, rows: list[_Row | None]) -> list[_Row | None]:
-    """The rows without those that are free, as far as the next smaller number of rows that is computed."""
+    """Return the rows without those that are free, as far as the next smaller number of rows that is computed."""
     live = [slot for slot, row in enumerate(rows) if row]
     count = rows_for(cache.device, len(live))
     sources = [slot for slot in live if slot >= count]

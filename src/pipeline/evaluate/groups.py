@@ -13,11 +13,12 @@ MOST_QUESTIONS = 1_000_000  # of a part: a question is known by its number and t
 
 
 def join_group(specs: list[TaskSpec], result: EvaluationResult) -> tuple[list[TaskSpec], EvaluationResult]:
-    """The parts of a group as one task: the group's scores, then those of its parts as subjects, and all questions. A
-    scoring run has one task or group; what is no group stays.
+    """Join the parts of a group as one task: the group's scores, then those of its parts as
+    subjects, and all questions.
 
-    The mean of a question's scores over the questions is the group's score, also where each part has the same weight:
-    there a question's score is multiplied by questions / (parts * questions of its part).
+    A scoring run has one task or group; what is no group stays. The mean of a question's scores
+    over the questions is the group's score. Where each part has the same weight, a question's score
+    is multiplied by questions / (parts * questions of its part).
     """
     first = specs[0]
     if not first.group:
@@ -28,7 +29,7 @@ def join_group(specs: list[TaskSpec], result: EvaluationResult) -> tuple[list[Ta
 
 
 def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """The harness' score of a group in each metric and filter that it aggregates."""
+    """Return the harness' score of a group in each metric and filter that it aggregates."""
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
     group_rows = []

@@ -15,19 +15,24 @@ INVALID = "[invalid]"  # what the harness' regex filters give back when they fin
 
 
 def finite_or_none(value: Any) -> float | None:
-    """The number, or None where the harness writes "N/A" or a model gives nan or infinity."""
+    """Return the number, or None where the harness writes "N/A" or a model gives nan or infinity."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The probability that one of k answers is right, where `correct` of n are: the unbiased estimator of Chen et al.
-    (2021, Evaluating Large Language Models Trained on Code)."""
+    """Return the probability that one of k answers is right, where `correct` of n are.
+
+    It is the unbiased estimator of Chen et al. (2021, Evaluating Large Language Models Trained on
+    Code).
+    """
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def majority(extracted: Sequence[str]) -> list[int]:
-    """The places of the most frequent answer, the first of equally frequent ones; all if none is parsed. A number is
-    the same answer however it is written: 1800, 1,800, $1800.00 and 1800."""
+    """Return the places of the most frequent answer, the first of equally frequent ones; all if none is parsed.
+
+    A number is the same answer however it is written: 1800, 1,800, $1800.00 and 1800.
+    """
     numbers = [last_number(text) if _WRITTEN_NUMBER.fullmatch(text) else None for text in extracted]
     votes = [text.strip() if number is None else number for number, text in zip(numbers, extracted, strict=True)]
     parsed = [vote for vote, text in zip(votes, extracted, strict=True) if text != INVALID]
@@ -200,7 +205,10 @@ def _script(letter: str) -> str:
 
 
 def share_in(scripts: Sequence[str], text: str) -> float | None:
-    """The share of a text's letters that are of these scripts (as Unicode names letters); None without ten letters."""
+    """Return the share of a text's letters in these scripts, as Unicode names letters;
+
+    None below ten letters.
+    """
     letters = [mark for mark in text if mark.isalpha()]
     if len(letters) < 10:
         return None

@@ -39,8 +39,10 @@ def open_model(
     dtype: str = "auto",
     backend: Callable[..., Any] = TorchBackend,
 ) -> Answering:
-    """The model of a folder or merge, its headers and tokenizer read, its weights not yet. Raises PipelineError where
-    its files are not those of a model."""
+    """Open the model of a folder or merge: its headers and tokenizer are read, its weights not yet.
+
+    Raises: PipelineError: its files are not those of a model.
+    """
     model, tokenizer = without_weights(weights)
     if tokenizer.eos_token_id is None:
         raise PipelineError(

@@ -53,7 +53,7 @@ def group_prompts(
 
 
 def sort_prompts(prompts: Sequence[Sequence[int]], indices: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
+    """Return the places in the order of their prompts' tokens, and how many tokens each shares with the next."""
     order = sorted(indices, key=lambda index: tuple(prompts[index]))
     return order, [
         len(commonprefix([list(prompts[first]), list(prompts[second])])) for first, second in pairwise(order)
@@ -71,8 +71,11 @@ class Trie:
 
 
 def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, token_limit: int) -> list[Trie]:
-    """Tries of at most `token_limit` tokens of the prompts `members`, which have the first `shared` tokens in common;
-    0: each prompt by itself. A prompt that shares less than half of its rest with the one before it begins a trie."""
+    """Build tries of at most `token_limit` tokens of the prompts `members`, whose first `shared` tokens are common.
+
+    With 0 each prompt is by itself. A prompt that shares less than half of its rest with the one
+    before it begins a trie.
+    """
     order, common = sort_prompts(prompts, members)
     tries: list[Trie] = []
     path: list[int] = []

@@ -53,10 +53,11 @@ def harness_tamed() -> Iterator[None]:
 
 @harness_tamed()
 def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
-    """The harness' task objects, their data read, those of the Hub at their locked revisions, in the order of
-    `specs`.
+    """Load the harness' task objects with their data, those of the Hub at their locked revisions,
+    in the order of `specs`.
 
-    Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
+    Raises: PipelineError: data cannot be read, neither from the Hub, which is asked once, nor from
+    its cache.
     """
     manager, refusal_of_set = TaskManager(include_defaults=False), functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
@@ -135,8 +136,10 @@ def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
 
 
 def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
-    """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
-    for each row."""
+    """Return the rows to score: those of the first eval.limit questions.
+
+    It is a range, not a list: the harness asks `row in rows` for each row.
+    """
     rows, column = range(spec.first, len(task.eval_docs)), spec.benchmark.question_column
     if settings.limit is None or not column:
         return rows[: settings.limit]
@@ -149,10 +152,10 @@ def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
 
 
 def build_requests(lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
-    """What the harness will ask for, of each sampled answer to each question.
+    """Build what the harness will ask for, of each sampled answer to each question.
 
-    Raises:
-        PipelineError: the model's chat template cannot render the prompts, or answers would differ each time.
+    Raises: PipelineError: the model's chat template cannot render the prompts, or answers would
+    differ each time.
     """
     templated = settings.chat_template
     how = prompt_settings(settings)
@@ -200,7 +203,7 @@ def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
 
 
 def prompt_settings(settings: Eval) -> dict[str, Any]:
-    """What the harness makes prompts with, in its names."""
+    """Return what the harness makes prompts with, in its names."""
     turns = settings.chat_template and settings.fewshot_as_multiturn
     how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
     return how | {"system_instruction": settings.system_instruction}
@@ -257,13 +260,13 @@ def template_problem(problem: str) -> str:
 
 
 def plain_line(error: Exception) -> str:
-    """What an error says, in one line of at most 200 printable characters."""
+    """Return what an error says, in one line of at most 200 printable characters."""
     text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
 
 
 def without_marks(text: str, tokenizer: Any) -> str:
-    """A text without special tokens and the space around it."""
+    """Return a text without special tokens and the space around it."""
     for mark in tokenizer.all_special_tokens:
         text = text.replace(mark, "")
     return text.strip()

@@ -89,7 +89,7 @@ def score_row(
 
 
 def rows_of(spec: TaskSpec, results: Mapping[str, Any], records: list[dict[str, Any]]) -> list[ScoreRow]:
-    """The harness' scores of one task, the primary one first."""
+    """Return the harness' scores of one task, the primary one first."""
     rows = []
     for name, value in results.items():
         metric, _, filter_name = name.partition(",")
@@ -177,12 +177,12 @@ def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -
 
 
 def passage_group(passage: str) -> str:
-    """The name of the questions about a passage."""
+    """Return the name of the questions about a passage."""
     return hashlib.sha256(passage.strip().encode()).hexdigest()[:12]
 
 
 def answers_of(sample: Sample) -> list[Sample]:
-    """The answers to a question: several where it was sampled, else the sample itself."""
+    """Return the answers to a question: several if it was sampled, else the sample itself."""
     answers: list[Sample] = sample.get("answers", [sample])
     return answers
 
@@ -251,10 +251,10 @@ def further_rows_of(
 
 
 def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
-    """The shares of answers, and of a model's thoughts, in another language, of those long enough to tell.
+    """Return the shares of answers, and of a model's thoughts, in another language, of those long enough to tell.
 
-    From stored samples alone, of older evaluations too. `filter` names the detector of the language; a share of none
-    has no row.
+    They come from stored samples alone, of older evaluations too. `filter` names the detector of
+    the language. A share of none has no row.
     """
     language = spec.answers_in
     answers = [answer for sample in samples for answer in answers_of(sample)]
@@ -266,7 +266,7 @@ def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
 
 
 def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> ScoreRow:
-    """A task that a bundle wants where possible and could not have, as a score without a value."""
+    """Return a score without a value, for a task that a bundle wants where possible and could not have."""
     metric, filter_name = primary_metric(task)
     return ScoreRow(task, language, None, None, num_fewshot, metric, filter_name, None, None, 0, reason)
 

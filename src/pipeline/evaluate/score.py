@@ -114,7 +114,7 @@ def facts_of(settings: Eval) -> dict[str, Any]:
 
 
 def decided_by(settings: Eval) -> dict[str, Any]:
-    """What decides an answer besides the model and the request."""
+    """Return what decides an answer besides the model and the request."""
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
     if settings.products != "ieee":
         decides["products"] = settings.products
@@ -131,11 +131,11 @@ def rounds_together(settings: Eval) -> bool:
 
 
 def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store) -> Asked:
-    """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
-    computed together with it.
+    """Return the requests of a task and what is stored of their answers.
 
-    Raises:
-        PipelineError: prompts do not fit the model. What is stored did.
+    Where an answer depends on those computed together with it, all are stored or none.
+
+    Raises: PipelineError: prompts do not fit the model. What is stored did.
     """
     rows = rows_asked(spec, task, settings)
     requests = build_requests(lm, spec, task, rows, settings)
@@ -197,7 +197,7 @@ class Answered(LM):
 
 
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
-    """The answers of a task scored by the harness, each of several to a question by itself."""
+    """Score the answers of a task by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
     result = join_answers(asked.spec, scored) if len(scored) > 1 else scored[0]
     result = replace(result, rows=[*result.rows, *share_rows(asked.spec, result.samples)])
@@ -212,10 +212,10 @@ def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
 
 
 def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> TaskResult:
-    """The answers of this number: the inner half of the harness' simple_evaluate.
+    """Score the answers of this number, as the inner half of the harness' simple_evaluate does.
 
-    The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
-    as scoring a small task does.
+    The outer half reseeds the global generators and asks pip and git about the machine, which takes
+    ten times as long as scoring a small task.
     """
     spec, put = asked.spec, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, spec, settings, number)
@@ -269,7 +269,7 @@ def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
-    """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
+    """Return what decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
     if not below_float32(settings):
         return {}
     on_gpu = torch.cuda.is_available()
@@ -291,7 +291,7 @@ def say_if_rounded(settings: Eval) -> None:
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
+    """Return the numbers of rows that answers were computed in, also of stored ones where the number decides them."""
     default_rows = settings.batch_size if rounds_together(settings) else None
     used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

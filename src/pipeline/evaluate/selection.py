@@ -69,13 +69,13 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def compared(selection: Run) -> list[Snapshot]:
-    """The snapshots that a selection ranks, made or not."""
+    """Return the snapshots that a selection ranks, made or not."""
     models = [parent for run in selection.parents.values() for parent in [run, *getattr(run, "parents", {}).values()]]
     return [parent for parent in models if isinstance(parent, Snapshot)]
 
 
 def scored(evaluation: Parent, config: SelectStage) -> Parent:
-    """The candidate that a finished evaluation is of."""
+    """Return the candidate that a finished evaluation is of."""
     manifest = read_manifest(evaluation.folder)
     assert manifest is not None
     return find_run(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
@@ -96,7 +96,9 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
 
 
 def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float:
-    """The primary metric of a task in a language, or its mean over `languages`; of a pair, in both its languages."""
+    """Return the primary metric of a task in a language, or its mean over `languages`; of a pair,
+    in both its languages.
+    """
     metric, filter_name = primary_metric(measure.task)
     means = []
     for language in [measure.language] if measure.language else languages:
@@ -121,10 +123,10 @@ def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
 
 
 def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
-    """The validation loss of a snapshot as recorded when it was taken; of final weights the last one logged.
+    """Return the validation loss of each model: of a snapshot as recorded, of final weights the last one logged.
 
-    Raises:
-        PipelineError: none was recorded, or they are of different validation sets, where losses say nothing.
+    Raises: PipelineError: none was recorded, or they are of different validation sets, whose losses
+    cannot be compared.
     """
     losses, sets = {}, {}
     for role, model in models.items():
@@ -166,7 +168,9 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
 
 
 def choose(ranking: list[Row], place: int) -> Row:
-    """The best of the run that comes `place`-th by its best: at most one a run (LS 3.1, "sufficient diversity")."""
+    """Choose the best of the run that comes `place`-th by its best: at most one a run (LS 3.1,
+    "sufficient diversity").
+    """
     best: dict[str, Row] = {}
     for row in ranking:
         if not row["below"]:
@@ -180,7 +184,7 @@ def choose(ranking: list[Row], place: int) -> Row:
 
 
 def link_model(folder: Path, work: Path) -> None:
-    """The model's files, which take no room."""
+    """Link the model's files, which takes no room."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
             link_or_copy(path, work / path.name)

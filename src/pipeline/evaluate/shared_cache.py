@@ -136,7 +136,7 @@ class SharedCache(Cache):
 
     @classmethod
     def of(cls, model: Any, rows: int, room: int) -> SharedCache:
-        """The cache that the model had for its last prompts if it is large enough, with its recorded steps."""
+        """Return the cache that the model had for its last prompts if it is large enough, with its recorded steps."""
         cache = getattr(model, KEPT, None)
         if cache is None or cache.rows < rows or cache.room < room:
             drop_cache(model)  # before the next takes its room

@@ -22,12 +22,12 @@ OWN_SCALE = re.compile(
 
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
-    """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
+    """Return the factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
     return 1 if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric) else 100
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """The score shown for each task and language: the task's primary metric, else the first one written."""
+    """Return the score shown for each task and language: the task's primary metric, else the first one written."""
     by_place: dict[tuple[str, str, int | None], ScoreRow] = {}
     for row in rows:
         if row.subject:
@@ -55,8 +55,10 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
 
 
 def score_lines(folder: Path) -> list[str]:
-    """The primary score of each task and language of an evaluation in percent, or why it was skipped; of sampled
-    answers also their majority and pass@k."""
+    """Return the primary score of each task and language of an evaluation in percent, or why it was skipped.
+
+    Sampled answers also have their majority and pass@k.
+    """
     path = folder / "scores.json"
     if not path.is_file():
         return []
@@ -68,7 +70,7 @@ def score_lines(folder: Path) -> list[str]:
 
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
-    """A score for the terminal: out of 100, with its 95 % interval."""
+    """Write a score for the terminal: out of 100, with its 95 % interval."""
     text = row.reason or "no number"
     if row.value is not None:
         scale = percent_factor(row.metric)

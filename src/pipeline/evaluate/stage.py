@@ -95,8 +95,12 @@ def backend_of(settings: Eval, scratch: Path) -> Any:
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
-    """The run with the dtype that it is scored in: of weights on the Hub that were not known when it was built, that of
-    their headers. Raises PipelineError where weights are stored in another dtype than was planned for them."""
+    """Return the run with the dtype that it is scored in.
+
+    If weights on the Hub were not known when it was built, it is that of their headers.
+
+    Raises: PipelineError: weights are stored in another dtype than was planned for them.
+    """
     config = run.config
     if config.eval.dtype != "auto" and not config.as_stored:
         return run

@@ -34,11 +34,11 @@ class Sampling:
         return replace(self, keys=[self.keys[index] for index in indices])
 
     def seed(self, index: int) -> int:
-        """The seed of all draws for a prompt, for a backend that draws by itself (vLLM)."""
+        """Return the seed of all draws for a prompt, for a backend that draws by itself (vLLM)."""
         return int.from_bytes(hashlib.sha256(self.keys[index].encode()).digest()[:7], "big")
 
     def number(self, index: int, position: int) -> float:
-        """The number in [0, 1) that decides about a token of a prompt's answer."""
+        """Return the number in [0, 1) that decides about a token of a prompt's answer."""
         digest = hashlib.sha256(f"{self.keys[index]} {position}".encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48
 

@@ -38,9 +38,11 @@ VERSION = 8  # raised when the code changes the answer to the same request
 
 
 def model_key(checkpoint: Parent) -> Key:
-    """What a model is: the root over its tensors, an adapter's base, and the files that decide how it answers.
+    """Return what a model is: the root over its tensors, an adapter's base, and the files that
+    decide how it answers.
 
-    The root is the one that its run recorded, of a merge its key; of a folder that no run made, all tensors are read.
+    A run recorded its root, a merge has its key. Of a folder that no run made, all tensors are
+    read.
     """
     folder, base = local_folder(checkpoint.folder), None
     manifest = read_manifest(folder)
@@ -51,7 +53,7 @@ def model_key(checkpoint: Parent) -> Key:
 
 
 def merge_key(merge: Merging, runs_dir: Path) -> Key:
-    """The key of a merge in memory, which is that of the written merge: by what it is made of (merge/digests.py)."""
+    """Return the key of a merge in memory, which is that of the written merge (merge/digests.py)."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         if merge.adapter:
@@ -63,7 +65,7 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
 
 
 def base_key(folder: Path) -> Key:
-    """What the base of an adapter is: the adapter's folder has no config.json, and may have no tokenizer."""
+    """Return what the base of an adapter is: the adapter's folder has no config.json, and may have no tokenizer."""
     return {"root": root_of(folder), "files": deciding_files(folder)}
 
 
@@ -127,8 +129,11 @@ class Store:
     fresh: bool = False
 
     def answers(self, task: str, settings: Key, together: str | None) -> Answers:
-        """What the model answered to requests of a task, whatever its rows. settings: the backend, the dtype and what
-        else decides an answer; together: where it depends on those computed with it, the digest of all requests."""
+        """Return what the model answered to requests of a task, whatever its rows.
+
+        Args: settings: the backend, the dtype and what else decides an answer. together: if it
+        depends on those computed with it, the digest of all requests.
+        """
         made_by = {"harness": version("lm_eval"), "ours": VERSION}
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
@@ -140,7 +145,7 @@ class Store:
 
 
 def stored_answers(file: Path) -> dict[str, Any]:
-    """The lines of a file that are whole: [digest of a request, its answer]."""
+    """Return the lines of a file that are whole: [digest of a request, its answer]."""
     answers = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError):

@@ -67,7 +67,7 @@ class Factors:
     transposed: bool = False
 
     def matrices(self) -> tuple[np.ndarray, np.ndarray]:
-        """A (rank, inputs) and B (outputs, rank) in float32."""
+        """Return A (rank, inputs) and B (outputs, rank) in float32."""
         outputs, inputs = reversed(self.shape) if self.transposed else self.shape
         a, b, place = np.zeros((self.rank, inputs), np.float32), np.zeros((outputs, self.rank), np.float32), 0
         for weight, adapter, name_of_a, name_of_b in self.parts:
@@ -78,7 +78,7 @@ class Factors:
         return a, b
 
     def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
-        """The parts with weight and scale multiplied into B."""
+        """Return the parts with weight and scale multiplied into B."""
         return tuple((own * weight * self.scale, *names) for own, *names in self.parts)  # type: ignore[misc]
 
 
@@ -118,7 +118,7 @@ class Adapted(Checkpoint):
         return self.base.later_heads
 
     def stored(self, name: str) -> TensorInfo | None:
-        """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
+        """Return the base's bytes, of a float32 base's tensor that the adapter leaves alone."""
         info = self.base.info(name)
         return None if name in self.factors or name in self.replaced.infos or info.dtype != "F32" else info
 
@@ -141,10 +141,12 @@ Source = Checkpoint  # or Adapted
 
 
 def open_source(folder: str | Path, base: Path | None = None) -> Source:
-    """A checkpoint, or an adapter on its base, by headers alone. A name on the Hub is looked up there.
+    """Open a checkpoint, or an adapter on its base, by headers alone.
 
-    `base` stands in place of what the adapter_config.json of an adapter from elsewhere names; one that a run made has
-    the base of its manifest.
+    A name on the Hub is looked up there.
+
+    Args: base: stands in place of what the adapter_config.json of an adapter from elsewhere names.
+    One that a run made has the base of its manifest.
     """
     folder = local_folder(Path(folder))
     if not is_adapter(folder):
@@ -159,7 +161,10 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
 
 
 def open_adapter(folder: Path, base: Path) -> Adapted:
-    """A PEFT LoRA adapter on its base, by headers. Raises PipelineError for what is no plain LoRA, or does not fit."""
+    """Open a PEFT LoRA adapter on its base, by headers.
+
+    Raises: PipelineError: it is no plain LoRA, or does not fit.
+    """
     settings = adapter_settings(folder)
     refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
@@ -256,14 +261,16 @@ def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -
 
 
 def recorded_key(folder: Path) -> str | None:
-    """What the weights of a run are known by: the key of a merge, else the root over its tensors; None of no run."""
+    """Return the key of a merge, else the root over its tensors, of a run; None of no run."""
     manifest = read_manifest(folder)
     return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
 
 
 def root_of(folder: Path) -> str:
-    """What was recorded when a model was written, of a merge its key, else the root over its tensors; of an adapter
-    over its own."""
+    """Return what was recorded when a model was written: of a merge its key, else the root over its tensors.
+
+    Of an adapter it is the root over its own tensors.
+    """
     return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
@@ -271,7 +278,7 @@ def root_of(folder: Path) -> str:
 
 
 def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]) -> Adapted:
-    """The weighted sum of adapters on one base as an adapter: each parameter's ranks side by side.
+    """Return the weighted sum of adapters on one base as an adapter: each parameter's ranks side by side.
 
     A single adapter with weight 1 keeps its factors as they are, whatever its rank.
     """
@@ -309,7 +316,7 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
 
 
 def module_name(name: str) -> str:
-    """The last part of the name of a weight's module: q_proj."""
+    """Return the last part of the name of a weight's module: q_proj."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
@@ -336,7 +343,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:
-    """The keys of adapter_config.json that name the modules, with ranks and scales where these differ."""
+    """Return the keys of adapter_config.json that name the modules, with ranks and scales where these differ."""
     if adapter.uniform:
         return {"target_modules": sorted({module_name(name) for name in adapter.factors})}
     modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}

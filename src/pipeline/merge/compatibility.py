@@ -16,7 +16,7 @@ from pipeline.models.checkpoint import DTYPES, text_settings
 
 
 def key_of(role: str) -> str:
-    """The key that names a source: merge.math, merge.language[1], merge.experts[0]."""
+    """Return the key that names a source: merge.math, merge.language[1], merge.experts[0]."""
     side, _, index = role.partition(".")
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 

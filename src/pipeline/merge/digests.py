@@ -109,13 +109,13 @@ def weights_key(merge: Merging, known: Known) -> str:
 
     @cache
     def own_root(role: str) -> list[str]:
-        """The root over an adapter's own tensors; empty for a whole model."""
+        """Return the root over an adapter's own tensors; empty for a whole model."""
         source = sources[role]
         return [root_of(source.folder)] if isinstance(source, Adapted) else []
 
     @cache
     def identity(role: str, name: str | None) -> Any:
-        """The digest of a source's tensor, or the root over all, and an adapter's own root."""
+        """Return the digest of a source's tensor, or the root over all, and an adapter's own root."""
         if name is None:
             return " ".join(
                 [weights_root({each: digest_of(role, each) for each in sources[role].names}), *own_root(role)]

@@ -47,7 +47,7 @@ def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, s
 def task_vectors(
     experts: Iterable[Source], base: Source, name: str, start: int, stop: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The base's rows, and expert - base for each."""
+    """Return the base's rows, and expert - base for each."""
     origin = base.rows(name, start, stop)
     return origin, [expert.rows(name, start, stop) - origin for expert in experts]
 
@@ -55,7 +55,7 @@ def task_vectors(
 def vector_pieces(
     experts: Sequence[Source], base: Source, name: str
 ) -> Iterator[tuple[int, int, np.ndarray, list[np.ndarray]]]:
-    """A tensor a piece at a time: the range of its rows, the base's, and expert - base for each."""
+    """Yield a tensor a piece at a time: the range of its rows, the base's, and expert - base for each."""
     for piece in pieces(base.info(name).shape):
         yield *piece, *task_vectors(experts, base, name, *piece)
 
@@ -135,7 +135,7 @@ def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, by_c
 
 
 def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarray:
-    """The mean absolute change of each row of a tensor (`rows_in`), float64."""
+    """Return the mean absolute change of each row of a tensor (`rows_in`), float64."""
     count, length = rows_in(base, name, axis)
     sums, by_column = np.zeros(count), are_columns(base, name, axis)
     for start, stop, _, (vector,) in vector_pieces([expert], base, name):
@@ -146,17 +146,17 @@ def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarra
 
 
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None) -> float:
-    """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
+    """Return the mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
-    The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the
-    same files: each merge of a table asks for it.
+    The expert is the weighted sum of `parts`: of a side that is souped, its soup. It is measured
+    once in a process for the same files, as each merge of a table asks for it.
     """
     key = tuple((weight, source.state) for weight, source in [*parts, (1.0, base)])
     if key in _mean_changes:
         return _mean_changes[key]
 
     def row_means(name: str) -> tuple[float, int]:
-        """The sum of the means of a tensor's rows, and how many there are."""
+        """Return the sum of the means of a tensor's rows, and how many there are."""
         count, length = rows_in(base, name, "input")
         ranges = pieces(base.info(name).shape)
         changes = (np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in ranges)
@@ -170,5 +170,5 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
 
 
 def by_size(source: Source) -> list[str]:
-    """The names, largest tensors first: threads end at about the same time."""
+    """Return the names, largest tensors first: threads end at about the same time."""
     return sorted(source.names, key=lambda name: (-math.prod(source.info(name).shape), name))

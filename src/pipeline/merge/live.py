@@ -67,10 +67,11 @@ class Live:
         return changed
 
     def _parameters(self, merge: Merging) -> dict[str, torch.Tensor | SplitLinear]:
-        """The model's tensors by the merge's names, or the layers that hold them split. Towers that the model does not
-        have are left out.
+        """Return the model's tensors by the merge's names, or the layers that hold them split.
 
-        Raises PipelineError where the model has other parameters than the merge.
+        Towers that the model does not have are left out.
+
+        Raises: PipelineError: the model has other parameters than the merge.
         """
         held = {name: parameter.data for name, parameter in self.model.named_parameters()} | split_layers(self.model)
         if merge.layout.tied_head:
@@ -104,7 +105,7 @@ def tie_head(model: Any) -> None:
 
 
 def merge_of_one(folder: Path) -> Merging:
-    """A checkpoint or adapter by itself, as a merge of one."""
+    """Return a checkpoint or adapter by itself, as a merge of one."""
     return _alone(open_source(folder))
 
 
@@ -117,11 +118,12 @@ def _alone(source: Source) -> Merging:
 
 
 def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> Live:
-    """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
+    """Build the merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 
-    dtype: `auto` is that of the written merge; torch's name else. products: of its linear layers
-    (models/products.py). Raises PipelineError where the files of the source
-    cannot be loaded.
+    Args: dtype: `auto` is that of the written merge; torch's name else. products: of its linear
+    layers (models/products.py).
+
+    Raises: PipelineError: the files of the source cannot be loaded.
     """
     kind = (*kind_of(merge.giver, merge.dtype, dtype, device), products)
     live_model = next((live for live in LIVE_MODELS if live.kind == kind), None)
@@ -138,7 +140,7 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
 
 
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
-    """What models in memory must share for one to become the other: all but their weights."""
+    """Return what models in memory must share for one to become the other: all but their weights."""
     dtypes = [giver.config.get(key) for key in ("dtype", "torch_dtype")]
     unread = ("dtype", "torch_dtype", "_name_or_path", "transformers_version")
     settings = {key: value for key, value in giver.config.items() if key not in unread}

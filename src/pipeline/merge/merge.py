@@ -112,7 +112,7 @@ class Merging:
         return " and ".join(sorted({TORCH_NAMES[self.stored_dtype(name)] for name in self.names}))
 
     def described(self, partition: Partition | None) -> str:
-        """What it does, in the layers of its model."""
+        """Describe what the merge does, in the layers of its model."""
         layers = {site.layer for site in anatomy(self.names).values() if site.layer is not None}
         return self.config.described(partition, len(layers) or None)
 
@@ -138,7 +138,7 @@ class Merging:
         return self.layout.names
 
     def stored_dtype(self, name: str) -> str:
-        """The safetensors dtype in which a tensor of the result is stored."""
+        """Return the safetensors dtype that a tensor of the result is stored in."""
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
     def _padded(self, name: str) -> Padding | None:
@@ -153,7 +153,10 @@ class Merging:
         return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
 
     def copied_from(self, name: str) -> tuple[str, TensorInfo] | None:
-        """The one source whose tensor this is, unchanged, and where its bytes are; None where it is to be computed."""
+        """Return the one source whose tensor this is, unchanged, and where its bytes are;
+
+        None if it is to be computed.
+        """
         weights = self.method.weights.get(name, {})
         if list(weights.values()) != [1.0] or self._padded(name):
             return None
@@ -166,7 +169,7 @@ class Merging:
         return bool(self.method.weights.get(name, {role: 1.0}).get(role))
 
     def sole_source(self) -> str | None:
-        """The one source that the merge is, all tensors unchanged; None of any other merge."""
+        """Return the one source that the merge is, all tensors unchanged, or None."""
         rows = list(((self.method.changes or {}) if self.adapter else self.method.weights).values())
         unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
         alike = unchanged and rows and list(rows[0].values()) == [1.0] and rows.count(rows[0]) == len(rows)
@@ -190,7 +193,7 @@ class Merging:
         return [knobs, self.config.beyond_knobs(), sources, self.method.rows, name], *form
 
     def signature(self, name: str) -> str:
-        """What decides a tensor, by the files of the sources."""
+        """Return what decides a tensor, by the files of the sources."""
         states = {role: source.state for role, source in self.sources.items()}
         return json.dumps(self.decided_by(name, lambda role, _: states[role]), sort_keys=True, default=str)
 
@@ -211,7 +214,7 @@ class Merging:
             raise
 
     def _rows(self, name: str) -> Rows:
-        """The rows of a tensor of the result that all sources have, in float32."""
+        """Return the rows of a tensor of the result that all sources have, in float32."""
         method, package = self.method, self.config.package
         if method.formula is None or name in method.weights:
             parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
@@ -262,7 +265,10 @@ class Merging:
         self.lost[name] = lost
 
     def cast(self) -> dict[str, Any]:
-        """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
+        """Return what merge.dtype cost, once it is written: the relative error of the whole.
+
+        Empty if it cost nothing.
+        """
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
         return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
 
@@ -345,7 +351,7 @@ def open_merge(
 
 
 def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
-    """The weights of a merge's control: those of the experts in `controlled` are the base's."""
+    """Return the weights of a merge's control: those of the experts in `controlled` are the base's."""
 
     def moved(row: Mapping[str, float]) -> dict[str, float]:
         kept = {role: weight for role, weight in row.items() if role not in controlled}
@@ -370,7 +376,7 @@ def why_dense(merge: Merging) -> str | None:
 
 
 def _as_adapter(merge: Merging) -> Merging:
-    """The same merge as an adapter on the base, where that is exact and wanted."""
+    """Return the same merge as an adapter on the base, where that is exact and wanted."""
     form, method, changes, why = merge.config.form, merge.method, merge.method.changes, why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")

@@ -76,7 +76,7 @@ def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
-    """The model with the first rows of these tensors."""
+    """Return the model with the first rows of these tensors."""
     infos = dict(source.infos)
     for name in infos.keys() & set(names):
         info = infos[name]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The merge stage: open the parents, state the plan, write the merged checkpoint."""
+    """Run the merge stage: open the parents, state the plan, write the merged checkpoint."""
     if run.config.merge.writes_folder:
         return write_elsewhere(run, work)
     merge = merge_of(run)
@@ -49,7 +49,7 @@ _facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evalua
 
 
 def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
-    """The numbers of a merge that its run records, printed on standard error too."""
+    """Measure the numbers of a merge that its run records, and print them on standard error."""
     if key not in _facts:
         _facts[key] = merge.method.measured(threads)
     facts = _facts[key]
@@ -59,7 +59,9 @@ def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, fl
 
 
 def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
-    """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
+    """Return the merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers
+    read, nothing computed.
+    """
     config = run.config
     assert config.merge is not None
     folders = folders_of(run)

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def group_weights(weights: Weights) -> list[Row]:
-    """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
+    """Return the weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
     places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))  # place -> weights -> kinds
     for name, site in anatomy(weights).items():
         places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(site.kind)
@@ -42,8 +42,8 @@ def group_weights(weights: Weights) -> list[Row]:
 def plan_text(
     config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int], dtype: str
 ) -> str:
-    """The sources in the order of the merge, what becomes of which parameters, and what is copied and written, in which
-    dtype.
+    """Return the plan of a merge: its sources in order, what becomes of which parameters, and what
+    is written in which dtype.
 
     Experts that have no role but their number are shown by the names of their runs.
     """

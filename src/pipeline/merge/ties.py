@@ -74,7 +74,7 @@ def kth_largest(
 
 
 def _descend(counts: np.ndarray, k: int) -> tuple[int, int]:
-    """The bin that holds the k-th largest, and its place from the top within that bin."""
+    """Return the bin that holds the k-th largest, and its place from the top within that bin."""
     seen = np.cumsum(counts[::-1])
     place = int(np.searchsorted(seen, k))
     return len(counts) - 1 - place, k - (int(seen[place - 1]) if place else 0)

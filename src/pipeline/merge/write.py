@@ -33,10 +33,12 @@ _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.E
 
 
 def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | None = None) -> dict[str, str]:
-    """The weight files of a merge into an existing folder; {tensor: digest}.
+    """Write the weight files of a merge into an existing folder, and return {tensor: digest}.
 
-    A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
-    through memory, and is hashed and checked on its way. Raises PipelineError for values that are not finite.
+    A copied tensor inherits the digest on record, which also says that it is finite. One without a
+    record passes through memory, and is hashed and checked on its way.
+
+    Raises: PipelineError: values are not finite.
     """
     with contextlib.ExitStack() as streams:
         tasks = []
@@ -108,7 +110,7 @@ def _write_at(target: BinaryIO, data: memoryview, place: int) -> None:
 
 
 def write_index(merge: Merging, folder: Path) -> None:
-    """The index of a checkpoint in shards, one or more, as transformers reads it."""
+    """Write the index of a checkpoint in shards, one or more, as transformers reads it."""
     if [file.name for file in merge.layout.files] == ["model.safetensors"]:
         return
     index = {

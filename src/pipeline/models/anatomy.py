@@ -72,7 +72,7 @@ class Site:
 
 
 def towers(names: Iterable[str]) -> list[str]:
-    """The parameters beside the decoder of a model that also sees or hears; none of a text model."""
+    """Return the parameters beside the decoder of a model that also sees or hears; none for a text model."""
     plain = {name: plain_name(name) for name in names}
     if not any(map(is_of_decoder, plain.values())):
         return []
@@ -121,7 +121,10 @@ def _classify(name: str) -> Site:
 
 
 def num_layers(sites: Mapping[str, Site]) -> int:
-    """The number of transformer layers. Raises PipelineError where an index is skipped or there is none."""
+    """Return the number of transformer layers.
+
+    Raises: PipelineError: an index is skipped, or there is none.
+    """
     layers = {site.layer for site in sites.values() if site.layer is not None}
     if not layers:
         raise PipelineError("the model has no parameter of the form model.layers.<i>.*: it has no layers")

@@ -39,7 +39,7 @@ TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")  # where
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch dtype of a safetensors dtype such as BF16."""
+    """Return the torch dtype of a safetensors dtype such as BF16."""
     import torch
 
     return getattr(torch, TORCH_NAMES[dtype])
@@ -71,7 +71,7 @@ class TensorInfo:
         return data
 
     def pieces(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most 1 MB."""
+        """Yield the raw bytes in pieces of at most 1 MB."""
         starts = range(0, self.nbytes, PIECE_BYTES)
         return (self.read(start, min(PIECE_BYTES, self.nbytes - start)).data for start in starts)
 
@@ -152,7 +152,7 @@ class Checkpoint:
         return info.read(start * row, (stop - start) * row).view(STORED[info.dtype]).reshape(stop - start, columns)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The rows as float32."""
+        """Return the rows as float32."""
         return self.stored_rows(name, start, stop).astype("f4", copy=False)
 
     @property
@@ -161,7 +161,7 @@ class Checkpoint:
         return next(filter(is_embedding, self.infos), None)
 
     def written_name(self, name: str) -> str:
-        """The name under which a merge laid out as this checkpoint stores a tensor: that of its file."""
+        """Return the name under which a merge laid out as this checkpoint stores a tensor: that of its file."""
         return unwrapped(self.info(name).key)
 
     @property
@@ -195,13 +195,15 @@ class Checkpoint:
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the decoder in a config.json: the whole, or the part of a model that also sees or hears."""
+    """Return the settings of the decoder in a config.json: the whole, or the part of a model that
+    also sees or hears.
+    """
     inner = config.get("text_config")
     return dict(inner) if isinstance(inner, Mapping) else dict(config)
 
 
 def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
-    """A config.json for another number of rows of the embeddings."""
+    """Return a config.json for another number of rows of the embeddings."""
     inner = config.get("text_config")
     if isinstance(inner, dict):
         config = config | {"text_config": with_rows(inner, rows)}
@@ -237,7 +239,10 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises PipelineError where there are none, or a shard is missing."""
+    """Return the safetensors files of a checkpoint.
+
+    Raises: PipelineError: there are none, or a shard is missing.
+    """
     if is_adapter(folder) or (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
     single, index = folder / SINGLE, folder / INDEX
@@ -257,7 +262,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
-    """The tensors of a model's files by their one name (models/names.py)."""
+    """Return the tensors of a model's files by their one name (models/names.py)."""
     stored: dict[str, TensorInfo] = {}
     for file in files:
         for key, info in read_header(file).items():
@@ -287,7 +292,10 @@ def check_headers(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises PipelineError if it is not one, or a setting has another type than expected."""
+    """Read the JSON object in a file.
+
+    Raises: PipelineError: it is not one, or a setting has another type than expected.
+    """
     refuse_special(path)
     try:
         value = json.loads(path.read_bytes())
@@ -300,7 +308,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Raises PipelineError for a file that safetensors does not read."""
+    """Return the tensors of one safetensors file.
+
+    Raises: PipelineError: safetensors does not read the file.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -322,7 +333,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """The start of a safetensors file holding these (dtype, shape), in this order; their bytes follow it."""
+    """Return the start of a safetensors file that holds these (dtype, shape), in this order; their bytes follow it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without it
     position = 0
     for name, (dtype, shape) in tensors.items():
@@ -347,7 +358,10 @@ def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]
 
 
 def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str) -> str:
-    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `label`."""
+    """Return the digest of a tensor, as `hash_tensor` has it.
+
+    Refuses NaN and infinities, naming `label`.
+    """
     value, finite = hash_tensor(dtype, shape, pieces)
     if not finite:
         raise PipelineError(f"{label} holds NaN or infinite values: train it again or choose another")
@@ -355,9 +369,9 @@ def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryvie
 
 
 def digest_tensors(folder: Path) -> dict[str, str]:
-    """The digest of every tensor of a checkpoint, or of an adapter, by name.
+    """Return the digest of every tensor of a checkpoint, or of an adapter, by name.
 
-    Raises PipelineError for NaN and infinite values.
+    Raises: PipelineError: a value is NaN or infinite.
     """
     adapter = folder / ADAPTER_WEIGHTS
     infos = read_header(adapter) if adapter.is_file() else Checkpoint.open(folder).infos

@@ -23,8 +23,10 @@ SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. Raises PipelineError where there is none, for custom Python code, and for files that
-    cannot be read."""
+    """Load the tokenizer of a folder.
+
+    Raises: PipelineError: there is none, it has custom Python code, or its files cannot be read.
+    """
     from transformers import AutoTokenizer
 
     refuse_without_tokenizer(folder)
@@ -93,7 +95,10 @@ def with_template_variables(tokenizer: Any, date: str, variables: dict[str, Any]
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration of a model. Raises PipelineError for custom Python code, and what transformers raises."""
+    """Load the configuration of a model.
+
+    Raises: PipelineError: it has custom Python code, or transformers raises.
+    """
     from transformers import AutoConfig
 
     refuse_own_code(folder)
@@ -101,7 +106,10 @@ def load_config(folder: Path) -> Any:
 
 
 def load_model(folder: Path, **settings: Any) -> Any:
-    """The causal language model of a folder with these settings of from_pretrained. Raises as load_config."""
+    """Load the causal language model of a folder with these settings of from_pretrained.
+
+    Raises as load_config.
+    """
     from transformers import AutoModelForCausalLM
 
     refuse_own_code(folder)

@@ -24,12 +24,12 @@ _EMBEDDING = re.compile(r"\b(embed_tokens|wte|word_embeddings|embed_in)\.weight$
 
 
 def unwrapped(name: str) -> str:
-    """A name without the prefixes of the objects that held the model: torch.compile's, FSDP's, DDP's, PEFT's."""
+    """Return a name without the prefixes of the objects that held the model: torch.compile's, FSDP's, DDP's, PEFT's."""
     return _OUTER.sub("", _WRAPPERS.sub("", name))
 
 
 def plain_name(name: str) -> str:
-    """The name of the base model's parameter that a PEFT-wrapped name belongs to."""
+    """Return the name of the base model's parameter that a PEFT-wrapped name belongs to."""
     return _FACTORS.sub("", unwrapped(name))
 
 
@@ -54,7 +54,9 @@ def has_row_per_token(name: str) -> bool:
 
 
 def decoder_name(name: str) -> str:
-    """The name that a parameter has in the decoder by itself: model.layers.0... of model.language_model.layers.0..."""
+    """Return the name that a parameter has in the decoder by itself: model.layers.0... of
+    model.language_model.layers.0...
+    """
     inner, wrapped = _DECODER.subn("", re.sub(r"^embed_out\.", "lm_head.", name))  # GPT-NeoX has the former in files
     return f"model.{inner}" if wrapped and not inner.startswith("lm_head.") else inner
 
@@ -91,7 +93,7 @@ def _renamed(name: str, sees: bool, prefix: str) -> str:
 
 
 def embedding_beside(names: Iterable[str], model_type: str) -> str:
-    """The name of the embedding in a model of these names, of which only the tied output head is stored."""
+    """Return the name of the embedding in a model of these names, of which only the tied output head is stored."""
     stem, layers = next(
         (match[1], match[2]) for name in names if (match := re.match(r"(.*?)\b(layers|h|blocks)\.\d+\.", name))
     )

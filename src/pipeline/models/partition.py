@@ -24,7 +24,7 @@ def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -
 
 
 def scaled_count(count: int, num_layers: int) -> int:
-    """A count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays zero."""
+    """Return a count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays zero."""
     return max(1, count * num_layers // REFERENCE_LAYERS) if count else 0
 
 
@@ -42,9 +42,9 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
 
 
 def resolve_partition(partition: Partition, num_layers: int) -> Partition:
-    """The same partition with the layer counts of a model of this depth, no longer scaled.
+    """Return the same partition with the layer counts of a model of this depth, no longer scaled.
 
-    Raises PipelineError where one side has no part of any layer: a partition must split the layers.
+    Raises: PipelineError: one side has no part of any layer: a partition must split the layers.
     """
     bottom, top = layer_counts(partition, num_layers)
     all_layers = partition.all_attention and partition.all_mlp  # layer counts cannot help then
@@ -67,9 +67,11 @@ def refuse_outside(partition: Partition, read: str) -> None:
 
 
 def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
-    """The side of one parameter; `frozen` is trained on neither (papers/decisions.md, norms and biases).
+    """Return the side of one parameter;
 
-    Raises PipelineError where the partition asks for more layers than there are.
+    `frozen` is trained on neither (papers/decisions.md, norms and biases).
+
+    Raises: PipelineError: the partition asks for more layers than there are.
     """
     bottom, top = layer_counts(partition, num_layers)
     if site.kind == TOWER:
@@ -87,7 +89,10 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
 
 
 def sides_of_all(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
-    """The side of every parameter of a model. Raises PipelineError for a partition with an empty side."""
+    """Return the side of every parameter of a model.
+
+    Raises: PipelineError: a partition has an empty side.
+    """
     layers = num_layers(sites)
     resolve_partition(partition, layers)
     return {name: side_of(partition, site, layers) for name, site in sites.items()}

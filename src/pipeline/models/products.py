@@ -53,8 +53,11 @@ class SplitLinear(torch.nn.Module):
 
 
 def split_products(model: Any) -> Any:
-    """The model with all its float32 linear layers, the output head too, computing by split weights. Embeddings, norms,
-    attention and what is no linear layer (experts of a mixture in one tensor) stay float32."""
+    """Return the model with all its float32 linear layers, the output head too, computing by split weights.
+
+    Embeddings, norms, attention and what is no linear layer (experts of a mixture in one tensor)
+    stay float32.
+    """
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and module.weight.dtype == torch.float32:
             parent, _, child = name.rpartition(".")

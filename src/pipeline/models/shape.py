@@ -116,8 +116,11 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def common_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoder's settings in a config.json by the names that transformers gives all models, such as
-    num_hidden_layers of GPT-2's n_layer, with its defaults; as they are where transformers has no such model."""
+    """Return the decoder's settings in a config.json by the names that transformers gives all models.
+
+    Such a name is num_hidden_layers for GPT-2's n_layer. Defaults are transformers'. They stay as
+    they are where transformers has no such model.
+    """
     settings = text_settings(config)
     if {"num_hidden_layers", "max_position_embeddings"} <= settings.keys():
         return settings  # without importing transformers

@@ -13,10 +13,10 @@ def score_step(doc, results):
 
 
 def mean_per_step(items):
-    """The mean over steps."""
+    """Return the mean over steps."""
     return math.fsum(right for _, right in items) / len(items)
 
 
 def mean_per_question(items):
-    """The mean over questions of the sum over a question's steps."""
+    """Return the mean over questions of the sum over a question's steps."""
     return math.fsum(bits for _, bits in items) / len({question for question, _ in items})

@@ -14,7 +14,7 @@ from pipeline.config.merging import Merge
 
 
 def method_of(name: str) -> type[Merge]:
-    """The class of merge/methods/<name>.py whose `method` is that name."""
+    """Return the class of merge/methods/<name>.py whose `method` is that name."""
     kinds = vars(import_module(f"{__name__}.{name}")).values()
     return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "method", None) == name)
 

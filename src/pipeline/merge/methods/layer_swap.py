@@ -102,7 +102,7 @@ class LayerSwap(Merge):
             resolve_partition(partition, layers) if partition else self.counts_in(layers)
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
-        """The counts in the model, where its depth is known."""
+        """Return the counts in the model, where its depth is known."""
         b, u, *_ = self.counts_in(None if partition else layers)
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
 
@@ -161,7 +161,7 @@ class LayerSwap(Merge):
 
 
 def outer_layers(bottom: int, top: int, layers: int, without: tuple[int, int] = (0, 0)) -> str:
-    """The first and the last layers of a model, "0-4 and 30-31", without so many further out."""
+    """Name the first and the last layers of a model, "0-4 and 30-31", without so many further out."""
     ends = [(without[0], bottom - 1), (layers - top, layers - 1 - without[1])]
     return " and ".join(f"{first}-{last}" if last > first else str(first) for first, last in ends if last >= first)
 
