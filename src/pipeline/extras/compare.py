@@ -37,7 +37,7 @@ class CompareStage(Stage):
         return page
 
     def folder_of(self, entry: str) -> str:
-        """The folder of a finished run that an entry names, or the entry, a file or a folder."""
+        """Return the folder of a finished run that an entry names, or the entry, a file or a folder."""
         runs_dir = Path(self.runs_dir)
         if Path(entry).exists() or not finished_names(runs_dir, entry):
             return entry

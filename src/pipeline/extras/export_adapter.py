@@ -19,11 +19,11 @@ from pipeline.runs.run import Parent
 
 
 def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
-    """The model as a merge whose adapter has one rank (`with_uniform_rank`) and names its base only if that is on the
-    Hub. Reads headers alone.
+    """Open the model as a merge whose adapter has one rank (`with_uniform_rank`), by headers alone.
 
-    Raises:
-        PipelineError: the model is not exactly an adapter of its base.
+    The adapter names its base only if that is on the Hub.
+
+    Raises: PipelineError: the model is not exactly an adapter of its base.
     """
     merge = open_merge(Soup(experts=[model.name]), {"0": open_source(model.folder, base_given(model, config))})
     if merge.adapter is None:
@@ -37,8 +37,10 @@ def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
 
 
 def hub_id_of_base(model: Parent, runs_dir: Path) -> str:
-    """The id on the Hub of the base of a LoRA training, of a merge that of its first expert, and its revision; empty
-    for a base that only its folder names."""
+    """Return the Hub id and revision of the base of a LoRA training; for a merge that of its first expert.
+
+    Empty for a base that only its folder names.
+    """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "merge":
         experts = [parent for role, parent in find_ancestors(manifest, runs_dir).items() if role != "base"]

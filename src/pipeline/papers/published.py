@@ -27,7 +27,10 @@ def load_tables() -> dict[str, Any]:
 
 
 def published_table(key: str) -> dict[str, Any]:
-    """The table printed under a key. Raises PipelineError for an unknown key, naming the closest known one."""
+    """Return the table printed under a key.
+
+    Raises: PipelineError: the key is unknown; names the closest known one.
+    """
     paper, _, table = key.partition(".")
     papers = load_tables()
     if table not in papers.get(paper, {}):

@@ -101,8 +101,10 @@ def is_shown(table: Planning, line: ScoreLine) -> bool:
 
 
 def model_role(table: Planning, score: ScoreRef | None) -> str:
-    """base, expert or merge: the role of a scored model; empty if it is unknown. A training on several sets counts as a
-    merge, an external checkpoint as an expert."""
+    """Return the role of a scored model, base, expert or merge, or "" if it is unknown.
+
+    A training on several sets counts as a merge, an external checkpoint as an expert.
+    """
     model = table.model_of(score) if score else None
     if model is None:
         return ""

@@ -126,8 +126,10 @@ class Verdict:
 
 @lru_cache(maxsize=8)
 def read_claims(text: str, file: str) -> tuple[Claim, ...]:
-    """The claims of one file; cached, as each plan and report of a process reads all of them. Raises PipelineError with
-    a one-line message if one is invalid."""
+    """Read the claims of one file. Cached, as each plan and report of a process reads all of them.
+
+    Raises: PipelineError: a claim is invalid; in one line.
+    """
     with readable_yaml(file):
         content = yaml.safe_load(text)
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
@@ -205,7 +207,9 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def format_points(value: float, sign: str = "") -> str:
-    """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
+    """Write a number in points with one decimal; below 0.05, as differences of losses are, with one
+    significant digit.
+    """
     return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
 
 
@@ -213,13 +217,15 @@ def format_points(value: float, sign: str = "") -> str:
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
-    """The verdict by the interval of left minus right, in shares (for a relative claim: left minus scaled right)."""
+    """Return the verdict by the interval of left minus right, in shares (for a relative claim: left
+    minus scaled right).
+    """
     sides, around = [claim.excess(end) for end in (low, high)], claim.direction == "within" and low <= 0 <= high
     return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
 
 
 def word_of_all(verdicts: Iterable[str]) -> str:
-    """The verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
+    """Return the verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
     distinct = set(verdicts)
     return SHOWN if distinct == {SHOWN} else CONTRADICTED if CONTRADICTED in distinct else UNDECIDED
 
@@ -286,9 +292,13 @@ def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
 
 
 def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:
-    """The verdict by the papers' count: shown if every unit lies on its side and the mean over all of them does so
-    significantly (a count alone proves nothing, as units share experts and questions); contradicted if the mean is, or
-    if `every` unit of its own is. Of units that are pairs of experts only the mean counts how much experts differ."""
+    """Return the verdict by the papers' count.
+
+    A claim is shown if every unit lies on its side and their mean does so significantly: a count
+    alone proves nothing, as units share experts and questions. It is contradicted if the mean is,
+    or if `every` unit of its own is. If units are pairs of experts, only the mean counts how much
+    experts differ.
+    """
     won, text = count_units(claim, units)
     verdict, p = overall.verdict, overall.p
     if won < len(units) and verdict == SHOWN:
@@ -313,7 +323,10 @@ def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
 
 
 def judge_friedman(claim: Claim, test: Friedman, blocks: int) -> Verdict:
-    """The verdict: shown if both p are small, as blocks of one model share a math expert and are not independent."""
+    """Return the verdict: shown if both p are small.
+
+    Blocks of one model share a math expert and are not independent.
+    """
     p = max(test.p, test.permuted)
     text = f"chi-squared {test.statistic:.2f}, p {test.p:.4f}, permuted within models {test.permuted:.4f}"
     return Verdict(claim, SHOWN if p < claim.threshold else UNDECIDED, p=p, n=blocks, detail=text)

@@ -90,7 +90,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
 
 
 def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:
-    """(the cells of a table, answers.parquet); the answers, which are read once, go to `stored`."""
+    """Return (the cells of a table, answers.parquet). The answers are read once and go to `stored`."""
     plan = stored.table.plan
     cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
@@ -98,7 +98,9 @@ def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> 
 
 
 def command_of(config: TableStage) -> str:
-    """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
+    """Return the command that computes a table, for a shell: its folders of options and all
+    overrides that decide results.
+    """
     overrides = [*config_dir_flags(), "stage=table", f"table={config.table}"]
     overrides += overrides_of(config)
     overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
@@ -189,7 +191,7 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
 
 
 def merge_text(run: Run) -> str:
-    """What the merge that a run scores does, in the layers of its model; empty for others."""
+    """Return what the merge that a run scores does, in the layers of its model; "" for others."""
     scored = run.parents.get("checkpoint")
     merged = scored if isinstance(scored, Run) and isinstance(run.config, EvalStage) else run
     config = merged.config
@@ -200,7 +202,7 @@ def merge_text(run: Run) -> str:
 
 
 def format_knob_value(value: Any) -> Any:
-    """A knob's value for readers; blank text, such as a separator, and structures as JSON."""
+    """Write a knob's value for readers; blank text, such as a separator, and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
     text = value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False)

@@ -19,8 +19,12 @@ PAIR = ("left", "right", "place")  # of a line: what it compares
 
 
 def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
-    """The lines with p_holm, p after Holm's correction over all that have one and are not exploratory, and `primary`.
-    primary: left, right and place of the primary comparison."""
+    """Return the lines with p_holm and `primary`.
+
+    p_holm is p after Holm's correction over all that have a p and are not exploratory.
+
+    Args: primary: left, right and place of the primary comparison.
+    """
     is_first = [is_primary(line, primary) for line in lines]
     ps_of_lines = [None if line["exploratory"] else p_of_chosen(line) for line in lines]
     tested = {index: p for index, p in enumerate(ps_of_lines) if p is not None}
@@ -48,8 +52,11 @@ def p_of_chosen(line: Line) -> float | None:
 
 
 def holm_level(count: int, is_first: bool, has_first: bool) -> float:
-    """The level at which one of `count` comparisons is tested while none is significant: by Holm's correction, in which
-    the primary one, if there is one, has half of the error rate."""
+    """Return the level at which one of `count` comparisons is tested while none is significant.
+
+    It is that of Holm's correction, in which the primary comparison, if there is one, has half of
+    the error rate.
+    """
     if is_first:
         return LEVEL / 2 if count > 1 else LEVEL
     return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
@@ -126,7 +133,7 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
 
 
 def warning_of_zero(line: Line) -> str:
-    """A warning about a comparison with a score of 0, which is rather an error than an effect; empty for others."""
+    """Return a warning about a comparison with a score of 0, which is rather an error than an effect, or ""."""
     models = [f"“{line[side]}”" for side in ("left", "right") if line.get(f"{side}_value") == 0]
     return f" Read the answers first: {' and '.join(models)} scored exactly 0." if models else ""
 
@@ -187,5 +194,5 @@ def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
 
 
 def interval_text(values: Collection[float], form: str = ".0f") -> str:
-    """The least and the largest of some numbers, once where they read the same: "2 to 3"."""
+    """Write the least and the largest of some numbers, once where they read the same: "2 to 3"."""
     return " to ".join(dict.fromkeys(format(end, form) for end in (min(values), max(values))))

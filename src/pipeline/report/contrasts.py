@@ -35,8 +35,10 @@ Ratios = Mapping[Axis, float]  # variance between experts as a multiple of that 
 
 
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """The pairs of a table's contrasts: those declared, or else the default ones, and each merge with its control; each
-    with the number of models that its right side was chosen of."""
+    """Return the pairs of a table's contrasts, each with the number of models that its right side was chosen of.
+
+    They are those declared, or else the default ones, and each merge with its control.
+    """
     return (pairs_across(plan, plan.compare) or default_pairs(plan, cells)) | pairs_across(plan, plan.controls)
 
 
@@ -48,9 +50,11 @@ def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[P
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """The pairs for a table without `compare`: in math, each merge with the base and with the best expert, which is
-    chosen on these questions, in its own favour: of how many is the value. A best configuration is excluded: these
-    questions chose it."""
+    """Return the pairs for a table without `compare`: in math, each merge with the base and with the best expert.
+
+    The value is the number of experts that the best is chosen of, on these questions and so in its
+    own favour. A best configuration is excluded: these questions chose it.
+    """
     by_place: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
         if kind_of(cell.task) == "number" and cell.value is not None:
@@ -69,7 +73,7 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
 
 
 def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
-    """The keys (row, column) of both cells of a pair."""
+    """Return the keys (row, column) of both cells of a pair."""
     left, right, place = pair
     return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
 
@@ -229,7 +233,7 @@ def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str,
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
-    """The variance between experts as a multiple of that within them, of all contrasts, by their axes."""
+    """Return the variance between experts as a multiple of that within them, of all contrasts, by their axes."""
     parts: dict[Any, list[ExpertPart]] = {}
     for axes, contrast in measured:
         for axis, part in zip(axes, contrast.parts, strict=True):

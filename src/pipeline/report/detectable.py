@@ -182,8 +182,13 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, i
 
 
 def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | None:
-    """That of the primary comparison, else of the first one, with what was measured of it; None where no question tells
-    its models apart. lines: of contrasts.csv; trained: the number of seeds of the trainings behind them."""
+    """Return the detectable difference of the primary comparison, else of the first one, with what
+    was measured of it.
+
+    None if no question tells its models apart.
+
+    Args: lines: of contrasts.csv. trained: the number of seeds of the trainings behind them.
+    """
     tested = [line for line in lines if line["p_holm"] is not None]
     has_primary = any(line["primary"] for line in lines)
     line = next((line for line in tested if line["primary"] or (line.get("discordant") and not has_primary)), None)

@@ -85,8 +85,10 @@ def _by_panel(
     lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None],
     limits: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
-    """A panel for each value of `across`, with a row and a 95 % interval for each line. limits: of the axis that all
-    panels share; None: each has its own."""
+    """Draw a panel for each value of `across`, with a row and a 95 % interval for each line.
+
+    Args: limits: of the axis that all panels share, or None if each has its own.
+    """
     from matplotlib.figure import Figure
 
     if not lines:
@@ -114,7 +116,7 @@ def _by_panel(
 
 
 def _read(folder: str | Path | Lines, name: str) -> Lines:
-    """The lines of a report's CSV file, None for what is empty."""
+    """Read the lines of a report's CSV file, with None for what is empty."""
     if not isinstance(folder, str | Path):
         return folder
     import pandas as pd

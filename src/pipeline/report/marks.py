@@ -36,7 +36,7 @@ def suspicious_scores(results: Results) -> Marks:
 
 
 def mark_lines(marks: Marks) -> list[str]:
-    """A line for each kind of mark: how many scores have it, and the first of them."""
+    """Return a line for each kind of mark: how many scores have it, and the first of them."""
     lines = []
     for mark, rows in marks.items():
         row, details = next(iter(rows.items()))
@@ -96,6 +96,6 @@ def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
 
 
 def questions_to_keep(cells: Iterable[CellResult]) -> dict[Place, int]:
-    """Evaluation -> how many of its first questions the page may show, of those that are `browsed`."""
+    """Return evaluation -> how many of its first questions the page may show, of those that are `browsed`."""
     places = set(browsed(cells).values())
     return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places)))))

@@ -183,7 +183,7 @@ def draw_charts(results: Results) -> Charts:
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """The lines of cells.csv that are scores, with the score of guessing and the best ones."""
+    """Return the lines of cells.csv that are scores, with the score of guessing and the best ones."""
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:

@@ -22,9 +22,9 @@ ADD_SEEDS = "every.seed=[0,1,2] trains each three times, and stage=plan prints t
 
 
 def claims_of(table: str) -> list[Claim]:
-    """The claims about a table, by its name: those shipped, then those of --config-dir.
+    """Return the claims about a table, by its name: those shipped, then those of --config-dir.
 
-    Raises PipelineError for a repeated id.
+    Raises: PipelineError: an id is repeated.
     """
     files = [path for folder in conf.folders() for path in sorted((folder / conf.CLAIMS).glob("*.yaml"))]
     claims = [
@@ -203,7 +203,7 @@ class PlacedClaim:
 
 
 def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
-    """The trainings that a model is made of, by the keys of their specs."""
+    """Return the trainings that a model is made of, by the keys of their specs."""
     if model not in plan.trainings:
         models = plan.chosen[model].models.values() if model in plan.chosen else [model]
         specs = [plan.specs[key] for key in models if key in plan.specs]
@@ -214,14 +214,14 @@ def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
 
 
 def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
-    """The trainings of each candidate that an item is chosen of."""
+    """Return the trainings of each candidate that an item is chosen of."""
     models = [score.model for reading in item.readings for score in reading.values()]
     candidates = [plan.chosen[model].models.values() if model in plan.chosen else [model] for model in models]
     return {trainings_of(plan, model) for of_choice in candidates for model in of_choice}
 
 
 def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[str]]]:
-    """What a cell takes the best of, where it is of different trainings: the trainings of each."""
+    """Return the trainings of each candidate, if a cell takes the best of different trainings."""
     groups: set[frozenset[frozenset[str]]] = set()
     for leaf in leaf_cells(plan, cell):
         of_items = [frozenset(candidate_trainings(plan, item)) for item in leaf.items]
@@ -232,8 +232,11 @@ def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[
 
 
 def mean_of_trainings(plan: TablePlan) -> TablePlan:
-    """The plan with the mean of all candidates wherever the best of different trainings is shown: with seeds their
-    mean has no advantage over a single configuration, while the best of several keeps one by chance."""
+    """Return the plan with the mean of all candidates wherever the best of different trainings is shown.
+
+    With seeds their mean has no advantage over a single configuration, while the best of several
+    keeps one by chance.
+    """
 
     def averaged(item: Item) -> Item:
         if not is_open_choice(item) or len(candidate_trainings(plan, item)) < 2:

@@ -32,7 +32,10 @@ class Reported:
 
     @classmethod
     def of(cls, config: TableStage) -> Reported:
-        """The stored state of a table's report; an empty one without report.json, or with that of another program."""
+        """Return the stored state of a table's report.
+
+        It is empty without report.json, or with that of another program.
+        """
         from pipeline.tables.planned_runs import load_table
 
         folder = Path(config.runs_dir) / "reports" / load_table(config).name
@@ -42,7 +45,9 @@ class Reported:
             return cls()
 
     def asked_again(self, config: Asking) -> Asking:
-        """The configuration with the settings of the last stage=table, unless the command sets data_root or every."""
+        """Return the configuration with the settings of the last stage=table, unless the command
+        sets data_root or every.
+        """
         if config.data_root is not None or config.every or not (self.data_root or self.every):
             return config
         asked = replace(config, data_root=self.data_root, every=dict(self.every))
@@ -81,6 +86,6 @@ class Reported:
 
 
 def overrides_of(config: TableStage) -> list[str]:
-    """The settings of a table that decide its results, as a command line gives them."""
+    """Return the settings of a table that decide its results, as a command line gives them."""
     overrides = [override_of(f"every.{key}", value) for key, value in config.every.items()]
     return overrides + ([f"data_root={config.data_root}"] if config.data_root else [])

@@ -52,7 +52,10 @@ def less_is_better(task: str, metric: str) -> bool:
 
 
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
-    """The run that a run failed by: itself, or the first of its parents that did. failed: run -> reason."""
+    """Return the run that a run failed by: itself, or the first of its parents that did.
+
+    Args: failed: run -> reason.
+    """
     while (reason := failed.get(name, "")).startswith(BLOCKED):
         name = reason.removeprefix(BLOCKED).removesuffix(" failed")
     return name
@@ -108,12 +111,15 @@ class StoredAnswers:
         return statistics.fmean(values) * percent_factor(rows[0].metric)
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
-        """The stored scores that a cell shows of a score; none of one that is not finished."""
+        """Return the stored scores that a cell shows of a score; none of one that is not finished."""
         run = self.table.evaluation_of(score)
         return score_rows(run, cell.metric, cell.pair) if run and run.name not in self.damaged else []
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
-        """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
+        """Return a number that a training, or the evaluation of a merge in memory, recorded.
+
+        Raises: NoScore: it is missing.
+        """
         fact, run = cell.fact or "", self.finished(key)
         if fact in VALIDATIONS:
             value = validation_loss(run, fact)
@@ -130,7 +136,10 @@ class StoredAnswers:
         return self.table.run_of(key)
 
     def finished(self, key: ScoreRef | str) -> Run:
-        """The run of a score, or of a spec with a fact. Raises NoScore unless it is there and finished."""
+        """Return the run of a score, or of a spec with a fact.
+
+        Raises: NoScore: it is not there, or unfinished.
+        """
         run = self.run_of(key)
         if run is None:
             waits = "its run cannot be planned, or is still to be chosen"
@@ -200,7 +209,7 @@ class StoredAnswers:
         return stored
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:
-        """The answers of a score in a language or pair; None: in each of its pairs."""
+        """Return the answers of a score in a language or pair; None: in each of its pairs."""
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
         languages = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
@@ -220,7 +229,9 @@ class StoredAnswers:
 
 
 def validation_loss(run: Run, fact: str) -> float | None:
-    """The validation loss of a training before its first step, or the last one; on a joint set, that of both sides."""
+    """Return the validation loss of a training before its first step, or the last one; on a joint
+    set, that of both sides.
+    """
     log = run.folder / "log.jsonl"
     rows = read_jsonl(log) if log.is_file() else []
     losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]

@@ -71,9 +71,10 @@ def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell
 
 
 def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
-    """The verdict on each claim about a table, in the files' order.
+    """Return the verdict on each claim about a table, in the files' order.
 
-    A claim that a smaller table of the same name cannot answer (one seed alone) gets no verdict, but a reason.
+    A claim that a smaller table of the same name cannot answer (one seed alone) gets no verdict,
+    but a reason.
     """
     claims = claims_of(plan.table.name)
     verdicts: dict[str, Verdict] = {}
@@ -98,8 +99,11 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """The verdict on a difference by its units: the mean over all places (of several candidates a side each must be on
-    the claim's side), each place, or how many places, or pairs of experts, are on its side."""
+    """Return the verdict on a difference by its units.
+
+    A unit is the mean over all places, each place, or how many places, or pairs of experts, are on
+    the claim's side. Of several candidates a side, each must be on it.
+    """
     claim = placed.claim
     if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
@@ -154,7 +158,7 @@ def judge_similarity(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 
 def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[np.ndarray]:
-    """The fact at each place, as shares: arrays (levels of each axis ...)."""
+    """Return the fact at each place, as shares: arrays (levels of each axis ...)."""
     import numpy as np
 
     return [np.asarray(answers.value(cell, placed.axes)) / 100 for cell in cells]

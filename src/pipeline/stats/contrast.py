@@ -83,7 +83,7 @@ class Contrast:
         return self.test.p(0)
 
     def with_least_between(self, ratios: Sequence[float]) -> Contrast:
-        """The contrast with a variance between experts of at least `ratios` times that within, for each axis."""
+        """Return the contrast with a variance between experts of at least `ratios` times that within, for each axis."""
         raised = [
             (max(between, ratio * within), within, count)
             for (between, within, count), ratio in zip(self.parts, ratios, strict=True)
@@ -252,7 +252,7 @@ def mixed_degrees(problems: float, noise: float, parts: Sequence[ExpertPart], n:
 
 
 def added_by_experts(parts: Sequence[ExpertPart]) -> float:
-    """The variance that experts add: between them, less that within, of each axis."""
+    """Return the variance that experts add: between them, less that within, of each axis."""
     return math.fsum(max(0.0, between - within) for between, within, _ in parts)
 
 

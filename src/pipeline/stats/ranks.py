@@ -131,9 +131,12 @@ def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
 
 
 def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> list[float]:
-    """Adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next times n - 1, ..., monotone.
+    """Return the adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next
+    times n - 1, ..., monotone.
 
-    weights: of the hypotheses (Holm 1979, section 4): p is divided by the share of the weights that remain."""
+    Args: weights: of the hypotheses (Holm 1979, section 4): p is divided by the share of the
+    weights that remain.
+    """
     weights = weights or [1] * len(p_values)
     adjusted, running, remaining = [0.0] * len(p_values), 0.0, sum(weights)
     for index in sorted(range(len(p_values)), key=lambda index: p_values[index] / weights[index]):

@@ -31,8 +31,11 @@ def is_mean_of(score: float, values: Sequence[float]) -> bool:
 
 
 def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
-    """Standard error of a mean, with the sample's deviation (n - 1) as the harness has it; None for a single value, and
-    of a score that is not the mean of these values, such as a perplexity."""
+    """Return the standard error of a mean, with the sample's deviation (n - 1) as the harness has it.
+
+    None for a single value, and for a score that is not the mean of these values, such as a
+    perplexity.
+    """
     if len(values) < 2:
         return None
     if score is not None and not is_mean_of(score, values):
@@ -139,7 +142,7 @@ class PairedScore:
         return 2 * t_tail(abs(self.statistic(difference)), self.df)
 
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval: all differences whose p is at least LEVEL."""
+        """Return the 95 % interval: all differences whose p is at least LEVEL."""
 
         def limit(outside: float) -> float:
             low = self.difference
@@ -245,8 +248,10 @@ def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[
 
 
 def largest(numbers: Sequence[Any]) -> Any:
-    """The place of the first largest of several numbers; in each draw, of several arrays (draws,). Means of equally
-    many right answers may differ by rounding, which must not choose."""
+    """Return the place of the first largest of several numbers; in each draw, of several arrays (draws,).
+
+    Means of equally many right answers may differ by rounding, which must not choose.
+    """
     import numpy as np
 
     indices = np.round(numbers, 12).argmax(axis=0)

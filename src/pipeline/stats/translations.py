@@ -19,7 +19,7 @@ CORPUS_METRICS = ("chrf++", "bleu")
 
 
 def metric_of(name: str, pair: str) -> Any:
-    """The sacrebleu metric that evaluations use: chrF++, or BLEU tokenized by 13a (ja-mecab into Japanese)."""
+    """Return the sacrebleu metric that evaluations use: chrF++, or BLEU tokenized by 13a (ja-mecab into Japanese)."""
     from sacrebleu.metrics import BLEU, CHRF
 
     if name == "chrf++":

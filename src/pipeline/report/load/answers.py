@@ -77,10 +77,12 @@ class Answers:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The answers in a samples file, by question; parsed at once, which is twice as fast as line by line.
+    """Read the answers in a samples file, by question.
 
-    Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks. Raises PipelineError for a line
-    that is not JSON.
+    The file is parsed at once, which is twice as fast as line by line. Unpaired surrogates, which
+    JSON can write and UTF-8 cannot, become question marks.
+
+    Raises: PipelineError: a line is not JSON.
     """
     content = path.read_bytes().strip()
     rows: list[Sample] = []
@@ -120,10 +122,11 @@ def file_of(run: str, task: str, language: str) -> str:
 def read_answers(
     evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int]
 ) -> tuple[dict[Place, Answers], bytes]:
-    """(the answers of each place, answers.parquet) of these evaluations. keep: how many of the first questions of a
-    place the page shows.
+    """Read (the answers of each place, answers.parquet) of these evaluations.
 
-    Raises PipelineError if a samples file is truncated or contains anything other than answers.
+    Args: keep: how many of the first questions of a place the page shows.
+
+    Raises: PipelineError: a samples file is truncated, or contains anything other than answers.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -154,7 +157,10 @@ def read_answers(
 
 
 def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answers:
-    """The answers in one samples file; keep: how many of them the page shows."""
+    """Return the answers in one samples file.
+
+    Args: keep: how many of them the page shows.
+    """
     _, task, language = place
     benchmark = find_benchmark(task)
     responses = [str(sample.get("response") or "") for sample in samples]
@@ -186,10 +192,10 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
-    """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
+    """Count the answers mostly in letters of another script than their language's, if more than half are; else 0.
 
-    Detects another script only; English instead of Swahili goes unnoticed. Nothing is told of a language of which only
-    the code is known.
+    Only another script is detected: English instead of Swahili goes unnoticed. A language of which
+    only the code is known has 0.
     """
     if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
@@ -222,8 +228,11 @@ def text_of(value: Any) -> str:
 
 
 def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """The columns of answers.parquet that differ from answer to answer. score: a share of 1, right or wrong, else the
-    task's own metric; None if it is neither, such as bits."""
+    """Return the columns of answers.parquet that differ from answer to answer.
+
+    score is a share of 1, right or wrong, else the task's own metric, or None if it is neither,
+    such as bits.
+    """
     metric, _ = primary_metric(task)
     factor = None if is_measure(metric) else percent_factor(metric) / 100
     for sample in samples:

@@ -88,7 +88,7 @@ class CellResult:
     marks: str = ""  # of the baselines that it is significantly better than
 
     def decimal(self, value: float | None) -> str:
-        """A number of the cell's own scale, with the decimals that it shows."""
+        """Write a number of the cell's own scale, with the decimals that it shows."""
         return "" if value is None else f"{value:.{self.digits}f}"
 
 
@@ -180,5 +180,5 @@ class Results:
 
 
 def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
-    """The score rows behind the number of each cell, from each of its finished evaluations."""
+    """Yield the score rows behind the number of each cell, from each of its finished evaluations."""
     return [ScoreBehind(cell, score, row) for cell in cells for score in cell.scores for row in score.rows]

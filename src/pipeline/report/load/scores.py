@@ -83,6 +83,6 @@ def task_notes(results: Results) -> list[str]:
 
 
 def title_of(task: str) -> str:
-    """The title of a task, such as MGSM or MGSM en cot."""
+    """Return the title of a task, such as MGSM or MGSM en cot."""
     benchmark = find_benchmark(task)
     return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task

@@ -29,8 +29,11 @@ BEST_NOTE = (
 
 
 def cell_lines(results: Results) -> list[dict[str, Any]]:
-    """The lines of cells.csv, one per cell. low, high: 95 % interval of value over draws of problems; value, maximum:
-    see CellResult; difference: of the number by the papers' method from the published one."""
+    """Return the lines of cells.csv, one per cell.
+
+    low and high are the 95 % interval of value over draws of problems. value and maximum: see
+    CellResult. difference is that of the number by the papers' method from the published one.
+    """
     return [
         {
             "row": cell.row, "column": cell.column, "value": cell.value, "low": cell.low, "high": cell.high,
@@ -42,14 +45,17 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 
 def cell_difference(cell: CellResult) -> float | None:
-    """The number by the papers' method, minus the published one."""
+    """Return the number by the papers' method, minus the published one."""
     number = cell.value if cell.maximum is None else cell.maximum
     return None if number is None or cell.published is None else round(number - cell.published, 10)
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:
-    """A cell such as 45.2 (38.9 to 51.6) ×9 max 46.0 [44.8]: the number, its interval if that is asked for, how many it
-    is reduced from if more than one, a best configuration's maximum, the published number."""
+    """Write a cell such as 45.2 (38.9 to 51.6) ×9 max 46.0 [44.8].
+
+    These are the number, its interval if that is asked for, how many it is reduced from if more
+    than one, a best configuration's maximum, and the published number.
+    """
     if cell is None:
         return ""
     parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
@@ -61,7 +67,10 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
 
 
 def legend(results: Results, published: str) -> list[str]:
-    """What the marks of the cells mean, those that they have; published: of the published numbers."""
+    """Return what the marks mean that the cells have.
+
+    Args: published: what the published numbers mean.
+    """
     cells = results.cells
     notes = baseline_notes(results)
     notes += [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
@@ -77,7 +86,7 @@ def baseline_notes(results: Results) -> list[str]:
 
 
 def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
-    """The rows of a table: the name of each, and its cells as `cell_text` gives them."""
+    """Return the rows of a table: the name of each, and its cells as `cell_text` gives them."""
     cells = results.by_place
     return [
         [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)] for row in results.rows
@@ -125,7 +134,7 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first comparisons, each with its interval and its p before and after Holm's correction."""
+    """Return the first comparisons, each with its interval and its p before and after Holm's correction."""
     tested = [line for line in lines if line["p_holm"] is not None]
     first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
     if not first:

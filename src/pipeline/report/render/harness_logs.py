@@ -52,14 +52,14 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
 
 
 def results_of(rows: list[ScoreRow]) -> Iterator[tuple[str, float | None]]:
-    """The entries of `results`: metric,filter and metric_stderr,filter, fractions as the harness has them."""
+    """Return the entries of `results`: metric,filter and metric_stderr,filter, fractions as the harness has them."""
     for row in rows:
         yield f"{row.metric},{row.filter}", row.value
         yield f"{row.metric}_stderr,{row.filter}", row.stderr
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
-    """A line of a samples file; of a choice all options with their log-likelihoods."""
+    """Return a line of a samples file; of a choice all options with their log-likelihoods."""
     prompt, options = sample["prompt"], sample.get("loglikelihoods")
     texts = [*(options or [""])]
     return {

@@ -79,7 +79,7 @@ def joined(values: Iterable[Any]) -> str:
 
 
 def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
-    """The seeds of the trainings that a run's model is made of."""
+    """Return the seeds of the trainings that a run's model is made of."""
     if run.stage in TRAININGS:
         return [run.config.get("seed", TrainStage.seed)]
     parents = (name.partition("@")[0] for name in run.parents.values())
@@ -87,7 +87,7 @@ def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
 
 
 def in_percent(row: ScoreRow) -> dict[str, Any]:
-    """A score with its interval, in percent; BLEU, chrF++ and bits on their own scale."""
+    """Return a score with its interval, in percent; BLEU, chrF++ and bits on their own scale."""
     low, high = score_interval(row) or (None, None)
     numbers = {"value": row.value, "stderr": row.stderr, "low": low, "high": high}
     return vars(row) | {key: scale_number(number, percent_factor(row.metric)) for key, number in numbers.items()}
@@ -98,6 +98,9 @@ def sort_key(score: ScoreRow) -> tuple[str, ...]:
 
 
 def scale_number(number: Any, scale: int) -> float | None:
-    """The scaled number rounded to ten digits, so that 100 * 0.07 is 7; None if it is not finite."""
+    """Return the scaled number rounded to ten digits, so that 100 * 0.07 is 7;
+
+    None if it is not finite.
+    """
     finite = finite_or_none(number)
     return None if finite is None else float(f"{scale * finite:.10g}")
