@@ -228,22 +228,43 @@ class Reader:
 
     def build_table(self, every: Words) -> Table:
         raw = self.raw
-        if raw.get("free_snapshots", False) not in (True, False):
-            raise self.refuse("", f"free_snapshots={raw['free_snapshots']}: give true or false")
+        free_snapshots = raw.get("free_snapshots", False)
+        if free_snapshots not in (True, False):
+            raise self.refuse("", f"free_snapshots={free_snapshots}: give true or false")
+        name = str(raw["name"])
+        every = self.read_words("every", every)
+        runs = {run: self.read_run(run, value) for run, value in raw["runs"].items()}
+        score = self.read_side("score", "", raw["score"])
+        columns = [self.read_side(f"column {column!r}", column, words) for column, words in raw["columns"].items()]
+        listed = raw["rows"] or {"all": {}}
+        rows = [self.read_side(f"row {row!r}", row, words) for row, words in listed.items()]
+        compare = []
+        for left, rights in raw["compare"].items():
+            compare += [(str(left), str(right)) for right in as_list(rights)]
         return Table(
-            self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
-            raw.get("published"), self.axes, self.read_words("every", every),
-            {name: self.read_run(name, value) for name, value in raw["runs"].items()},
-            self.read_side("score", "", raw["score"]),
-            [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
-            [self.read_side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
-            self.axes_in("", "beside", raw.get("beside") or []),
-            [(str(name), str(right)) for name, rights in raw["compare"].items() for right in as_list(rights)],
-            raw.get("free_snapshots", False), raw.get("controls", False),
-            primary=tuple(map(str, as_list(raw.get("primary") or []))),
-            family=tuple(map(str, as_list(raw.get("family") or []))),
+            file=self.file,
+            name=name,
+            title=str(raw.get("title") or name),
+            note=str(raw.get("note") or ""),
+            published=raw.get("published"),
+            axes=self.axes,
+            every=every,
+            runs=runs,
+            score=score,
+            columns=columns,
+            rows=rows,
+            beside=self.axes_in("", "beside", raw.get("beside") or []),
+            compare=compare,
+            free_snapshots=free_snapshots,
+            controls=raw.get("controls", False),
+            primary=self.names_in("primary"),
+            family=self.names_in("family"),
             baselines=as_mapping(self.file, "baselines", raw.get("baselines")),
-        )  # fmt: skip
+        )
+
+    def names_in(self, key: str) -> tuple[str, ...]:
+        """Return the names under a key, as text."""
+        return tuple(str(name) for name in as_list(self.raw.get(key) or []))
 
     def read_values(self, where: str, example: str, values: Any) -> list[Any]:
         """Read a list of names or numbers.
