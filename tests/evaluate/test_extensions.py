@@ -237,7 +237,7 @@ def test_packages_are_listed_and_not_imported_until_used(
 ) -> None:
     install(write_broken(tmp_path / "site", "raise SystemExit('imported')"))
     assert main(["--help"]) == 0
-    assert re.search(r"merge= .*\bbroken, layer_swap, ", capsys.readouterr().out)
+    assert re.search(r"merge= .*\badaptive_swap, broken, dare, layer_swap, ", capsys.readouterr().out)
     compose(["stage=merge", "merge=soup", "merge.experts=[a,b]"])
     with pytest.raises(PipelineError, match="merge=soupe is not an option: did you mean soup"):
         compose(["stage=merge", "merge=soupe", "merge.experts=[a,b]"])
