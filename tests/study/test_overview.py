@@ -133,7 +133,7 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     listed, _ = planned(*words, "plan.lines=2")
     keys, _ = planned(*words, "plan.keys=true")
     assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
-    assert "claim sandbox_swap_base: minimum detectable difference 12.5 points" in listed
+    assert "claim sandbox_swap_base: minimum detectable difference 7.9 points" in listed
     assert keys.startswith(plain) and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
     assert "run hashes" not in plain + listed
 
@@ -191,7 +191,7 @@ def test_the_advice_is_what_helps_most(seeds: int) -> None:
     ("mgsm_0shot", 400, 30, "mgsm 0-shot (30 questions)"),
     ("mgsm_0shot", 400, 500, "mgsm 0-shot (400 questions, fewer than eval.limit)"),
     ("mgsm_0shot", 0, None, "mgsm 0-shot (250 questions)"),
-    ("afrimgsm", 0, None, "afrimgsm 0-shot (250 questions)"),
+    ("belebele_0shot", 0, None, "belebele 0-shot (900 questions)"),
     ("arc_easy_0shot", 0, None, "arc_easy 0-shot (1,000 questions, not counted)"),
 ])  # fmt: skip
 def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(

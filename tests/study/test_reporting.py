@@ -173,7 +173,7 @@ def test_an_archive_holds_no_weights_or_secrets(home: Path, call: Call, tmp_path
 def test_stale_cells_are_marked(home: Path, call: Call) -> None:
     """One evaluation's answers are edited, and another evaluation's parent was made again."""
     evaluations = sorted(home.glob("runs/eval-mgsm_0shot-*"))
-    edited = next(one for one in evaluations if "sandbox_text" in one.name)
+    edited = next(one for one in evaluations if "sandbox_base" in one.name)
     samples = next(edited.glob("samples/*.jsonl"))
     samples.write_text(samples.read_text().replace('"correct": false', '"correct": true '))
     training = next(home.glob("runs/math-full-s1-*"))

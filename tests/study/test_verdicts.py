@@ -275,7 +275,7 @@ def test_translations_have_contrasts_of_the_corpus_metric():
     """By hand: chrF++ of all sentences of each seed, and its mean over seeds; seeds add their variance."""
     from sacrebleu.metrics import CHRF
 
-    there = plan_of("sandbox_full")
+    there = plan("defaults: [sandbox]\nname: sandbox\naxes: {seed: [0, 1, 2]}")
     made: Any = Made(there, {"layer swap": 1.0}, experts=0.2, n=40)
     (line,), _ = measure_pairs(there, made, {("layer swap", "soup", "qac: flores to"): 1})
     values = []
@@ -301,7 +301,7 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     assert over(two) == {"problems"}
     lines, _ = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
-    assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
+    assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 2
     one = plan_of("sandbox")
     assert over(one) == {"problems"}
 
