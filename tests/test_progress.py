@@ -125,7 +125,7 @@ def compute(lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: Patch, 
     wanted = {digest(score.key_of(request)) for request in asked}
     put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked)  # type: ignore[arg-type]
     bar = Heard()
-    score.compute(lm, [put], Eval(name="x"), bar)
+    score.compute(lm, put, Eval(name="x"), bar)
     return bar
 
 

@@ -24,7 +24,7 @@ def state_bytes(optimizer: Any) -> int:
 def test_bytes_a_parameter_are_those_of_the_table(tmp_path: Path, weights: str, optimizer: str) -> None:
     """On a model whose matrices fill whole blocks: smaller tensors keep moments in the weights' dtype."""
     recipe = tiny.recipe(weights=weights, optimizer=optimizer, learning_rate=1e-4, steps=1)
-    big = tiny.model(hidden_size=64, intermediate_size=128, layers=2, vocab_size=960, dtype=getattr(torch, weights))
+    big = tiny.model(hidden_size=64, intermediate_size=128, layers=2, vocab_size=1024, dtype=getattr(torch, weights))
     made = tiny.trainer(tmp_path, recipe, tiny.rows(4), of=big)
     made.train()
     weight_bytes = sum(p.numel() * p.element_size() for p in made.model.parameters())
