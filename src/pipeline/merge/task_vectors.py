@@ -6,7 +6,7 @@ Reading the base and the experts, dtypes and writing are done here and by the ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
+
+    Change = Callable[[Sequence[np.ndarray], int], np.ndarray]  # rows of the task vectors, the first one's place
 
 
 @dataclass
@@ -72,17 +74,34 @@ class TaskVectors(Merge):
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Computed:
-        from pipeline.merge.formulas import onto, task_vectors
         from pipeline.merge.merge import Computed
 
         assert base is not None
-        experts = list(sources.values())
 
-        def formula(name: str) -> Rows:
-            def rows(start: int, stop: int) -> np.ndarray:
-                origin, vectors = task_vectors(experts, base, name, start, stop)
-                return onto(origin, self.change(vectors, name, start), self.scale)
+        def change_of(name: str) -> Change:
+            return lambda vectors, start: self.change(vectors, name, start)
 
-            return rows
-
+        formula = changed_base(list(sources.values()), base, change_of, self.scale)
         return Computed(formula, f"base + {self.scale:g} x {self.formula(list(sources))}")
+
+
+def changed_base(
+    experts: Sequence[Source], base: Source, change_of: Callable[[str], Change], scale: float
+) -> Callable[[str], Rows]:
+    """Return the formula of each parameter: base + scale x the change that its task vectors give.
+
+    Args:
+        change_of: gives the change of a parameter, from the rows of its task vectors and the first row's place.
+    """
+    from pipeline.merge.formulas import onto, task_vectors
+
+    def formula(name: str) -> Rows:
+        change = change_of(name)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            origin, vectors = task_vectors(experts, base, name, start, stop)
+            return onto(origin, change(vectors, start), scale)
+
+        return rows
+
+    return formula

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.task_vectors import TaskVectors
+from pipeline.merge.task_vectors import TaskVectors, changed_base
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.merge.adapters import Source
-    from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
+    from pipeline.merge.task_vectors import Change
 
 SMALLEST = 1e-6  # a product of norms is at least this, and t is 0 where its denominator is below, as in mergekit
 
@@ -40,21 +38,17 @@ class ModelStock(TaskVectors):
     ) -> Computed:
         import numpy as np
 
-        from pipeline.merge.formulas import add_up, onto, task_vectors
+        from pipeline.merge.formulas import add_up
         from pipeline.merge.merge import Computed
 
         assert base is not None
         experts = list(sources.values())
 
-        def formula(name: str) -> Rows:
+        def change_of(name: str) -> Change:
             share = np.float32(share_of_mean(experts, base, name) / len(experts))
+            return lambda vectors, _: add_up(vectors) * share
 
-            def rows(start: int, stop: int) -> np.ndarray:
-                origin, vectors = task_vectors(experts, base, name, start, stop)
-                return onto(origin, add_up(vectors) * share, 1.0)
-
-            return rows
-
+        formula = changed_base(experts, base, change_of, 1.0)
         return Computed(formula, f"base + t x the mean of {len(experts)} task vectors, t by their angles")
 
 

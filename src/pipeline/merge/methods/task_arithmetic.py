@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
-from pipeline.merge.task_vectors import TaskVectors
+from pipeline.merge.task_vectors import TaskVectors, changed_base
 from pipeline.merge.weights import Weights, weights_over_depth
 from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.merge.adapters import Source
-    from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
+    from pipeline.merge.task_vectors import Change
 
 
 @dataclass
@@ -43,20 +41,18 @@ class TaskArithmetic(TaskVectors):
     ) -> Computed:
         import numpy as np
 
-        from pipeline.merge.formulas import add_up, onto, task_vectors
+        from pipeline.merge.formulas import add_up
         from pipeline.merge.merge import Computed
 
         assert base is not None
         experts = list(sources.values())
         weights = self.weights_in(anatomy(sources["0"].names))
 
-        def formula(name: str) -> Rows:
-            def rows(start: int, stop: int) -> np.ndarray:
-                origin, vectors = task_vectors(experts, base, name, start, stop)
-                weighted = [v * np.float32(weight) for v, weight in zip(vectors, weights[name], strict=True)]
-                return onto(origin, add_up(weighted), self.scale)
+        def change_of(name: str) -> Change:
+            numbers = [np.float32(weight) for weight in weights[name]]
+            return lambda vectors, _: add_up([v * number for v, number in zip(vectors, numbers, strict=True)])
 
-            return rows
+        formula = changed_base(experts, base, change_of, self.scale)
 
         changes: Weights = {}
         for name, numbers in weights.items():
