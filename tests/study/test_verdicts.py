@@ -39,7 +39,7 @@ class Made(StoredAnswers):
     """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models of a run differ."""
 
     def __init__(self, of: TablePlan, rates: dict[str, float], experts: float = 0.0, n: int = 250) -> None:
-        super().__init__(Planning(TableStage(), of, dict.fromkeys(of.scores, "no run here")))
+        super().__init__(Planning(TableStage(), of, problems=dict.fromkeys(of.scores, "no run here")))
         self.plan, self.rates, self.experts, self.n = of, rates, experts, n
         self.kept: dict[ScoreRef, dict[int, float]] = {}
 

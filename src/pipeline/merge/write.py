@@ -20,13 +20,11 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.merge.adapters import Source
-from pipeline.models.alike import POSITIONS
 from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, read_json, without_later_heads
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
-SETTLED = ("model_type", "text_config", POSITIONS)  # of a config: see compatibility.py
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail

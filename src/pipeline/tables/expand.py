@@ -31,7 +31,6 @@ from pipeline.tables.run_specs import MOST_COMBINATIONS, At, Reads, Specs
 from pipeline.tables.schema import Side, Table
 from pipeline.tables.words import Axes, Words, as_list
 
-SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models
 
 
