@@ -1,15 +1,19 @@
-"""How fast it is, beside a named peer in the same run, in CPU seconds of one thread; on a GPU in seconds of the clock.
+"""How fast it is, beside a named peer in the same run, in CPU seconds of one thread; on a GPU in
+seconds of the clock.
 
-    python scripts/bench.py train                      # each method; peer: TRL's SFTTrainer on the same rows
-    python scripts/bench.py merge [--mergekit PYTHON]  # 2.5 GB of random bfloat16; peers: cp, mergekit in its Python
-    python scripts/bench.py evaluate --model $(python scripts/get_smollm2.py) --data_root DIR [--vllm]  # HFLM
-    python scripts/bench.py launch [--slurm]           # 1,000 trainings submitted; a table as jobs, and made here
-    python scripts/bench.py plan                       # plans beside 10,000 finished runs; peer: the imports
-    python scripts/bench.py report                     # 12,264 results; peer: the imports; the page in Chromium
+    python scripts/bench.py train                      # each method; peer: TRL's SFTTrainer on the
+    same rows python scripts/bench.py merge [--mergekit PYTHON]  # 2.5 GB of random bfloat16; peers:
+    cp, mergekit in its Python python scripts/bench.py evaluate --model $(python
+    scripts/get_smollm2.py) --data_root DIR [--vllm]  # HFLM python scripts/bench.py launch
+    [--slurm]           # 1,000 trainings submitted; a table as jobs, and made here python
+    scripts/bench.py plan                       # plans beside 10,000 finished runs; peer: the
+    imports python scripts/bench.py report                     # 12,264 results; peer: the imports;
+    the page in Chromium
 
-A row's ratio is ours over the peer's: less is faster. --record writes results/bench/NAME.json; a row whose ratio is
-10 % above that of the record of this name is marked, and the exit status is 1. Other work on the machine changes CPU
-seconds less than those of the clock, and ratios less than either: the record has the load.
+A row's ratio is ours over the peer's: less is faster. --record writes results/bench/NAME.json; a
+row whose ratio is 10 % above that of the record of this name is marked, and the exit status is 1.
+Other work on the machine changes CPU seconds less than those of the clock, and ratios less than
+either: the record has the load.
 """
 
 from __future__ import annotations
@@ -42,12 +46,18 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=("train", "merge", "evaluate", "launch", "plan", "report"))
-    parser.add_argument("--rounds", type=int, default=3, help="of each measurement; the median stands")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of each measurement; the median stands"
+    )
     parser.add_argument("--small", action="store_true", help="as little as shows that it works")
     parser.add_argument("--model", type=Path, help="evaluate: a folder")
-    parser.add_argument("--data_root", type=Path, help="evaluate: a folder with mgsm/, and mgsm_steps/ if there")
+    parser.add_argument(
+        "--data_root", type=Path, help="evaluate: a folder with mgsm/, and mgsm_steps/ if there"
+    )
     parser.add_argument("--questions", type=int, default=64, help="evaluate: of a language")
     parser.add_argument("--languages", nargs="+", default=["en", "sw"], help="evaluate")
     parser.add_argument("--dtype", default="float32", help="evaluate")
@@ -55,9 +65,13 @@ def main() -> int:
     parser.add_argument("--vllm", action="store_true", help="evaluate: vLLM too, of the extra vllm")
     parser.add_argument("--mergekit", metavar="PYTHON", help="merge: one that has mergekit")
     parser.add_argument(
-        "--slurm", action="store_true", help="launch: on the Slurm of two nodes of tests/slurm, as root"
+        "--slurm",
+        action="store_true",
+        help="launch: on the Slurm of two nodes of tests/slurm, as root",
     )
-    parser.add_argument("--record", nargs="?", const="", metavar="NAME", help="by default that of the measurement")
+    parser.add_argument(
+        "--record", nargs="?", const="", metavar="NAME", help="by default that of the measurement"
+    )
     asked = parser.parse_args()
     load, file = os.getloadavg(), ROOT / f"results/bench/{asked.record or asked.name}.json"
     rows: list[Row] = []
@@ -72,10 +86,19 @@ def main() -> int:
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if asked.record is not None:
         shown = {
-            key: value for key, value in vars(asked).items() if key not in ("model", "data_root", "vllm", "mergekit")
+            key: value
+            for key, value in vars(asked).items()
+            if key not in ("model", "data_root", "vllm", "mergekit")
         }
-        about = {"machine": machine_facts(), "versions": package_versions(), "git": git_state(), "load": load}
-        file.write_text(json.dumps({**about, "asked": shown, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        about = {
+            "machine": machine_facts(),
+            "versions": package_versions(),
+            "git": git_state(),
+            "load": load,
+        }
+        file.write_text(
+            json.dumps({**about, "asked": shown, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     return int(any("slower_than" in row for row in rows))
 
 
@@ -85,17 +108,30 @@ def row(what: str, seconds: float, peer: str, peer_seconds: float, **more: Any) 
 
 
 def command(words: list[str], status: int = 0, **environment: str) -> dict[str, Any]:
-    """Seconds of a process, on the clock and of CPU, its peak anonymous memory, and the JSON that it prints last."""
+    """Seconds of a process, on the clock and of CPU, its peak anonymous memory, and the JSON that
+    it prints last.
+    """
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                               env=os.environ | environment)  # fmt: skip
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | environment,
+    )
     peak, done = [0], threading.Event()
 
     def sample() -> None:
         while not done.wait(0.005):
             with contextlib.suppress(OSError, IndexError):
                 peak[0] = max(
-                    peak[0], int(Path(f"/proc/{process.pid}/status").read_text().split("RssAnon:")[1].split()[0])
+                    peak[0],
+                    int(
+                        Path(f"/proc/{process.pid}/status")
+                        .read_text()
+                        .split("RssAnon:")[1]
+                        .split()[0]
+                    ),
                 )
 
     watcher = threading.Thread(target=sample)
@@ -108,7 +144,12 @@ def command(words: list[str], status: int = 0, **environment: str) -> dict[str, 
         raise SystemExit(f"{' '.join(words)[:400]}: status {process.returncode}, not {status}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall": wall, "cpu": cpu, "anonymous_mb": peak[0] // 1024, "said": said.strip().splitlines()[-1:]}
+    return {
+        "wall": wall,
+        "cpu": cpu,
+        "anonymous_mb": peak[0] // 1024,
+        "said": said.strip().splitlines()[-1:],
+    }
 
 
 def pipeline(words: list[str], status: int = 0, **environment: str) -> float:
@@ -119,14 +160,18 @@ def pipeline(words: list[str], status: int = 0, **environment: str) -> float:
 
 def imports(rounds: int) -> float:
     """CPU seconds of a command that is refused before anything is read."""
-    return statistics.median(pipeline(["stage=status", "status.nothing=1"], 1) for _ in range(rounds))
+    return statistics.median(
+        pipeline(["stage=status", "status.nothing=1"], 1) for _ in range(rounds)
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- train
+# --- train ---
 
 
 def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Steps of each method, in turns with a bare SFTTrainer: same weights, rows, arguments; medians of the rounds."""
+    """Steps of each method, in turns with a bare SFTTrainer: same weights, rows, arguments; medians
+    of the rounds.
+    """
     import torch
     from datasets import Dataset
     from small_world.tokenizer import make_tokenizer
@@ -142,16 +187,25 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     torch.set_num_threads(1)
     layers, width, counted = (4, 64, 4) if asked.small else (16, 192, 8)
     config = LlamaConfig(
-        vocab_size=1024, hidden_size=width, intermediate_size=7 * width // 2, num_hidden_layers=layers,
-        num_attention_heads=8, num_key_value_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=3,
-    )  # fmt: skip
+        vocab_size=1024,
+        hidden_size=width,
+        intermediate_size=7 * width // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=3,
+    )
     cut = Partition("B", layers // 4, layers // 8, False)
     ways: dict[str, tuple[dict[str, Any], Any]] = {
-        "bare": ({}, None), "full": ({}, None), "lora": ({"adapter": "lora"}, None),
+        "bare": ({}, None),
+        "full": ({}, None),
+        "lora": ({"adapter": "lora"}, None),
         "partial, math": ({"method": "partial", "side": "math"}, cut),
         "partial, language": ({"method": "partial", "side": "language"}, cut),
         "simultaneous": ({"method": "simultaneous"}, cut),
-    }  # fmt: skip
+    }
 
     class Clock(TrainerCallback):
         ends: list[float] = []
@@ -163,11 +217,26 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         """Median CPU seconds of a step; the first two are not counted."""
         (knobs, partition), steps = ways[name], counted + 2
         torch.manual_seed(0)
-        sft = Sft(name=name, precision="fp32", batch_size=4, seq_length=128, learning_rate=1e-6, schedule="constant",
-                  steps=steps, **knobs)  # fmt: skip
+        sft = Sft(
+            name=name,
+            precision="fp32",
+            batch_size=4,
+            seq_length=128,
+            learning_rate=1e-6,
+            schedule="constant",
+            steps=steps,
+            **knobs,
+        )
         model, parts = choose_parameters(LlamaForCausalLM(config), sft, partition)
         expert = Expert(name="e", side="math")
-        stage = TrainStage(stage="sft", model=Model(name="m"), expert=expert, data=Data(), sft=sft, partition=partition)
+        stage = TrainStage(
+            stage="sft",
+            model=Model(name="m"),
+            expert=expert,
+            data=Data(),
+            sft=sft,
+            partition=partition,
+        )
         args = trainer_arguments(stage, text=False, validated=False, output=folder)
         ids = torch.randint(4, 1024, (steps * 4, 128)).tolist()
         rows = Dataset.from_dict({"input_ids": ids, "labels": ids})
@@ -176,13 +245,17 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         if name == "bare":
             trainer = SFTTrainer(train_dataset=rows, **given)
         else:
-            trainer = Trainer(train_dataset=dict.fromkeys(parts, rows), sft=sft, parts=parts, **given)
+            trainer = Trainer(
+                train_dataset=dict.fromkeys(parts, rows), sft=sft, parts=parts, **given
+            )
         plan_steps(args, sft, steps)
         Clock.ends = []
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
         trainer.train()
-        return statistics.median(end - begun for begun, end in zip(Clock.ends[1:], Clock.ends[2:], strict=False))
+        return statistics.median(
+            end - begun for begun, end in zip(Clock.ends[1:], Clock.ends[2:], strict=False)
+        )
 
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(asked.rounds):
@@ -192,13 +265,24 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     for name in list(ways)[1:]:
         paired = [mine / bare for mine, bare in zip(found[name], found["bare"], strict=True)]
         more = {"ratios": [round(one, 3) for one in paired], "layers": layers, "width": width}
-        yield row(f"1,000 steps of {name}", 1e3 * medians[name], "SFTTrainer", 1e3 * medians["bare"], **more)
+        yield row(
+            f"1,000 steps of {name}",
+            1e3 * medians[name],
+            "SFTTrainer",
+            1e3 * medians["bare"],
+            **more,
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------- merge
+# --- merge ---
 
-MERGES: dict[str, tuple[str, dict[str, Any]]] = {  # outside parameters are math's where nothing is to be computed
-    "swap": ("layer_swap", {"bottom_layers": 3, "embeddings": "math", "final_norm": "math", "head": "math"}),
+MERGES: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # outside parameters are math's where nothing is to be computed
+    "swap": (
+        "layer_swap",
+        {"bottom_layers": 3, "embeddings": "math", "final_norm": "math", "head": "math"},
+    ),
     "soup": ("soup", {}),
     "TIES": ("ties", {}),
     "swap of folders that no run made": ("layer_swap", {}),
@@ -222,12 +306,18 @@ print(json.dumps({"seconds": time.process_time() - cpu, "wall": time.perf_counte
 
 
 def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Merges of experts with recorded digests, as of finished runs, in the page cache: the engine without imports."""
+    """Merges of experts with recorded digests, as of finished runs, in the page cache: the engine
+    without imports.
+    """
     sizes = (64, 128, 8, 4, 2, 200) if asked.small else (2048, 8192, 16, 32, 8, 128256)
     make_checkpoints(folder, *sizes)
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(asked.rounds):
-        for name in ("cp", *MERGES, *(f"mergekit {name}" for name in list(MERGES)[:3] if asked.mergekit)):
+        for name in (
+            "cp",
+            *MERGES,
+            *(f"mergekit {name}" for name in list(MERGES)[:3] if asked.mergekit),
+        ):
             for place in ("out", "runs"):
                 shutil.rmtree(folder / place, ignore_errors=True)
             for path in folder.glob("*/*.safetensors"):  # into the page cache
@@ -237,11 +327,23 @@ def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
                 made = command(["cp", "-r", str(folder / "math"), str(folder / "out")])
                 mine = {"seconds": made["cpu"], "wall": made["wall"]}
             elif name.startswith("mergekit "):
-                (folder / "merge.json").write_text(json.dumps(for_mergekit(name.removeprefix("mergekit "), folder)))
-                made = command([asked.mergekit, "-c", MERGEKIT, str(folder / "merge.json"), str(folder / "out")])
+                (folder / "merge.json").write_text(
+                    json.dumps(for_mergekit(name.removeprefix("mergekit "), folder))
+                )
+                made = command(
+                    [
+                        asked.mergekit,
+                        "-c",
+                        MERGEKIT,
+                        str(folder / "merge.json"),
+                        str(folder / "out"),
+                    ]
+                )
                 mine = json.loads(made["said"][0])
             else:
-                made = command([sys.executable, "-c", ENGINE, str(Path(__file__).parent), name, str(folder)])
+                made = command(
+                    [sys.executable, "-c", ENGINE, str(Path(__file__).parent), name, str(folder)]
+                )
                 mine = json.loads(made["said"][0])
             found.setdefault(name, []).append(mine | {"anonymous_mb": made["anonymous_mb"]})
 
@@ -252,20 +354,35 @@ def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         for peer in filter(found.__contains__, ("cp", f"mergekit {name}")):
             wall = round(median(name, "wall") / median(peer, "wall"), 2)
             more = {"wall_ratio": wall, "anonymous_mb": median(name, "anonymous_mb")}
-            yield row(f"{name}, beside {peer}", median(name, "seconds"), peer, median(peer, "seconds"), **more)
+            yield row(
+                f"{name}, beside {peer}",
+                median(name, "seconds"),
+                peer,
+                median(peer, "seconds"),
+                **more,
+            )
 
 
 def make_checkpoints(
     folder: Path, width: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int
 ) -> None:
-    """base, and math and language 0.002 away from it, with manifests of finished runs; foreign_*: without these."""
+    """base, and math and language 0.002 away from it, with manifests of finished runs; foreign_*:
+    without these.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from pipeline.models.checkpoint import digest_tensors
 
-    config = LlamaConfig(vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-                         num_attention_heads=heads, num_key_value_heads=groups, tie_word_embeddings=True)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
     with torch.device("meta"):
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
@@ -286,8 +403,13 @@ def make_checkpoints(
         if role != "base":
             shutil.copytree(folder / role, folder / f"foreign_{role}", copy_function=os.link)
         weights = {"digests": digest_tensors(folder / role)}
-        made = {"name": role, "hash": role * 16, "decided_by": {"stage": "sft"}, "facts": {"weights": weights},
-                "cost": {"seconds": 1.0}}  # fmt: skip
+        made = {
+            "name": role,
+            "hash": role * 16,
+            "decided_by": {"stage": "sft"},
+            "facts": {"weights": weights},
+            "cost": {"seconds": 1.0},
+        }
         (folder / role / "manifest.json").write_text(json.dumps(made))
     time.sleep(3)  # files that were touched within two seconds are not trusted to be unchanged
 
@@ -300,7 +422,10 @@ def opened(name: str, folder: Path) -> Any:
 
     method, knobs = MERGES[name]
     sides = ("math", "language") if method == "layer_swap" else ("0", "1")
-    experts = {side: Checkpoint.open(folder / role) for side, role in zip(sides, ("math", "language"), strict=True)}
+    experts = {
+        side: Checkpoint.open(folder / role)
+        for side, role in zip(sides, ("math", "language"), strict=True)
+    }
     named = {"math": "m", "language": "l"} if method == "layer_swap" else {"experts": ["m", "l"]}
     base = Checkpoint.open(folder / "base") if method == "ties" else None
     return open_merge(METHODS[method](**named, **knobs), experts, base)
@@ -321,10 +446,17 @@ def one_merge(name: str, folder: Path) -> dict[str, float]:
     from pipeline.launch.launchers import make_single_run
 
     foreign = name == list(MERGES)[-1]
-    words = ["stage=merge", "merge=layer_swap", "merge.bottom_layers=3", "merge.top_layers=0", "threads=1",
-             *(f"merge.{side}={folder}/foreign_{side}" for side in ("math", "language")),
-             *(f"merge.{part}=math" for part in ("embeddings", "final_norm", "head")),
-             f"runs_dir={folder}/runs", "tracking.mode=disabled"]  # fmt: skip
+    words = [
+        "stage=merge",
+        "merge=layer_swap",
+        "merge.bottom_layers=3",
+        "merge.top_layers=0",
+        "threads=1",
+        *(f"merge.{side}={folder}/foreign_{side}" for side in ("math", "language")),
+        *(f"merge.{part}=math" for part in ("embeddings", "final_norm", "head")),
+        f"runs_dir={folder}/runs",
+        "tracking.mode=disabled",
+    ]
     config: Any = compose(words)
     begun, cpu = time.perf_counter(), time.process_time()
     if foreign:
@@ -342,7 +474,9 @@ def for_mergekit(name: str, folder: Path) -> dict[str, Any]:
     layers = json.loads((folder / "base/config.json").read_text())["num_hidden_layers"]
     if name == "swap":
         cuts = [(0, 3, language), (3, layers - 2, math_), (layers - 2, layers, language)]
-        slices = [{"sources": [{"model": model, "layer_range": [low, high]}]} for low, high, model in cuts]
+        slices = [
+            {"sources": [{"model": model, "layer_range": [low, high]}]} for low, high, model in cuts
+        ]
         return {"merge_method": "passthrough", "dtype": "bfloat16", "slices": slices}
     knobs = {"weight": 1.0} | ({"density": 0.2} if name.startswith("TIES") else {})
     each = {"models": [{"model": model, "parameters": knobs} for model in (math_, language)]}
@@ -352,7 +486,7 @@ def for_mergekit(name: str, folder: Path) -> dict[str, Any]:
     return {"merge_method": "ties", **base, **each}
 
 
-# ---------------------------------------------------------------------------------------------------------- evaluate
+# --- evaluate ---
 
 
 def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
@@ -375,7 +509,9 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         place = Path(tempfile.mkdtemp(dir=folder))
         with harness_tamed():
             settings = Eval("", [task], max_gen_toks=tokens)
-            (loaded,) = load_tasks(task_definitions(settings, [language], asked.data_root, place), Lock())
+            (loaded,) = load_tasks(
+                task_definitions(settings, [language], asked.data_root, place), Lock()
+            )
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 
@@ -394,8 +530,15 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     for language in asked.languages:
         generated = requests(EvalTask("mgsm", 8), language, 16 if asked.small else 128)
         few = [request.args[0] for request in requests(EvalTask("mgsm", 5), language, 1)]
-        letters = [Instance("loglikelihood", {}, (prompt, f" {letter}"), 0) for prompt in few for letter in "ABCD"]
-        sets = {"8-shot answers": ("generate_until", generated), "5-shot letters": ("loglikelihood", letters)}
+        letters = [
+            Instance("loglikelihood", {}, (prompt, f" {letter}"), 0)
+            for prompt in few
+            for letter in "ABCD"
+        ]
+        sets = {
+            "8-shot answers": ("generate_until", generated),
+            "5-shot letters": ("loglikelihood", letters),
+        }
         if (asked.data_root / "mgsm_steps" / language).is_dir():
             steps = requests(EvalTask("mgsm_steps", 4), language, 1)
             sets["choices of several tokens"] = ("loglikelihood", steps)
@@ -408,13 +551,29 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
                     more: Row = {"other_answers": sum(one != two for one, two in pairs)}
                 else:
                     more = {"largest_difference": max(abs(one[0] - two[0]) for one, two in pairs)}
-                yield row(f"{what}, {language}, {name}", mine, "HFLM", peer, requests=len(asks), **more)
+                yield row(
+                    f"{what}, {language}, {name}", mine, "HFLM", peer, requests=len(asks), **more
+                )
     if torch.cuda.is_available():
         return  # what a command takes to start is a matter of the CPU
-    words = ["stage=eval", f"checkpoint={asked.model.resolve()}", "eval=mgsm_0shot", "languages=[en]",
-             f"data_root={asked.data_root.resolve()}", "eval.limit=1", "eval.max_gen_toks=1", "threads=1"]  # fmt: skip
-    start = statistics.median(pipeline([*words, f"runs_dir={folder}/{n}"]) for n in range(asked.rounds))
-    libraries = [sys.executable, "-c", "import lm_eval.models.huggingface, lm_eval.evaluator, datasets"]
+    words = [
+        "stage=eval",
+        f"checkpoint={asked.model.resolve()}",
+        "eval=mgsm_0shot",
+        "languages=[en]",
+        f"data_root={asked.data_root.resolve()}",
+        "eval.limit=1",
+        "eval.max_gen_toks=1",
+        "threads=1",
+    ]
+    start = statistics.median(
+        pipeline([*words, f"runs_dir={folder}/{n}"]) for n in range(asked.rounds)
+    )
+    libraries = [
+        sys.executable,
+        "-c",
+        "import lm_eval.models.huggingface, lm_eval.evaluator, datasets",
+    ]
     peer = statistics.median(command(libraries)["cpu"] for _ in range(asked.rounds))
     yield row("a command with one answer of one token", start, "imports of lm_eval", peer)
 
@@ -430,7 +589,7 @@ def vllm_model(asked: argparse.Namespace) -> Any:
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 
 
-# ------------------------------------------------------------------------------------------------------------ launch
+# --- launch ---
 
 STAND_IN = """#!/bin/sh
 case $(basename $0) in
@@ -464,17 +623,36 @@ sys.exit(status)
 def first_step(folder: Path) -> float:
     """CPU seconds of the job of SMALL's first training until its first step; its data are there."""
     runs_dir = folder / "step"
-    table = ["stage=table", f"table={folder}/small.yaml", f"runs_dir={runs_dir}", "launcher=slurm", "launcher.gpus=0"]
-    pipeline([*table, "launcher.workers=1", "launcher.dry_run=true"])  # an array a level: else it is one job
-    tasks = [json.loads(line) for line in (runs_dir / ".slurm-dry-run/plan.jsonl").read_text().splitlines()]
+    table = [
+        "stage=table",
+        f"table={folder}/small.yaml",
+        f"runs_dir={runs_dir}",
+        "launcher=slurm",
+        "launcher.gpus=0",
+    ]
+    pipeline(
+        [*table, "launcher.workers=1", "launcher.dry_run=true"]
+    )  # an array a level: else it is one job
+    tasks = [
+        json.loads(line)
+        for line in (runs_dir / ".slurm-dry-run/plan.jsonl").read_text().splitlines()
+    ]
     kinds = dict.fromkeys((task["level"], task["kind"]) for task in tasks)
-    worker = [sys.executable, "-m", "pipeline.launch.worker", "task", str(runs_dir / ".slurm-dry-run")]
+    worker = [
+        sys.executable,
+        "-m",
+        "pipeline.launch.worker",
+        "task",
+        str(runs_dir / ".slurm-dry-run"),
+    ]
     training = next(task for task in tasks if task["stage"] == "sft")
     for level, kind in kinds:
         if level < training["level"]:
             command([*worker, str(level), kind])
     state = runs_dir / ".work" / training["hash"] / "state.json"
-    process = subprocess.Popen([*worker, str(training["level"]), training["kind"]], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*worker, str(training["level"]), training["kind"]], stderr=subprocess.DEVNULL
+    )
     while not (state.is_file() and json.loads(state.read_text()).get("step")):
         if process.poll() is not None:
             raise SystemExit(f"the job of {training['name']} ended before its first step")
@@ -491,18 +669,33 @@ def executable(file: Path, text: str) -> Path:
 
 
 def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step; a table by Slurm, as
-    here."""
+    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step;
+    a table by Slurm, as here.
+    """
     for name in ("squeue", "scontrol", "sbatch"):
         executable(folder / name, STAND_IN)
     count = 20 if asked.small else 1000
-    words = ["-m", "stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", "threads=1", "launcher=slurm"]
-    words += ["launcher.gpus=0", f"seed={','.join(map(str, range(count)))}", f"runs_dir={folder}/submitted"]
+    words = [
+        "-m",
+        "stage=sft",
+        "expert=math",
+        "model=sandbox",
+        "recipe=sandbox_math",
+        "threads=1",
+        "launcher=slurm",
+    ]
+    words += [
+        "launcher.gpus=0",
+        f"seed={','.join(map(str, range(count)))}",
+        f"runs_dir={folder}/submitted",
+    ]
     seconds = pipeline(words, 75, PATH=f"{folder}:{os.environ['PATH']}")  # 75: all are in the queue
     yield row(f"submit {count:,} trainings", seconds, "imports", imports(asked.rounds))
     (folder / "small.yaml").write_text(SMALL)
     libraries = command([sys.executable, "-c", "from trl import SFTTrainer"])["cpu"]
-    yield row("a training's job to its first step", first_step(folder), "import of SFTTrainer", libraries)
+    yield row(
+        "a training's job to its first step", first_step(folder), "import of SFTTrainer", libraries
+    )
     if not asked.slurm:
         return
     from cluster import two_nodes
@@ -511,7 +704,13 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     here = pipeline([*table, f"runs_dir={folder}/here", "launcher.workers=1"])
     counted = folder / "cpu"
     wrap = executable(folder / "counted", COUNTED.format(python=sys.executable, file=str(counted)))
-    words = [*table, f"runs_dir={folder}/jobs", "launcher=slurm", "launcher.gpus=0", "launcher.memory=900M"]
+    words = [
+        *table,
+        f"runs_dir={folder}/jobs",
+        "launcher=slurm",
+        "launcher.gpus=0",
+        "launcher.memory=900M",
+    ]
     words += [f"launcher.wrap={wrap}", 'launcher.options=["--exclusive","--nodelist=n1"]']
     with two_nodes() as cluster:
         submitting = pipeline(words, 75, **cluster.environment)
@@ -521,32 +720,47 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     yield row("a small table as jobs", submitting + jobs, "the same by one worker here", here)
 
 
-# ------------------------------------------------------------------------------------------------------ plan, report
+# --- plan, report ---
 
 
 def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Beside many finished runs: manifests like those of real ones, 14 KB each, with other names and hashes."""
+    """Beside many finished runs: manifests like those of real ones, 14 KB each, with other names
+    and hashes.
+    """
     from importlib.resources import files
 
-    text = Path(str(files("pipeline") / "data/sandbox_base/manifest.json")).read_text(encoding="utf-8")
+    text = Path(str(files("pipeline") / "data/sandbox_base/manifest.json")).read_text(
+        encoding="utf-8"
+    )
     shipped = json.loads(text)
     runs_dir, tables = folder / "runs", folder / "conf/tables"
     for number in range(100 if asked.small else 10_000):
         digits = f"{number:08x}{0:056x}"  # a folder is named by the first twelve
         run = runs_dir / f"other-{number}-{digits[:12]}"
         run.mkdir(parents=True)
-        (run / "manifest.json").write_text(text.replace(shipped["hash"], digits).replace(shipped["name"], run.name))
+        (run / "manifest.json").write_text(
+            text.replace(shipped["hash"], digits).replace(shipped["name"], run.name)
+        )
     tables.mkdir(parents=True)
-    zones = {f"{bottom}+{top}": {"bottom": bottom, "top": top} for bottom in range(3) for top in range(3)}
+    zones = {
+        f"{bottom}+{top}": {"bottom": bottom, "top": top} for bottom in range(3) for top in range(3)
+    }
     (tables / "all.yaml").write_text(
         json.dumps({"name": "all", "defaults": ["layer_swapping_table1"], "axes": {"t": zones}})
     )
     peer = imports(asked.rounds)
-    commands = {"plan of layer_swapping_table1 with all 81 configurations": ["stage=plan", "table=all"]}
-    commands |= {f"plan of {name}": ["stage=plan", f"table={name}"] for name in ("unreasonable_table3", "sandbox_full")}
+    commands = {
+        "plan of layer_swapping_table1 with all 81 configurations": ["stage=plan", "table=all"]
+    }
+    commands |= {
+        f"plan of {name}": ["stage=plan", f"table={name}"]
+        for name in ("unreasonable_table3", "sandbox_full")
+    }
     for name, words in (commands | {"status": ["stage=status"]}).items():
         words = [*words, f"runs_dir={runs_dir}", f"--config-dir={folder / 'conf'}"]
-        yield row(name, statistics.median(pipeline(words) for _ in range(asked.rounds)), "imports", peer)
+        yield row(
+            name, statistics.median(pipeline(words) for _ in range(asked.rounds)), "imports", peer
+        )
 
 
 MANY = """
@@ -587,14 +801,18 @@ requestAnimationFrame(shown);
 
 
 def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Of made-up finished runs of 24 models in three languages: 100 answers each, 10,000 of them on the page."""
+    """Of made-up finished runs of 24 models in three languages: 100 answers each, 10,000 of them on
+    the page.
+    """
     from made_up_runs import finish
 
     from pipeline.config.compose import compose
     from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 
-    (folder / "many.yaml").write_text(MANY.replace("SEEDS", str(list(range(1 if asked.small else 15)))))
+    (folder / "many.yaml").write_text(
+        MANY.replace("SEEDS", str(list(range(1 if asked.small else 15))))
+    )
     words = [f"table={folder}/many.yaml", f"runs_dir={folder}/runs"]
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
     finish(order_runs(planning.targets()))
@@ -612,8 +830,10 @@ def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def browser_milliseconds(page: Path, rounds: int = 5) -> Row:
-    """Medians in headless Chromium: until the page has been painted and its script has run (`interactive`), and from
-    opening its answers until they are there. Needs Debian's chromium and chromium-driver."""
+    """Medians in headless Chromium: until the page has been painted and its script has run
+    (`interactive`), and from opening its answers until they are there. Needs Debian's chromium and
+    chromium-driver.
+    """
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -628,7 +848,10 @@ def browser_milliseconds(page: Path, rounds: int = 5) -> Row:
             driver.get("about:blank")
             driver.get(page.absolute().as_uri())
             timings.append(driver.execute_async_script(INTERACTIVE))
-        medians = {f"{name}_ms": round(statistics.median(one[name] for one in timings)) for name in timings[0]}
+        medians = {
+            f"{name}_ms": round(statistics.median(one[name] for one in timings))
+            for name in timings[0]
+        }
         return {"chromium": driver.capabilities["browserVersion"], **medians}
     finally:
         driver.quit()

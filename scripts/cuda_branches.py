@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""The branches of src/pipeline that only a machine with CUDA takes, and what executes each of them without one.
+"""The branches of src/pipeline that only a machine with CUDA takes, and what executes each of them
+without one.
 
-    python scripts/cuda_branches.py              # the list: stand-in tests, and what is never executed here
-    python scripts/cuda_branches.py --verify     # runs the stand-in tests, and sees that they reach the branch
+    python scripts/cuda_branches.py              # the list: stand-in tests, and what is never
+    executed here python scripts/cuda_branches.py --verify     # runs the stand-in tests, and sees
+    that they reach the branch
 
-Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries, comparisons with a device or
-with fsdp2, and the trainer's is_fsdp_enabled. A place is a function; `reached` is a line of it that CUDA alone decides.
-An H100 and an H200 have executed most of them (results/README.md): not vLLM, several GPUs, flash attention without
-padding.
+Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries,
+comparisons with a device or with fsdp2, and the trainer's is_fsdp_enabled. A place is a function;
+`reached` is a line of it that CUDA alone decides. An H100 and an H200 have executed most of them
+(results/README.md): not vLLM, several GPUs, flash attention without padding.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ WORDS = re.compile(r"cuda|nccl|cublas|flash|OutOfMemoryError", re.IGNORECASE)
 
 
 class StandIn(NamedTuple):
-    """test: the file and its function; reached: a part of the line that it executes, empty for one that runs in
-    processes of its own and cannot be seen to."""
+    """test: the file and its function; reached: a part of the line that it executes, empty for one
+    that runs in processes of its own and cannot be seen to.
+    """
 
     test: str
     reached: str
@@ -45,28 +48,42 @@ STAND_INS = {
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_local.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
-    "evaluate/decode.py::decode": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "on_gpu = "),
+    "evaluate/decode.py::decode": StandIn(
+        DECODE + "test_shapes_rounded_up_change_no_answer", "on_gpu = "
+    ),
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
     ),
     "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "weights + 4 * moved"),
     "estimate/flops.py::training_seconds": StandIn(EXCHANGED, "bytes_between"),
-    "evaluate/steps.py::Steps.next": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"),
+    "evaluate/steps.py::Steps.next": StandIn(
+        DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"
+    ),
     "evaluate/steps.py::columns_for": StandIn(
         DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "COLUMNS"
     ),
     "evaluate/steps.py::rows_for": StandIn(
         DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "bit_length"
     ),
-    "evaluate/stage.py::make": StandIn("tests/test_knobs.py::test_evaluation", "torch.cuda.is_available()"),
-    "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
-    "evaluate/score.py::rounds_together": StandIn(
-        "tests/evaluate/test_vllm.py::test_bfloat16_is_stored_by_request_where_no_batch_changes_it", "batch_invariant"
+    "evaluate/stage.py::make": StandIn(
+        "tests/test_knobs.py::test_evaluation", "torch.cuda.is_available()"
     ),
-    "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
-    "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
+    "evaluate/shared_cache.py::heads_as_they_are": StandIn(
+        HERE + "test_heads_are_copied_on_a_gpu", "yield"
+    ),
+    "evaluate/score.py::rounds_together": StandIn(
+        "tests/evaluate/test_vllm.py::test_bfloat16_is_stored_by_request_where_no_batch_changes_it",
+        "batch_invariant",
+    ),
+    "evaluate/score.py::rounding_settings": StandIn(
+        HERE + "test_scores_name_the_card", "get_device_name"
+    ),
+    "evaluate/torch_backend.py::TorchBackend.load": StandIn(
+        HERE + "test_models_are_scored_on_the_gpu", ".to(device)"
+    ),
     "evaluate/torch_backend.py::TorchBackend._fit_rows": StandIn(
-        "tests/evaluate/test_rows_by_memory.py::test_as_many_rows_as_the_free_memory_holds", "rows_that_fit"
+        "tests/evaluate/test_rows_by_memory.py::test_as_many_rows_as_the_free_memory_holds",
+        "rows_that_fit",
     ),
     "evaluate/torch_backend.py::most_rows": StandIn(
         "tests/evaluate/test_rows_by_memory.py::test_on_a_cpu_there_are_32", "MOST_ROWS"
@@ -77,35 +94,54 @@ STAND_INS = {
     "launch/in_process.py::refuse_without_gpus": StandIn(
         "tests/study/test_gpus_asked.py::test_more_processes_than_gpus", "raise PipelineError"
     ),
-    "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
+    "launch/in_process.py::error_sentence": StandIn(
+        HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"
+    ),
     "launch/cards.py::Cards._give_back": StandIn(
         HERE + "test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back", "execv"
     ),
-    "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
+    "runs/provenance.py::machine_facts": StandIn(
+        HERE + "test_manifests_name_the_card", "get_device_name"
+    ),
     "train/memory.py::is_sharded": StandIn(MEMORY, "return sft.parallel"),
-    "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
+    "train/processes.py::join_processes": StandIn(
+        HERE + "test_processes_meet_as_gpus", "PartialState(cpu"
+    ),
     "train/trainer.py::card_memory": StandIn(TRAINER, "total_memory"),
     "train/trainer.py::trainer_of": StandIn(
         "tests/train/test_varlen.py::test_a_gpu_uses_it_in_place_of_sdpa", "attend_within_rows"
     ),
-    "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
+    "train/trainer.py::Trainer.training_step": StandIn(
+        PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
+    ),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
-    "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
+    "train/load.py::check_kernels": StandIn(
+        HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"
+    ),
     "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
-    "evaluate/steps.py::Steps._record": "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card",
-    "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
-    "train/stage.py::check_early": "no warning of bfloat16 where a card computes it; that of a CPU is tested",
-    "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",
+    "evaluate/steps.py::Steps._record": (
+        "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card"
+    ),
+    "merge/live.py::_load_live": (
+        "a merged model's copy on the card; test_the_same_bits_on_another_device needs one"
+    ),
+    "train/stage.py::check_early": (
+        "no warning of bfloat16 where a card computes it; that of a CPU is tested"
+    ),
+    "train/stage.py::train": (
+        "the most memory of the card that a process reserved; a CPU's peak is tested"
+    ),
 }
-LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
+# place -> how many of its lines are found, where more than one: a new branch is another line
+LINES = {
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,
@@ -117,7 +153,10 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "train/trainer.py::trainer_of": 2,
 }
 LIBRARIES = (  # of what is in no branch of ours
-    "NCCL: collectives are gloo's in tests, and none at all in tests/train/shapes_on_fake_tensors.py",
+    (
+        "NCCL: collectives are gloo's in tests, and none at all in"
+        " tests/train/shapes_on_fake_tensors.py"
+    ),
     "the fused AdamW of CUDA: that of the CPU is tested",
     "flash and memory-efficient attention of CUDA: sdpa is the CPU's in tests",
     "TRL's Triton kernels of the loss: their stand-ins in torch are tested",
@@ -130,7 +169,9 @@ def places() -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(SRC.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        texts = {
+            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+        }  # docstrings
         for node, name in with_function(tree, ""):
             if name and id(node) not in texts and (code := of_cuda(node)):
                 found.setdefault(f"{path.relative_to(SRC)}::{name}", []).append((node.lineno, code))
@@ -152,9 +193,13 @@ def of_cuda(node: ast.expr) -> str | None:
         decided = ast.unparse(node).startswith("torch.cuda.") or node.attr == "is_fsdp_enabled"
         return ast.unparse(node) if decided else None
     if isinstance(node, ast.Constant):
-        return repr(node.value) if isinstance(node.value, str) and WORDS.search(node.value) else None
+        return (
+            repr(node.value) if isinstance(node.value, str) and WORDS.search(node.value) else None
+        )
     if isinstance(node, ast.Compare):
-        values = [one.value for one in (node.left, *node.comparators) if isinstance(one, ast.Constant)]
+        values = [
+            one.value for one in (node.left, *node.comparators) if isinstance(one, ast.Constant)
+        ]
         return ast.unparse(node) if {"cpu", "cuda", "fsdp2"} & set(values) else None
     return None
 
@@ -165,13 +210,19 @@ def lines_of(place: str) -> dict[int, str]:
     text = (SRC / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
-        [node] = [one for one in ast.walk(node) if getattr(one, "name", None) == part and hasattr(one, "body")]
+        [node] = [
+            one
+            for one in ast.walk(node)
+            if getattr(one, "name", None) == part and hasattr(one, "body")
+        ]
     lines = text.splitlines()
     return {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or 0) + 1)}  # type: ignore[attr-defined]
 
 
 def problems() -> list[str]:
-    """What is wrong with the lists; empty if each place is in one of them, and each test and line is there."""
+    """What is wrong with the lists; empty if each place is in one of them, and each test and line
+    is there.
+    """
     found, wrong = places(), []
     for place in sorted(found.keys() - STAND_INS.keys() - NEVER.keys()):
         wrong.append(f"{place} has a branch for CUDA ({found[place][0][1]}) and is in neither list")
@@ -180,17 +231,21 @@ def problems() -> list[str]:
     for place in sorted(found.keys() & (STAND_INS.keys() | NEVER.keys())):
         lines = sorted({line for line, _ in found[place]})
         if len(lines) != LINES.get(place, 1):
-            wrong.append(f"{place}: CUDA decides in lines {lines}, not in {LINES.get(place, 1)}: is one new?")
+            wrong.append(
+                f"{place}: CUDA decides in lines {lines}, not in {LINES.get(place, 1)}: is one new?"
+            )
     for place, (test, reached) in STAND_INS.items():
         file, _, name = test.partition("::")
-        if not (ROOT / file).is_file() or not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE):
+        if not (ROOT / file).is_file() or not re.search(
+            rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE
+        ):
             wrong.append(f"{place}: there is no {test}")
         if place in found and not any(reached in text for text in lines_of(place).values()):
             wrong.append(f"{place}: no line with {reached}")
     return wrong
 
 
-# ---------------------------------------------------------------------------------------------------- reached?
+# --- reached? ---
 
 SEEN = "PIPELINE_CUDA_BRANCHES"  # the file that a run of pytest with this module as a plugin writes
 
@@ -223,25 +278,48 @@ def pytest_configure(config: object) -> None:
 def unreached(folder: Path) -> list[str]:
     """Places whose stand-in test did not execute their line."""
     tests = sorted({test for test, reached in STAND_INS.values() if reached})
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "cuda_branches", "-p", "no:cacheprovider", *tests]
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "cuda_branches",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    paths = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {**os.environ, SEEN: str(folder / "seen"), "PYTHONPATH": paths}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     seen = set((folder / "seen").read_text().splitlines())
-    return [place for place, (test, reached) in STAND_INS.items() if reached and f"{place} {test}" not in seen]
+    return [
+        place
+        for place, (test, reached) in STAND_INS.items()
+        if reached and f"{place} {test}" not in seen
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--verify", action="store_true", help="run the stand-in tests and see that they reach the branch"
+        "--verify",
+        action="store_true",
+        help="run the stand-in tests and see that they reach the branch",
     )
     wrong = problems()
     if parser.parse_args().verify and not wrong:
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory() as folder:
-            wrong = [f"{place}: {STAND_INS[place].test} does not reach it" for place in unreached(Path(folder))]
+            wrong = [
+                f"{place}: {STAND_INS[place].test} does not reach it"
+                for place in unreached(Path(folder))
+            ]
     print(f"{len(STAND_INS)} functions with a branch for CUDA, executed by a stand-in:")
     for place, (test, _) in STAND_INS.items():
         print(f"  {place}: {test}")

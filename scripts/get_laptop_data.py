@@ -1,7 +1,8 @@
-"""Download what `table=laptop_real` reads from the Hub into a data_root: python scripts/get_laptop_data.py DIR
+"""Download what `table=laptop_real` reads from the Hub into a data_root: python
+scripts/get_laptop_data.py DIR
 
-mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, aya/train.jsonl in the table's languages,
-and the items of mgsm_steps from them. Files that are there are kept.
+mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, aya/train.jsonl in the table's
+languages, and the items of mgsm_steps from them. Files that are there are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ MGSM, GSM8K, AYA = "juletxara/mgsm", "openai/gsm8k", "CohereLabs/aya_dataset"
 def sources() -> Iterator[tuple[str, Source]]:
     """(file below data_root, where it is on the Hub)."""
     for split in ("train", "test"):
-        yield f"gsm8k/{split}.jsonl", Source(hub=GSM8K, hub_config="main", split=split, rows="text", file="")
+        yield (
+            f"gsm8k/{split}.jsonl",
+            Source(hub=GSM8K, hub_config="main", split=split, rows="text", file=""),
+        )
         for code in LANGUAGES:
-            yield f"mgsm/{code}/{split}.jsonl", Source(hub=MGSM, hub_config=code, split=split, rows="text", file="")
+            yield (
+                f"mgsm/{code}/{split}.jsonl",
+                Source(hub=MGSM, hub_config=code, split=split, rows="text", file=""),
+            )
     yield "aya/train.jsonl", Source(hub=AYA, rows="aya", file="")
 
 

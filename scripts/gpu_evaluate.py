@@ -1,8 +1,11 @@
-"""Seconds of scoring on a GPU at the shape of an 8B Llama, with random weights made on the device, beside HFLM's.
+"""Seconds of scoring on a GPU at the shape of an 8B Llama, with random weights made on the device,
+beside HFLM's.
 
-    python scripts/gpu_evaluate.py [--record FILE] [--tiny]     # tiny: what shows that it works, also on a CPU
+    python scripts/gpu_evaluate.py [--record FILE] [--tiny]     # tiny: what shows that it works,
+    also on a CPU
 
-Prompts are random tokens: an 8-shot prefix, questions below it, answers of 128 tokens that no token ends.
+Prompts are random tokens: an 8-shot prefix, questions below it, answers of 128 tokens that no token
+ends.
 """
 
 from __future__ import annotations
@@ -38,12 +41,22 @@ from pipeline.runs.provenance import git_state, package_versions
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LLAMA_8B = {
-    **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
 }
 TINY = {
-    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 8192},
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 400,
+    "max_position_embeddings": 8192,
 }
 SANDBOX = Path(pipeline.__file__).parent / "data/sandbox_base"  # a tokenizer
 Row = dict[str, Any]
@@ -75,7 +88,10 @@ def synchronize() -> None:
 def prompts_of(questions: int, prefix: int, vocabulary: int) -> list[list[int]]:
     draw = random.Random(0)
     shared = [draw.randrange(5, vocabulary) for _ in range(prefix)]
-    return [[*shared, *(draw.randrange(5, vocabulary) for _ in range(draw.randint(40, 100)))] for _ in range(questions)]
+    return [
+        [*shared, *(draw.randrange(5, vocabulary) for _ in range(draw.randint(40, 100)))]
+        for _ in range(questions)
+    ]
 
 
 def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float:
@@ -104,8 +120,14 @@ def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
             waits[-1]()
             synchronize()
             ahead = (time.perf_counter() - begun) / 20 * 1000
-            yield {"what": f"a step of {rows} rows", "ms": round(ahead, 2), "ms_waited_for": round(host, 2),
-                   "ms_of_the_host": round(launched, 2), "prefix_s": fill, "fill_of_64_s": rest}  # fmt: skip
+            yield {
+                "what": f"a step of {rows} rows",
+                "ms": round(ahead, 2),
+                "ms_waited_for": round(host, 2),
+                "ms_of_the_host": round(launched, 2),
+                "prefix_s": fill,
+                "fill_of_64_s": rest,
+            }
             if DEVICE.type == "cuda":
                 kinds = [torch.profiler.ProfilerActivity.CUDA]
                 with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
@@ -116,7 +138,14 @@ def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
                 for event in profile.events():
                     times_of[event.name[:70]] += event.device_time
                     counts[event.name[:70]] += 1
-                print(rows, "rows: kernels", sum(counts.values()), "us", sum(times_of.values()), flush=True)
+                print(
+                    rows,
+                    "rows: kernels",
+                    sum(counts.values()),
+                    "us",
+                    sum(times_of.values()),
+                    flush=True,
+                )
                 for name, spent in times_of.most_common(14):
                     print(f"   {spent:9.0f} us {counts[name]:5d} {name}", flush=True)
 
@@ -131,8 +160,12 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
         yield from step_times(model, rows, prompts[0][:prefix])
     for rows, asked in ((32, prompts), (64, prompts), (256, many)):
         first, again = (answers(model, rows, asked, room) for _ in range(2))
-        yield {"what": f"{len(asked)} answers of {room} tokens, bfloat16", "rows": rows, "seconds": again,
-               "first_time": first}  # fmt: skip
+        yield {
+            "what": f"{len(asked)} answers of {room} tokens, bfloat16",
+            "rows": rows,
+            "seconds": again,
+            "first_time": first,
+        }
     drop_cache(model)
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=32)
 
@@ -141,25 +174,46 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
             batch = prompts[at : at + 32]
             width = max(map(len, batch))
             ids = torch.tensor([[0] * (width - len(one)) + one for one in batch], device=DEVICE)
-            mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in batch], device=DEVICE)
-            stock._model_generate(ids, width + room, ["Question:"], attention_mask=mask, do_sample=False)
+            mask = torch.tensor(
+                [[0] * (width - len(one)) + [1] * len(one) for one in batch], device=DEVICE
+            )
+            stock._model_generate(
+                ids, width + room, ["Question:"], attention_mask=mask, do_sample=False
+            )
 
     model.generation_config.eos_token_id = None
-    yield {"what": f"64 answers of {room} tokens, bfloat16, HFLM", "rows": 32, "seconds": seconds(theirs)}
-    letters = [(prompt, [token]) for prompt in prompts_of(64, 620, sizes["vocab_size"]) for token in (6, 7, 8, 9)]
+    yield {
+        "what": f"64 answers of {room} tokens, bfloat16, HFLM",
+        "rows": 32,
+        "seconds": seconds(theirs),
+    }
+    letters = [
+        (prompt, [token])
+        for prompt in prompts_of(64, 620, sizes["vocab_size"])
+        for token in (6, 7, 8, 9)
+    ]
     backend = TorchBackend(64, model=model)
     for _ in range(2):
         mine = seconds(lambda: backend.loglikelihood(letters, True, lambda *_: None))
     asks = [((str(at), "A"), context, tokens) for at, (context, tokens) in enumerate(letters)]
     peer = seconds(lambda: stock._loglikelihood_tokens(asks, disable_tqdm=True))
-    yield {"what": "64 questions by letters, bfloat16", "seconds": mine, "HFLM": peer, "ratio": round(mine / peer, 3)}
+    yield {
+        "what": "64 questions by letters, bfloat16",
+        "seconds": mine,
+        "HFLM": peer,
+        "ratio": round(mine / peer, 3),
+    }
     yield from float32(model, prompts, many, room, small)
 
 
-def float32(model: Any, prompts: list[list[int]], many: list[list[int]], room: int, small: bool) -> Iterator[Row]:
+def float32(
+    model: Any, prompts: list[list[int]], many: list[list[int]], room: int, small: bool
+) -> Iterator[Row]:
     model = model.float()
     gc.collect()
-    ids = torch.tensor([prompt[:32] if small else (prompt * 2)[:1024] for prompt in prompts[:8]], device=DEVICE)
+    ids = torch.tensor(
+        [prompt[:32] if small else (prompt * 2)[:1024] for prompt in prompts[:8]], device=DEVICE
+    )
 
     def forward() -> None:
         with torch.no_grad():
@@ -172,21 +226,32 @@ def float32(model: Any, prompts: list[list[int]], many: list[list[int]], room: i
                 before = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
                 split_products(model)
                 after = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
-                yield {"what": "largest difference of a log-probability, bf16x3 and ieee",
-                       "difference": float((before - after).abs().max())}  # fmt: skip
+                yield {
+                    "what": "largest difference of a log-probability, bf16x3 and ieee",
+                    "difference": float((before - after).abs().max()),
+                }
             del before, after
         forward()
         prefill = min(seconds(forward) for _ in range(2))
-        yield {"what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}", "seconds": prefill}
+        yield {
+            "what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}",
+            "seconds": prefill,
+        }
         yield from step_times(model, 64, prompts[0][: (40 if small else 960)])
         for rows, asked in ((64, prompts), (256, many)):
             answers(model, rows, asked[:rows], 2)
-            yield {"what": f"{len(asked)} answers of {room} tokens, float32 by {products}", "rows": rows,
-                   "seconds": answers(model, rows, asked, room)}  # fmt: skip
+            yield {
+                "what": f"{len(asked)} answers of {room} tokens, float32 by {products}",
+                "rows": rows,
+                "seconds": answers(model, rows, asked, room),
+            }
 
 
 def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
-    """Two swaps of bfloat16 experts in one model, one after the other. Files of zeros take no room on the disk."""
+    """Two swaps of bfloat16 experts in one model, one after the other.
+
+    Files of zeros take no room on the disk.
+    """
     from pipeline.merge.live import model_of
     from pipeline.merge.merge import open_merge
     from pipeline.merge.methods.layer_swap import LayerSwap
@@ -196,15 +261,22 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as place, keep_models_resident():
         with torch.device("meta"):
             shapes = {
-                name: tuple(part.shape) for name, part in LlamaForCausalLM(LlamaConfig(**sizes)).named_parameters()
+                name: tuple(part.shape)
+                for name, part in LlamaForCausalLM(LlamaConfig(**sizes)).named_parameters()
             }
         for name in ("math", "language"):
             folder = Path(place, name)
-            LlamaConfig(**sizes, dtype="bfloat16", architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+            LlamaConfig(
+                **sizes, dtype="bfloat16", architectures=["LlamaForCausalLM"]
+            ).save_pretrained(folder)
             AutoTokenizer.from_pretrained(SANDBOX).save_pretrained(folder)
             header, end = {}, 0
             for tensor, shape in shapes.items():
-                header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end := end + 2 * prod(shape)]}
+                header[tensor] = {
+                    "dtype": "BF16",
+                    "shape": shape,
+                    "data_offsets": [end, end := end + 2 * prod(shape)],
+                }
             text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
             with (folder / "model.safetensors").open("wb") as file:
                 file.write(len(text).to_bytes(8, "little") + text)
@@ -216,14 +288,23 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
             ("to 5-2", 5, 2),
         ):
             config = LayerSwap(
-                math="math", language="language", bottom_layers=bottom, top_layers=top, scale_to_depth=sizes is TINY
+                math="math",
+                language="language",
+                bottom_layers=bottom,
+                top_layers=top,
+                scale_to_depth=sizes is TINY,
             )
             merge = open_merge(config, sources)
-            yield {"what": f"live merges: {what}", "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type))}
+            yield {
+                "what": f"live merges: {what}",
+                "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type)),
+            }
 
 
 def report(rows: list[Row], record: Path | None) -> None:
-    """Print the last row, and write all of them: the time that a script is given may end at the next."""
+    """Print the last row, and write all of them: the time that a script is given may end at the
+    next.
+    """
     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if record:
         name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
@@ -232,7 +313,9 @@ def report(rows: list[Row], record: Path | None) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", type=Path)
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()

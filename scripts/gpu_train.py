@@ -1,9 +1,12 @@
-"""Tokens a second of training steps on a GPU at the shape of an 8B Llama, with random weights made on the device.
+"""Tokens a second of training steps on a GPU at the shape of an 8B Llama, with random weights made
+on the device.
 
-    python scripts/gpu_train.py [--record FILE] [--tiny]     # tiny: what shows that it works, also on a CPU
+    python scripts/gpu_train.py [--record FILE] [--tiny]     # tiny: what shows that it works, also
+    on a CPU
 
-A step is a forward and a backward pass in bfloat16 autocast, the loss over parts of the vocabulary's logits at a time;
-no optimizer. Each variant says its loss and the sum of its gradients' sizes: equal bits show that nothing was changed.
+A step is a forward and a backward pass in bfloat16 autocast, the loss over parts of the
+vocabulary's logits at a time; no optimizer. Each variant says its loss and the sum of its
+gradients' sizes: equal bits show that nothing was changed.
 """
 
 from __future__ import annotations
@@ -26,19 +29,60 @@ VARIANTS: tuple[dict[str, Any], ...] = (  # of a step of 8,192 tokens
     {"what": "full, bfloat16 weights", "base": "bfloat16", "lora": False},
     {"what": "LoRA, float32 base", "base": "float32"},
     {"what": "LoRA, frozen matrices in bfloat16", "base": "narrow"},
-    {"what": "LoRA, frozen matrices in bfloat16, inputs not cast", "base": "narrow", "casts": False},
+    {
+        "what": "LoRA, frozen matrices in bfloat16, inputs not cast",
+        "base": "narrow",
+        "casts": False,
+    },
     {"what": "the same, deterministic", "base": "narrow", "casts": False, "deterministic": True},
-    {"what": "the same, deterministic, memory not filled", "base": "narrow", "casts": False, "deterministic": True,
-     "fill": False},
-    {"what": "LoRA, narrow, not cast, no checkpointing, 2 rows", "base": "narrow", "casts": False, "keep": True,
-     "rows": 2},
-    {"what": "LoRA, narrow, not cast, compiled", "base": "narrow", "casts": False, "compiled": True},
-    {"what": "LoRA, narrow, not cast, rows of 350", "base": "narrow", "casts": False, "rows": 23, "length": 350},
-    {"what": "full, bfloat16 weights, compiled", "base": "bfloat16", "lora": False, "compiled": True},
-    {"what": "full, bfloat16 weights, no checkpointing, 1 row", "base": "bfloat16", "lora": False, "keep": True,
-     "rows": 1},
-    {"what": "full, bfloat16 weights, rows of 350", "base": "bfloat16", "lora": False, "rows": 23, "length": 350},
-)  # fmt: skip
+    {
+        "what": "the same, deterministic, memory not filled",
+        "base": "narrow",
+        "casts": False,
+        "deterministic": True,
+        "fill": False,
+    },
+    {
+        "what": "LoRA, narrow, not cast, no checkpointing, 2 rows",
+        "base": "narrow",
+        "casts": False,
+        "keep": True,
+        "rows": 2,
+    },
+    {
+        "what": "LoRA, narrow, not cast, compiled",
+        "base": "narrow",
+        "casts": False,
+        "compiled": True,
+    },
+    {
+        "what": "LoRA, narrow, not cast, rows of 350",
+        "base": "narrow",
+        "casts": False,
+        "rows": 23,
+        "length": 350,
+    },
+    {
+        "what": "full, bfloat16 weights, compiled",
+        "base": "bfloat16",
+        "lora": False,
+        "compiled": True,
+    },
+    {
+        "what": "full, bfloat16 weights, no checkpointing, 1 row",
+        "base": "bfloat16",
+        "lora": False,
+        "keep": True,
+        "rows": 1,
+    },
+    {
+        "what": "full, bfloat16 weights, rows of 350",
+        "base": "bfloat16",
+        "lora": False,
+        "rows": 23,
+        "length": 350,
+    },
+)
 
 
 def prepared(sizes: dict[str, int], variant: dict[str, Any]) -> Any:
@@ -47,14 +91,20 @@ def prepared(sizes: dict[str, int], variant: dict[str, Any]) -> Any:
         model = model.float()
     if variant.get("lora", True):
         torch.manual_seed(1)
-        model = get_peft_model(model, LoraConfig(r=64, target_modules=TARGETS, init_lora_weights=False))
+        model = get_peft_model(
+            model, LoraConfig(r=64, target_modules=TARGETS, init_lora_weights=False)
+        )
         for module in model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = variant.get("casts", True)
     if variant["base"] == "narrow":
         head = model.get_output_embeddings()
         for module in model.modules():
-            if isinstance(module, torch.nn.Linear) and not module.weight.requires_grad and module is not head:
+            if (
+                isinstance(module, torch.nn.Linear)
+                and not module.weight.requires_grad
+                and module is not head
+            ):
                 module.weight.data = module.weight.data.bfloat16()
     if not variant.get("keep"):
         model.gradient_checkpointing_enable()
@@ -95,15 +145,25 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
         synchronize()
         times.append(time.perf_counter() - begun)
         if not number:
-            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            facts = {"loss": float(loss), "gradients": float(sum(grad.double().abs().sum() for grad in gradients))}
+            gradients = [
+                parameter.grad for parameter in model.parameters() if parameter.grad is not None
+            ]
+            facts = {
+                "loss": float(loss),
+                "gradients": float(sum(grad.double().abs().sum() for grad in gradients)),
+            }
             del gradients
         model.zero_grad(set_to_none=True)
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = fills
     peak = torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else 0.0
     speed = rows * length / min(times[1:])
-    return {"what": variant["what"], "tokens_a_second": round(speed), "peak_gb": round(peak, 1), **facts}
+    return {
+        "what": variant["what"],
+        "tokens_a_second": round(speed),
+        "peak_gb": round(peak, 1),
+        **facts,
+    }
 
 
 def all_measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -122,9 +182,13 @@ def all_measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--seconds", type=float, default=200, help="after which no variant is begun")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="after which no variant is begun"
+    )
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     rows = []

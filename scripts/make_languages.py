@@ -1,10 +1,11 @@
-"""Write conf/languages.yaml, Belebele's 122 languages: the list is the harness', names and codes langcodes'.
+"""Write conf/languages.yaml, Belebele's 122 languages: the list is the harness', names and codes
+langcodes'.
 
     python scripts/make_languages.py     # a test holds the file against what this would write
 
-Our code is the shortest tag of the language (of its macrolanguage where that is what FLORES means by it: swh is sw),
-with the script behind it for the second way to write one (ar_latn). What the Aya dataset and MGSM call a language
-otherwise stands in OURS.
+Our code is the shortest tag of the language (of its macrolanguage where that is what FLORES means
+by it: swh is sw), with the script behind it for the second way to write one (ar_latn). What the Aya
+dataset and MGSM call a language otherwise stands in OURS.
 """
 
 from __future__ import annotations
@@ -14,12 +15,33 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = {  # ISO 15924 -> as Unicode names its letters
-    "Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cyrl": "CYRILLIC", "Deva": "DEVANAGARI",
-    "Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI", "Guru": "GURMUKHI", "Hang": "HANGUL",
-    "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW", "Khmr": "KHMER", "Knda": "KANNADA", "Laoo": "LAO", "Latn": "LATIN",
-    "Mlym": "MALAYALAM", "Mymr": "MYANMAR", "Orya": "ORIYA", "Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU",
-    "Thai": "THAI", "Tibt": "TIBETAN",
-}  # fmt: skip
+    "Arab": "ARABIC",
+    "Armn": "ARMENIAN",
+    "Beng": "BENGALI",
+    "Cyrl": "CYRILLIC",
+    "Deva": "DEVANAGARI",
+    "Ethi": "ETHIOPIC",
+    "Geor": "GEORGIAN",
+    "Grek": "GREEK",
+    "Gujr": "GUJARATI",
+    "Guru": "GURMUKHI",
+    "Hang": "HANGUL",
+    "Hans": "CJK",
+    "Hant": "CJK",
+    "Hebr": "HEBREW",
+    "Khmr": "KHMER",
+    "Knda": "KANNADA",
+    "Laoo": "LAO",
+    "Latn": "LATIN",
+    "Mlym": "MALAYALAM",
+    "Mymr": "MYANMAR",
+    "Orya": "ORIYA",
+    "Sinh": "SINHALA",
+    "Taml": "TAMIL",
+    "Telu": "TELUGU",
+    "Thai": "THAI",
+    "Tibt": "TIBETAN",
+}
 OURS: dict[str, dict[str, Any]] = {
     "bn": {"name": "Bengali"},
     "ja": {"scripts": ["HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "CJK"]},
@@ -27,7 +49,9 @@ OURS: dict[str, dict[str, Any]] = {
     "zh": {"aya": "Simplified Chinese"},
     "zh_hant": {"aya": "Traditional Chinese"},
 }
-FIRST = {"zh": "Hans"}  # of the scripts of a language, that of its plain code; else the one that is not Latin
+FIRST = {
+    "zh": "Hans"
+}  # of the scripts of a language, that of its plain code; else the one that is not Latin
 
 
 def listed() -> list[str]:
@@ -53,21 +77,30 @@ def languages() -> dict[str, dict[str, Any]]:
         name = Language.get(tag).display_name()
         if not plain:
             name += f" ({Language.get(f'{tag}-{script}').script_name()} script)"
-        fields = {"name": name, "flores": code, "scripts": [SCRIPTS.get(script, "")], "aya_codes": [alpha3]}
+        fields = {
+            "name": name,
+            "flores": code,
+            "scripts": [SCRIPTS.get(script, "")],
+            "aya_codes": [alpha3],
+        }
         found[ours] = fields | OURS.get(ours, {})
     return found
 
 
 def text(fields: dict[str, Any]) -> str:
     entries = (
-        f"{key}: [{', '.join(one)}]" if isinstance(one, list) else f"{key}: {one}" for key, one in fields.items()
+        f"{key}: [{', '.join(one)}]" if isinstance(one, list) else f"{key}: {one}"
+        for key, one in fields.items()
     )
     return "{" + ", ".join(entries) + "}"
 
 
 if __name__ == "__main__":
     file = Path(__file__).parent.parent / "conf/languages.yaml"
-    head = "# The languages, by our codes (as in MGSM), with their codes elsewhere; by scripts/make_languages.py.\n"
+    head = (
+        "# The languages, by our codes (as in MGSM), with their codes elsewhere; by"
+        " scripts/make_languages.py.\n"
+    )
     lines = (f'"{code}": {text(fields)}\n' for code, fields in sorted(languages().items()))
     file.write_text(head + "".join(lines), encoding="utf-8")
     print(f"{len(languages())} languages in {file}")

@@ -3,9 +3,9 @@
 
     python scripts/make_mgsm_steps.py DATA_ROOT [LANGUAGE ...]
 
-It reads mgsm/LANGUAGE/{test,train}.jsonl and gsm8k/test.jsonl (not of rows with solutions of their own, as the small
-world's) and writes mgsm_steps/LANGUAGE/*.jsonl and card.json, which lists what is not asked and why; without a
-language, of each that is there.
+It reads mgsm/LANGUAGE/{test,train}.jsonl and gsm8k/test.jsonl (not of rows with solutions of their
+own, as the small world's) and writes mgsm_steps/LANGUAGE/*.jsonl and card.json, which lists what is
+not asked and why; without a language, of each that is there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main(data_root: Path, *languages: str) -> None:
         raise PipelineError(f"{data_root} has no mgsm/LANGUAGE/test.jsonl: put MGSM's files there")
     for code in languages or there:
         card = write_items(data_root, code)
-        print(f"{data_root}/mgsm_steps/{code}: {card['steps']} steps of {card['questions']} questions")
+        print(
+            f"{data_root}/mgsm_steps/{code}: {card['steps']} steps of {card['questions']} questions"
+        )
 
 
 if __name__ == "__main__":

@@ -21,17 +21,21 @@ SHARED = """#SBATCH --requeue
 SETUP = ["", "# module load cuda; source .venv/bin/activate"]
 PYTHON = '"${PIPELINE_PYTHON:-python}" -m pipeline "$@"'
 TORCHRUN = (
-    'srun --kill-on-bad-exit=1 "${PIPELINE_PYTHON:-python}" -m torch.distributed.run --nnodes="$SLURM_NNODES" \\\n'
-    '  --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --max-restarts=0 \\\n'
-    '  --rdzv-endpoint="$FIRST:$((15000 + SLURM_JOB_ID % 15000))" --shutdown-timeout=86400 \\\n'
-    '  --signals-to-handle=SIGTERM,SIGUSR1,SIGHUP -m pipeline "$@"'
+    'srun --kill-on-bad-exit=1 "${PIPELINE_PYTHON:-python}" -m torch.distributed.run'
+    ' --nnodes="$SLURM_NNODES" \\\n  --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}"'
+    ' --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --max-restarts=0 \\\n '
+    ' --rdzv-endpoint="$FIRST:$((15000 + SLURM_JOB_ID % 15000))" --shutdown-timeout=86400 \\\n '
+    ' --signals-to-handle=SIGTERM,SIGUSR1,SIGHUP -m pipeline "$@"'
 )
 AGAIN = requeue_lines('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]')
 
 
 def head(title: str, command: str, **options: object) -> list[str]:
     """The first lines: what the file is for, and what it requests of Slurm."""
-    asked = {"job-name": "pipeline", **{key.replace("_", "-"): value for key, value in options.items()}}
+    asked = {
+        "job-name": "pipeline",
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
     lines = [f"#SBATCH --{key}={value}" for key, value in asked.items()]
     return [f"# {title}:  sbatch slurm/{command} ...", *lines, *SHARED.splitlines()]
 
@@ -39,35 +43,58 @@ def head(title: str, command: str, **options: object) -> list[str]:
 def files() -> dict[str, str]:
     """Name -> text of each file."""
     one = head(
-        "One run on one GPU, as often as its time limit needs", "one_gpu.sbatch stage=sft expert=math",
-        gres="gpu:1", cpus_per_task=8, mem="64G",
-    )  # fmt: skip
+        "One run on one GPU, as often as its time limit needs",
+        "one_gpu.sbatch stage=sft expert=math",
+        gres="gpu:1",
+        cpus_per_task=8,
+        mem="64G",
+    )
     fsdp = head(
         "One training on the GPUs of one node, sharded",
         "one_node_fsdp.sbatch stage=sft expert=math model=llama3.1_8b",
-        gres="gpu:4", cpus_per_task=32, mem="256G",
-    )  # fmt: skip
+        gres="gpu:4",
+        cpus_per_task=32,
+        mem="256G",
+    )
     several = head(
-        "One training on the GPUs of several nodes", "several_nodes.sbatch stage=sft sft.processes=16",
-        nodes=2, ntasks_per_node=1, gres="gpu:8", cpus_per_task=64, mem="512G",
-    )  # fmt: skip
+        "One training on the GPUs of several nodes",
+        "several_nodes.sbatch stage=sft sft.processes=16",
+        nodes=2,
+        ntasks_per_node=1,
+        gres="gpu:8",
+        cpus_per_task=64,
+        mem="512G",
+    )
     meeting = [
-        "# A torchrun a node, which starts a process a GPU; one that fails ends all. They meet at the first node.",
-        'FIRST=$(scontrol show node "$(scontrol show hostnames | head -n 1)" '
-        "| sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
+        (
+            "# A torchrun a node, which starts a process a GPU; one that fails ends all. They meet"
+            " at the first node."
+        ),
+        (
+            'FIRST=$(scontrol show node "$(scontrol show hostnames | head -n 1)" '
+            "| sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
+        ),
     ]
     return {
         "one_gpu.sbatch": job_script(PYTHON, one, SETUP, then=AGAIN),
         "one_node_fsdp.sbatch": job_script(
-            f'{PYTHON} sft.parallel=fsdp2 "sft.processes=${{SLURM_GPUS_ON_NODE:-4}}"', fsdp, SETUP, then=AGAIN
+            f'{PYTHON} sft.parallel=fsdp2 "sft.processes=${{SLURM_GPUS_ON_NODE:-4}}"',
+            fsdp,
+            SETUP,
+            then=AGAIN,
         ),
         "several_nodes.sbatch": job_script(
-            TORCHRUN, several, [*SETUP, *meeting],
-            then=f"[ -z \"$ASKED\" ] || [ \"$STATUS\" = 0 ] || STATUS=75  # torchrun itself ends with 1\n{AGAIN}",
+            TORCHRUN,
+            several,
+            [*SETUP, *meeting],
+            then=(
+                '[ -z "$ASKED" ] || [ "$STATUS" = 0 ] || STATUS=75  # torchrun itself ends with'
+                f" 1\n{AGAIN}"
+            ),
             on_usr1='scancel --signal=USR1 "$SLURM_JOB_ID"',  # to all tasks, not to this script
             on_term=":",  # Slurm sends it to the tasks as well
         ),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

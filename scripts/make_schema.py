@@ -1,9 +1,10 @@
-"""Write docs/table.schema.json, the JSON Schema with which editors complete and check tables and studies.
+"""Write docs/table.schema.json, the JSON Schema with which editors complete and check tables and
+studies.
 
     python scripts/make_schema.py     # a test holds the file against what this would write
 
-Options, knobs, their bounds and meanings are those of conf/ and pipeline/config. What only the program can know, such
-as axes and names of runs, is free.
+Options, knobs, their bounds and meanings are those of conf/ and pipeline/config. What only the
+program can know, such as axes and names of runs, is free.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: 
 NAMES = {"type": "object"}
 WORDS = {"$ref": "#/$defs/words"}
 LIST_OR_ONE = {"type": ["string", "array"], "items": {"type": "string"}}
-ONE_FOR_ALL = ("stage", "launcher", "tracking", "runs_dir", "redo", "group")  # not of a run in a table
+ONE_FOR_ALL = (
+    "stage",
+    "launcher",
+    "tracking",
+    "runs_dir",
+    "redo",
+    "group",
+)  # not of a run in a table
 
 
 def knob(kind: type, item: Any) -> dict[str, Any]:
@@ -33,7 +41,9 @@ def knob(kind: type, item: Any) -> dict[str, Any]:
     found, meta = type_inside(kind, item.name), item.metadata
     said: dict[str, Any] = {"type": TYPES[found]} if found in TYPES else {}
     bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-    said |= {name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said}
+    said |= {
+        name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said
+    }
     said |= {"enum": list(meta["options"])} if meta.get("options") and found is str else {}
     choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}] if said else []
     text = f"{knob_comment(kind, item)} (default: {default_of(item)})".strip()
@@ -46,13 +56,20 @@ def words() -> dict[str, Any]:
     for stage in RUN_STAGES:
         for group in CONFIGS[stage].groups:
             known = {"enum": conf.options(group)}
-            found[group] = {"anyOf": [known, {"type": ["string", "null", "object"]}], "description": f"{group}=OPTION"}
+            found[group] = {
+                "anyOf": [known, {"type": ["string", "null", "object"]}],
+                "description": f"{group}=OPTION",
+            }
         for item in fields(CONFIGS[stage]):
             inside = type_inside(CONFIGS[stage], item.name)
             methods = filter(None, dict.fromkeys(map(conf.method_of, conf.options("merge"))))
             kinds = [*methods] if item.name == "merge" else [inside] if is_dataclass(inside) else []
             for kind in kinds:
-                found |= {f"{item.name}.{one.name}": knob(kind, one) for one in fields(kind) if one.name != "name"}
+                found |= {
+                    f"{item.name}.{one.name}": knob(kind, one)
+                    for one in fields(kind)
+                    if one.name != "name"
+                }
             if not kinds and item.name not in ONE_FOR_ALL:
                 found[item.name] = knob(CONFIGS[stage], item)
     return dict(sorted(found.items()))
@@ -64,38 +81,61 @@ def table() -> dict[str, Any]:
     sides = {"type": "object", "additionalProperties": side}
     run = {**WORDS, "type": ["object", "null"], "properties": {"stage": {"enum": list(RUN_STAGES)}}}
     return {
-        "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"}, "published": {},
-        "axes": NAMES, "every": WORDS, "runs": {"type": "object", "additionalProperties": run},
-        "score": side, "columns": sides, "rows": sides, "beside": LIST_OR_ONE, "compare": NAMES,
-        "primary": {"type": "array"}, "family": LIST_OR_ONE,
-        "baselines": {"type": "object"}, "controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE,
+        "name": {"type": "string"},
+        "title": {"type": "string"},
+        "note": {"type": "string"},
+        "published": {},
+        "axes": NAMES,
+        "every": WORDS,
+        "runs": {"type": "object", "additionalProperties": run},
+        "score": side,
+        "columns": sides,
+        "rows": sides,
+        "beside": LIST_OR_ONE,
+        "compare": NAMES,
+        "primary": {"type": "array"},
+        "family": LIST_OR_ONE,
+        "baselines": {"type": "object"},
+        "controls": {"type": ["boolean", "array"]},
+        "defaults": LIST_OR_ONE,
         "free_snapshots": {"type": "boolean"},
-    }  # fmt: skip
+    }
 
 
 def study_form() -> dict[str, Any]:
     """The keys of a study."""
     of_side = {"run": {"type": "string"}, "side": {"enum": list(study.SIDES)}}
-    made = {"type": "string", "description": "a folder, whole or an adapter, a run, or hub:org/name"}
+    made = {
+        "type": "string",
+        "description": "a folder, whole or an adapter, a run, or hub:org/name",
+    }
     experts = {"anyOf": [made, {**WORDS, "type": "object", "properties": of_side}]}
     benchmark = {"eval": {"type": "string"}, "data_root": {"type": ["string", "null"]}}
     own_items = {
-        "type": "object", "properties": benchmark, "required": [*benchmark], "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": benchmark,
+        "required": [*benchmark],
+        "additionalProperties": False,
+    }
     by_language = {
-        "type": "object", "maxProperties": 1,
+        "type": "object",
+        "maxProperties": 1,
         "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}},
-    }  # fmt: skip
+    }
     benchmarks = [{"enum": conf.options("eval")}, {"type": "string"}, own_items, by_language]
     methods = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
     return {
-        "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"},
+        "name": {"type": "string"},
+        "title": {"type": "string"},
+        "note": {"type": "string"},
         "base": {"type": "string", "description": "a folder, hub:org/name, or an option of model="},
-        "experts": {"type": "object", "additionalProperties": experts}, "languages": LIST_OR_ONE,
+        "experts": {"type": "object", "additionalProperties": experts},
+        "languages": LIST_OR_ONE,
         "methods": {"anyOf": [LIST_OR_ONE, {"type": "object", "properties": methods}]},
         "benchmarks": {"anyOf": [{"items": {"anyOf": benchmarks}, "type": "array"}, *benchmarks]},
-        "controls": {"type": "boolean"}, "every": WORDS,
-    }  # fmt: skip
+        "controls": {"type": "boolean"},
+        "every": WORDS,
+    }
 
 
 def document() -> dict[str, Any]:
@@ -103,14 +143,22 @@ def document() -> dict[str, Any]:
     tables, studies = table(), study_form()
     assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A table or a study", "type": "object",
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A table or a study",
+        "type": "object",
         "if": {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]},
-        "then": {"required": ["experts", *study.EXAMPLES], "properties": studies, "additionalProperties": False},
+        "then": {
+            "required": ["experts", *study.EXAMPLES],
+            "properties": studies,
+            "additionalProperties": False,
+        },
         "else": {"properties": tables, "additionalProperties": False},
         "$defs": {"words": {"properties": words()}},
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(document(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    FILE.write_text(
+        json.dumps(document(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
     print(FILE)

@@ -18,15 +18,27 @@ from small_world.world import POOL
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="where the files go: then give data_root=FOLDER")
-    parser.add_argument("--archive", type=Path, help="write the files that ship, compressed, to this file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="where the files go: then give data_root=FOLDER"
+    )
+    parser.add_argument(
+        "--archive", type=Path, help="write the files that ship, compressed, to this file"
+    )
     parser.add_argument("--seed", type=int, default=SHIPPED.seed, help="of lexicons and facts")
-    parser.add_argument("--items", type=int, default=SHIPPED.items, help="test items per benchmark and language")
+    parser.add_argument(
+        "--items", type=int, default=SHIPPED.items, help="test items per benchmark and language"
+    )
     parser.add_argument("--dev-items", type=int, default=SHIPPED.dev_items)
     parser.add_argument("--math-rows", type=int, default=SHIPPED.math_rows)
-    parser.add_argument("--language-rows", type=int, default=SHIPPED.language_rows, help="per constructed language")
-    parser.add_argument("--documents", type=int, default=SHIPPED.documents, help="plain text to train a base on")
+    parser.add_argument(
+        "--language-rows", type=int, default=SHIPPED.language_rows, help="per constructed language"
+    )
+    parser.add_argument(
+        "--documents", type=int, default=SHIPPED.documents, help="plain text to train a base on"
+    )
     asked = vars(parser.parse_args())
     folder, archive, world = asked.pop("folder"), asked.pop("archive"), World(**asked)
     if max(world.items, world.dev_items) > POOL:

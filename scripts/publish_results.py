@@ -1,8 +1,10 @@
-"""Copy what is published of each finished report under runs/reports into results/: tables, scores, plots.
+"""Copy what is published of each finished report under runs/reports into results/: tables, scores,
+plots.
 
     make results        # or: python scripts/publish_results.py [TABLE ...]
 
-The pages themselves stay where they are made: with their generations they are larger than what is kept in git.
+The pages themselves stay where they are made: with their generations they are larger than what is
+kept in git.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def publish(report: Path) -> None:
             copy = target / path.relative_to(report)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.name in COMPRESSED:
-                copy.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+                copy.with_name(f"{path.name}.gz").write_bytes(
+                    gzip.compress(path.read_bytes(), mtime=0)
+                )
             else:
                 shutil.copyfile(path, copy)
     print(f"{report} -> {target}")
@@ -34,12 +38,15 @@ def publish(report: Path) -> None:
 
 def main(names: list[str]) -> int:
     reports = (
-        [REPORTS / name for name in names] if names else sorted(path.parent for path in REPORTS.glob("*/index.html"))
+        [REPORTS / name for name in names]
+        if names
+        else sorted(path.parent for path in REPORTS.glob("*/index.html"))
     )
     missing = [str(report) for report in reports if not (report / "index.html").is_file()]
     if missing or not reports:
         print(
-            f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline stage=table",
+            f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline"
+            " stage=table",
             file=sys.stderr,
         )
         return 1
@@ -48,7 +55,8 @@ def main(names: list[str]) -> int:
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
     if size > LARGEST_BYTES:
         print(
-            f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.1f}: publish less",
+            f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.1f}:"
+            " publish less",
             file=sys.stderr,
         )
         return 1

@@ -3,9 +3,10 @@
     python scripts/release.py                     # what has not passed yet on this commit
     python scripts/release.py test-vllm lowest    # these, whether they have passed or not
 
-Each suite's result, seconds and last lines go to results/bench/release.json as it ends, so that an interrupted gate
-goes on where it was; another commit begins anew. Its output is in release/SUITE.log. Exits with 0 if all have passed.
-Run it in a clean checkout, by `make release`: a change that is not committed is not what is released.
+Each suite's result, seconds and last lines go to results/bench/release.json as it ends, so that an
+interrupted gate goes on where it was; another commit begins anew. Its output is in
+release/SUITE.log. Exits with 0 if all have passed. Run it in a clean checkout, by `make release`: a
+change that is not committed is not what is released.
 """
 
 from __future__ import annotations
@@ -24,17 +25,31 @@ from pipeline.runs.provenance import git_state, machine_facts, package_versions
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, LOGS = ROOT / "results/bench/release.json", ROOT / "release"
 FOUND = filter(None, (shutil.which(f"python{name}") for name in ("3.11", "3.12", "3.13")))
-PYTHONS = [path for path in FOUND if subprocess.run([path, "-V"], capture_output=True).returncode == 0]  # pyenv's shims
+PYTHONS = [
+    path for path in FOUND if subprocess.run([path, "-V"], capture_output=True).returncode == 0
+]  # pyenv's shims
 DAY = time.strftime("%Y%m%d")  # a seed that is another one tomorrow
 SUITES = {
     **{name: ["make", name] for name in ("check", "docs", "test", "rehearsal-quick", "test-slurm")},
     "test-kill": ["make", "test-kill", "N=25", f"SEED={DAY}"],
-    **{name: ["make", name] for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest")},
+    **{
+        name: ["make", name]
+        for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest")
+    },
     **{name: ["make", name] for name in ("canary", "notebook")},
-    **{f"demo on {name}": ["make", "demo", f"PYTHON={python}", f"VENV=.venv-{name}", f"WORDS=runs_dir=release/{name}"]
-       for python in PYTHONS if (name := Path(python).name)},
+    **{
+        f"demo on {name}": [
+            "make",
+            "demo",
+            f"PYTHON={python}",
+            f"VENV=.venv-{name}",
+            f"WORDS=runs_dir=release/{name}",
+        ]
+        for python in PYTHONS
+        if (name := Path(python).name)
+    },
     "mutants": [sys.executable, "tests/mutants.py", "--record", "results/bench/mutants.json"],
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -43,28 +58,40 @@ def main() -> None:
         raise SystemExit(f"{unknown[0]} is no suite: {', '.join(SUITES)}")
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if record.get("code", {}).get("commit") != code["commit"]:
-        record = {"code": code, "machine": machine_facts(), "versions": package_versions(), "suites": {}}
+        record = {
+            "code": code,
+            "machine": machine_facts(),
+            "versions": package_versions(),
+            "suites": {},
+        }
     suites = record["suites"]
     for name, command in SUITES.items():
         if name in asked or (not asked and not suites.get(name, {}).get("passed")):
             suites[name] = run_suite(name, command)
             write_atomically(RECORD, json.dumps(record, indent=1) + "\n")
     missing = [name for name in SUITES if not suites.get(name, {}).get("passed")]
-    print(f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed" + "".join(f"\nnot {name}" for name in missing))
+    print(
+        f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed"
+        + "".join(f"\nnot {name}" for name in missing)
+    )
     raise SystemExit(bool(missing))
 
 
 def run_suite(name: str, command: list[str]) -> dict[str, Any]:
     """Run one suite to its end. Its last lines say how many tests passed, and what was left out."""
     LOGS.mkdir(exist_ok=True)
-    shutil.rmtree(LOGS / name.rpartition(" ")[2], ignore_errors=True)  # the runs of a demo, which it would find again
+    shutil.rmtree(
+        LOGS / name.rpartition(" ")[2], ignore_errors=True
+    )  # the runs of a demo, which it would find again
     begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
     print(f"{name}: {' '.join(command)}", flush=True)
     with open(log, "w") as file:
         status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds = round(time.monotonic() - begun)
     told = log.read_text(errors="replace").splitlines()
-    lines = [line for line in told if not line.startswith(("make", "WARNING: Location"))]  # pip's on mirrors
+    lines = [
+        line for line in told if not line.startswith(("make", "WARNING: Location"))
+    ]  # pip's on mirrors
     print(f"  {'passed' if status == 0 else 'failed'} in {seconds} s", flush=True)
     return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}
 

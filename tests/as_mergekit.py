@@ -1,7 +1,7 @@
 """A merge as a configuration of mergekit 0.1.5, so that mergekit can be asked for the same weights.
 
-Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer. Task arithmetic and SLERP are its
-methods of those names.
+Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer. Task arithmetic
+and SLERP are its methods of those names.
 """
 
 from collections import Counter
@@ -16,39 +16,63 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     """The configuration as plain data."""
     config: Any = merge.config
     stored = merge.stored_dtype(merge.names[0])
-    dtypes = {"dtype": "float32", "out_dtype": next(long for long, short in DTYPES.items() if short == stored)}
+    dtypes = {
+        "dtype": "float32",
+        "out_dtype": next(long for long, short in DTYPES.items() if short == stored),
+    }
     experts = [role for role in merge.sources if role != "base"]
     models: list[dict[str, Any]] = [{"model": names[role]} for role in experts]
     if config.method == "slerp":
         return {
-            "merge_method": "slerp", "base_model": names[experts[0]], "models": models,
-            "parameters": {"t": config.t}, **dtypes,
-        }  # fmt: skip
+            "merge_method": "slerp",
+            "base_model": names[experts[0]],
+            "models": models,
+            "parameters": {"t": config.t},
+            **dtypes,
+        }
     if config.method == "task_arithmetic":
         weights = config.weights or [1.0] * len(experts)
         for model, weight in zip(models, weights, strict=True):
             model["parameters"] = {"weight": weight}
         return {
-            "merge_method": config.method, "base_model": names["base"], "models": models,
-            "parameters": {"lambda": config.scale, "normalize": False}, **dtypes,
-        }  # fmt: skip
+            "merge_method": config.method,
+            "base_model": names["base"],
+            "models": models,
+            "parameters": {"lambda": config.scale, "normalize": False},
+            **dtypes,
+        }
     if config.method == "soup" and any(isinstance(weight, list) for weight in config.weights or []):
         for model, weight in zip(models, config.weights, strict=True):
             model["parameters"] = {"weight": weight}  # a list is a gradient of mergekit
-        return {"merge_method": "linear", "models": models, "parameters": {"normalize": False}, **dtypes}
+        return {
+            "merge_method": "linear",
+            "models": models,
+            "parameters": {"normalize": False},
+            **dtypes,
+        }
     models = [
         {
             "model": names[role],
-            "parameters": {"weight": weight_setting({n: w.get(role, 0.0) for n, w in merge.method.weights.items()})},
+            "parameters": {
+                "weight": weight_setting(
+                    {n: w.get(role, 0.0) for n, w in merge.method.weights.items()}
+                )
+            },
         }
         for role in merge.sources
     ]
-    return {"merge_method": "linear", "models": models, "parameters": {"normalize": False}, **dtypes}
+    return {
+        "merge_method": "linear",
+        "models": models,
+        "parameters": {"normalize": False},
+        **dtypes,
+    }
 
 
 def weight_setting(weights: Mapping[str, float]) -> Any:
-    """One source's weight in each parameter as mergekit takes it: a number, or filters of which the first that is part
-    of a parameter's name decides, the commonest number last."""
+    """One source's weight in each parameter as mergekit takes it: a number, or filters of which the
+    first that is part of a parameter's name decides, the commonest number last.
+    """
     commonest = Counter(weights.values()).most_common(1)[0][0]
     filters = [
         {"filter": part, "value": value}
@@ -58,9 +82,13 @@ def weight_setting(weights: Mapping[str, float]) -> Any:
     return [*filters, {"value": commonest}] if filters else commonest
 
 
-def weight_filters(weights: Mapping[str, float], names: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
-    """The shortest beginnings of names below which all parameters have one weight, with it. They end in a dot, so that
-    layer 1's is no part of layer 10's."""
+def weight_filters(
+    weights: Mapping[str, float], names: Sequence[str], depth: int
+) -> Iterator[tuple[str, float]]:
+    """The shortest beginnings of names below which all parameters have one weight, with it.
+
+    They end in a dot, so that layer 1's is no part of layer 10's.
+    """
     values = {weights[name] for name in names}
     words = names[0].split(".")
     if len(values) == 1:
@@ -69,5 +97,7 @@ def weight_filters(weights: Mapping[str, float], names: Sequence[str], depth: in
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.split(".")[depth], []).append(name)
-    for group in sorted(groups, key=lambda word: (word.isdigit(), int(word) if word.isdigit() else 0, word)):
+    for group in sorted(
+        groups, key=lambda word: (word.isdigit(), int(word) if word.isdigit() else 0, word)
+    ):
         yield from weight_filters(weights, groups[group], depth + 1)

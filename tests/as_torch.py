@@ -16,7 +16,15 @@ def as_torch(source: Any, name: str) -> torch.Tensor:
         parts, shape, dtype = source.pieces(name), source.shape(name), source.stored_dtype(name)
     else:
         info = source.info(name)
-        parts, shape, dtype = [source.stored_rows(name, 0, matrix(info.shape)[0])], info.shape, info.dtype
+        parts, shape, dtype = (
+            [source.stored_rows(name, 0, matrix(info.shape)[0])],
+            info.shape,
+            info.dtype,
+        )
     data = bytearray(b"".join(part.tobytes() for part in parts))
     kind = torch_dtype(dtype)
-    return torch.frombuffer(data, dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
+    return (
+        torch.frombuffer(data, dtype=kind).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=kind)
+    )

@@ -1,4 +1,6 @@
-"""What happens at the end of a step of a training, before the resume point of that step is written."""
+"""What happens at the end of a step of a training, before the resume point of that step is
+written.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -11,8 +11,8 @@ import lm_eval
 import yaml
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
-# `python -m lm_eval`, without an index of the 14,000 task files that it comes with: tasks here are files, or names of
-# those in --include_path
+# `python -m lm_eval`, without an index of the 14,000 task files that it comes with: tasks here are
+# files, or names of those in --include_path
 COMMAND = """
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks._index import TaskIndex
@@ -24,26 +24,36 @@ cli_evaluate()
 
 
 def local_files(folder: Path, **splits: str) -> dict[str, Any]:
-    """The keys of a task file that read JSONL files of `folder` in place of the Hub: a split's name -> the file's."""
+    """The keys of a task file that read JSONL files of `folder` in place of the Hub: a split's name
+    -> the file's.
+    """
     files = {split: str(folder / f"{name}.jsonl") for split, name in splits.items()}
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
 def stock_mgsm(root: Path, code: str, max_gen_toks: int) -> tuple[str, dict[str, Any]]:
-    """Our name and the keys of the harness's MGSM: native chains of thought, two exemplars, read from `root`."""
+    """Our name and the keys of the harness's MGSM: native chains of thought, two exemplars, read
+    from `root`.
+    """
     file = STOCK / f"mgsm/native_cot/mgsm_native_cot_{code}.yaml"
     until = yaml.safe_load(file.read_text())["generation_kwargs"]["until"]
     return f"mgsm_{code}_2shot", {
-        "include": str(file), "num_fewshot": 2, **local_files(root / "mgsm" / code, train="train", test="test"),
+        "include": str(file),
+        "num_fewshot": 2,
+        **local_files(root / "mgsm" / code, train="train", test="test"),
         "fewshot_config": {"sampler": "first_n"},
         "generation_kwargs": {"do_sample": False, "until": until, "max_gen_toks": max_gen_toks},
-    }  # fmt: skip
+    }
 
 
 def answered_by_lm_eval(
-    model: Path, tasks: Iterable[Path | tuple[str, dict[str, Any]]], rows: Mapping[str, list[int]], folder: Path,
-    *options: str, batch_size: int = 16,
-) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:  # fmt: skip
+    model: Path,
+    tasks: Iterable[Path | tuple[str, dict[str, Any]]],
+    rows: Mapping[str, list[int]],
+    folder: Path,
+    *options: str,
+    batch_size: int = 16,
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """Results, and the samples of each task by its name, of `lm_eval run` in float32 on the CPU.
 
     Args:
@@ -59,11 +69,35 @@ def answered_by_lm_eval(
             task = folder / f"{name}.yaml"
             task.write_text(yaml.safe_dump({"task": name, **body}, sort_keys=False))
         files.append(str(task))
-    command = ["-c", COMMAND, "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
-    command += ["--device", "cpu", "--batch_size", str(batch_size), "--output_path", str(folder / "out")]
-    command += ["--log_samples", "--tasks", ",".join(files), "--samples", json.dumps(rows), *options]
+    command = [
+        "-c",
+        COMMAND,
+        "run",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model},dtype=float32",
+    ]
+    command += [
+        "--device",
+        "cpu",
+        "--batch_size",
+        str(batch_size),
+        "--output_path",
+        str(folder / "out"),
+    ]
+    command += [
+        "--log_samples",
+        "--tasks",
+        ",".join(files),
+        "--samples",
+        json.dumps(rows),
+        *options,
+    ]
     imports = "import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.huggingface"
-    done = forked.python(*command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=1200, after=imports)
+    done = forked.python(
+        *command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=1200, after=imports
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = folder.rglob("results_*.json")
     samples = {}
@@ -73,9 +107,11 @@ def answered_by_lm_eval(
     return json.loads(file.read_text()), samples
 
 
-def assert_same_answers(report: dict[str, Any], folder: Path, stock: dict[str, Any], samples: dict[str, Any]) -> int:
-    """A stage's scores.json and samples equal the command line's, to the digit; likelihoods to 1e-4. The answers that
-    were compared.
+def assert_same_answers(
+    report: dict[str, Any], folder: Path, stock: dict[str, Any], samples: dict[str, Any]
+) -> int:
+    """A stage's scores.json and samples equal the command line's, to the digit; likelihoods to
+    1e-4. The answers that were compared.
 
     Args:
         report: the stage's scores.json.
@@ -100,12 +136,20 @@ def assert_same_answers(report: dict[str, Any], folder: Path, stock: dict[str, A
         text = (folder / f"samples/{task}.{where}.jsonl").read_text(encoding="utf-8")
         ours = [json.loads(line) for line in text.split("\n") if line]
         chief = [sample for sample in of_task if sample["filter"] == ours[0]["filter"]]
-        assert [sample["prompt_hash"] for sample in ours] == [sample["prompt_hash"] for sample in chief]
+        assert [sample["prompt_hash"] for sample in ours] == [
+            sample["prompt_hash"] for sample in chief
+        ]
         compared += len(ours)
         for one, other in zip(ours, chief, strict=True):
             if "loglikelihoods" in one:
                 theirs = [float(answer[0][0]) for answer in other["resps"]]
-                assert max(abs(a - b) for a, b in zip(one["loglikelihoods"].values(), theirs, strict=True)) < 1e-4
+                assert (
+                    max(
+                        abs(a - b)
+                        for a, b in zip(one["loglikelihoods"].values(), theirs, strict=True)
+                    )
+                    < 1e-4
+                )
                 assert one["correct"] == bool(other["acc"]) and len(theirs) > 1
             else:
                 assert one["response"] == other["resps"][0][0]

@@ -27,8 +27,17 @@ def environment() -> dict[str, str]:
 
 
 def made_by_mergekit(asked: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """The weights of each merge by its name. asked: YAML, or what it would hold; one process for all."""
+    """The weights of each merge by its name. asked:
+
+    YAML, or what it would hold; one process for all.
+    """
     (folder / "asked.json").write_text(json.dumps(asked))
-    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(folder / "asked.json"), str(folder)]
+    words = [
+        os.environ["PIPELINE_TEST_MERGEKIT"],
+        "-c",
+        SCRIPT,
+        str(folder / "asked.json"),
+        str(folder),
+    ]
     subprocess.run(words, check=True, env=environment())
     return {name: load_file(next((folder / name).glob("*.safetensors"))) for name in asked}

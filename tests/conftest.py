@@ -1,4 +1,6 @@
-"""Shared by all tests: one small world and one set of tiny models, made through the pipeline itself."""
+"""Shared by all tests: one small world and one set of tiny models, made through the pipeline
+itself.
+"""
 
 import gc
 import os
@@ -16,9 +18,15 @@ from fixture_types import Call, Make
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
-os.environ |= {"TOKENIZERS_PARALLELISM": "false", "WANDB_SILENT": "true", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_SILENT": "true",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 os.environ.pop("WANDB_API_KEY", None)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup, which tests of signals would inherit
+if (
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+):  # below nohup, which tests of signals would inherit
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
@@ -29,21 +37,34 @@ import pipeline
 import pipeline.stages.rows  # hands its rows to compose
 from pipeline.progress import SILENT
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # small_world, which generates the small world
+sys.path.append(
+    str(Path(__file__).parents[1] / "scripts")
+)  # small_world, which generates the small world
 
 os.environ |= SILENT  # as in every command, before the libraries are imported
-os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
+os.environ["PYTHONPATH"] = str(
+    Path(pipeline.__file__).parents[1]
+)  # for processes that tests start elsewhere
 
 NEEDS = {
     "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
-    "real_models": ("python scripts/get_smollm2.py prints why", lambda: True),  # skipped by its fixture
+    "real_models": (
+        "python scripts/get_smollm2.py prints why",
+        lambda: True,
+    ),  # skipped by its fixture
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "vllm": ("make test-vllm", lambda: find_spec("vllm") is not None),
-    "latex": ("make test-latex", lambda: bool(shutil.which("pdflatex") and shutil.which("pdftotext"))),
+    "latex": (
+        "make test-latex",
+        lambda: bool(shutil.which("pdflatex") and shutil.which("pdftotext")),
+    ),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "shapes": ("make test-shapes", lambda: bool(os.environ.get("PIPELINE_TEST_SHAPES"))),
-    "rounding": ("set PIPELINE_TEST_ROUNDING", lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING"))),
+    "rounding": (
+        "set PIPELINE_TEST_ROUNDING",
+        lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING")),
+    ),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
@@ -66,7 +87,8 @@ def _has_browser() -> bool:
     return bool(which("chromium") and which("chromedriver") and find_spec("selenium"))
 
 
-# files of 20 to 200 seconds: they begin first, so that no worker waits long for the other's last file
+# files of 20 to 200 seconds: they begin first, so that no worker waits long for the other's last
+# file
 SLOWEST = """
     stranger/test_documents.py train/test_checkpoints.py real_models/test_real_training.py
     study/test_rendered_tables.py real_models/test_real_evaluation.py train/test_shapes.py test_pipeline.py
@@ -79,7 +101,7 @@ SLOWEST = """
 """.split()
 
 
-# ------------------------------------------------------------------------------------------------ what was left out
+# --- what was left out ---
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,13 +116,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line that counts the skipped tests by reason."""
-    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
-    kinds = Counter(kind if (kind := reason.partition(":")[0]) in NEEDS else "other" for reason in reasons)
-    told = [f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})" for kind, count in kinds.items()]
+    reasons = [
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    ]
+    kinds = Counter(
+        kind if (kind := reason.partition(":")[0]) in NEEDS else "other" for reason in reasons
+    )
+    told = [
+        f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})"
+        for kind, count in kinds.items()
+    ]
     terminalreporter.write_line("left out: " + (", ".join(told) or "none"))
 
 
-# ------------------------------------------------------------------------------------------------ garbage
+# --- garbage ---
 
 modules_frozen = 0
 
@@ -114,7 +144,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_runtest_setup() -> None:
-    """Exclude what modules hold from garbage collections: each would take 0.2 s, and each training starts with one."""
+    """Exclude what modules hold from garbage collections: each would take 0.2 s, and each training
+    starts with one.
+    """
     global modules_frozen
     if len(sys.modules) > modules_frozen:
         gc.collect()
@@ -122,7 +154,7 @@ def pytest_runtest_setup() -> None:
         modules_frozen = len(sys.modules)
 
 
-# ------------------------------------------------------------------------------------------------ the program
+# --- the program ---
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +177,9 @@ def make_run(runs_dir: Path) -> Make:
 
 @pytest.fixture(scope="session")
 def world(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller world than the one that ships: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
+    """A smaller world than the one that ships: 4 items a benchmark, 40 math rows, 60 rows a clone,
+    150 documents.
+    """
     from small_world.files import World, pack
 
     from pipeline.data import small_world
@@ -179,7 +213,9 @@ def language_expert(make_run: Make, world: Path, base: Path) -> Path:
 @pytest.fixture(scope="session")
 def swap(make_run: Make, math_expert: Path, language_expert: Path) -> Path:
     experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
-    return make_run("stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3", "merge.top_layers=1")
+    return make_run(
+        "stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3", "merge.top_layers=1"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -190,12 +226,16 @@ def scored(make_run: Make, world: Path, swap: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def analyzed(make_run: Make, math_expert: Path, language_expert: Path) -> Path:
-    return make_run("stage=analyze", f"checkpoint=[{math_expert},{language_expert}]", "analyze.threshold=1e-4")
+    return make_run(
+        "stage=analyze", f"checkpoint=[{math_expert},{language_expert}]", "analyze.threshold=1e-4"
+    )
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """kind -> (base, math, language): folders of random tiny models in bfloat16, of each architecture."""
+    """kind -> (base, math, language): folders of random tiny models in bfloat16, of each
+    architecture.
+    """
     import torch
     from small_models import LAYERS
     from tokenizers import Tokenizer
@@ -204,14 +244,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 
     made: dict[str, list[Path]] = {}
     for kind in ("llama", "qwen2", "cohere"):
-        sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
+        sizes = dict(
+            hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1
+        )
         config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
         folders, start = [], {}
         for seed, role in enumerate(("base", "math", "language")):
             torch.manual_seed(seed)
             folder = tmp_path_factory.mktemp(kind) / role
             network = AutoModelForCausalLM.from_config(config)
-            for name, parameter in network.named_parameters():  # norms too: a constant would hide a wrong owner
+            for (
+                name,
+                parameter,
+            ) in network.named_parameters():  # norms too: a constant would hide a wrong owner
                 start.setdefault(name, torch.randn_like(parameter) * 0.1)
                 moved = 0 if role == "base" else torch.randn_like(parameter) * 0.05
                 parameter.data = start[name] + moved
@@ -228,8 +273,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 
 @pytest.fixture
 def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of table=tiny: conf/tables/sandbox.yaml, with a tiny base, few items and steps, without controls and
-    without the second of its multiple-choice tasks."""
+    """The words of table=tiny: conf/tables/sandbox.yaml, with a tiny base, few items and steps,
+    without controls and without the second of its multiple-choice tasks.
+    """
     from pipeline.config import conf
 
     copy = tmp_path / "conf"
@@ -240,9 +286,14 @@ def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     sandbox: dict[str, Any] = yaml.safe_load((copy / "tables/sandbox.yaml").read_text())
     del sandbox["every"]["model"]
     sandbox["every"] |= start | few
-    sandbox["axes"] |= {"counts": {f"{n}+0": {"bottom": n, "top": 0} for n in (1, 2)}, "density": [0.2, 0.8]}
+    sandbox["axes"] |= {
+        "counts": {f"{n}+0": {"bottom": n, "top": 0} for n in (1, 2)},
+        "density": [0.2, 0.8],
+    }
     sandbox["runs"]["world"] = {"stage": "data", **small}
-    sandbox["columns"] = {name: column for name, column in sandbox["columns"].items() if "global_mmlu" not in name}
+    sandbox["columns"] = {
+        name: column for name, column in sandbox["columns"].items() if "global_mmlu" not in name
+    }
     sandbox["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
     for row in ("layer swap", "TIES"):
         sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
@@ -273,8 +324,9 @@ def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process: its exit status, the one that is asked for, standard output and standard
-    error. Of words with the same key the last is given."""
+    """The command line in this process: its exit status, the one that is asked for, standard output
+    and standard error. Of words with the same key the last is given.
+    """
     from pipeline.__main__ import main
 
     def command_line(*words: str, status: int | None = None) -> SimpleNamespace:

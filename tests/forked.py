@@ -1,7 +1,8 @@
-"""Programs in processes of their own that begin with torch imported, which each would otherwise spend seconds on.
+"""Programs in processes of their own that begin with torch imported, which each would otherwise
+spend seconds on.
 
-They are forked from a process that has imported nothing of Hugging Face, nor of the pipeline: these read the
-environment, which may be another here.
+They are forked from a process that has imported nothing of Hugging Face, nor of the pipeline: these
+read the environment, which may be another here.
 """
 
 import atexit
@@ -25,53 +26,80 @@ from unittest.mock import patch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "pandas", "pyarrow.dataset", "scipy.stats"]
+    [
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "pandas",
+        "pyarrow.dataset",
+        "scipy.stats",
+    ]
     + ["scipy.optimize", "wandb", "torch._inductor.utils"]
 )
 
 
 ENVIRONMENT = dict(os.environ)  # that of no test
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to all children of a process that trains, of which a server may be one
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+)  # to all children of a process that trains, of which a server may be one
 
 
 def start_server() -> None:
-    """The process that all are forked from, in which nothing is that a test puts into the environment."""
+    """The process that all are forked from, in which nothing is that a test puts into the
+    environment.
+    """
     with patch.dict(os.environ, ENVIRONMENT, clear=True):
         forkserver.ensure_running()
 
 
 def started(
-    words: tuple[str, ...], files: list[Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    words: tuple[str, ...],
+    files: list[Path],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Any:
     """The process of `python WORDS`, its standard input, output and error being files."""
     start_server()
-    process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
+    process = CONTEXT.Process(
+        target=_run, args=(words, dict(os.environ if env is None else env), cwd, files)
+    )
     process.start()
     return process
 
 
-def popen(command: list[str], stdout: Any, stderr: Any, env: Mapping[str, str], start_new_session: bool) -> Any:
+def popen(
+    command: list[str], stdout: Any, stderr: Any, env: Mapping[str, str], start_new_session: bool
+) -> Any:
     """In place of subprocess.Popen, whose output goes to open files."""
-    process = started(tuple(command[1:]), [Path(os.devnull), Path(stdout.name), Path(stderr.name)], env)
+    process = started(
+        tuple(command[1:]), [Path(os.devnull), Path(stdout.name), Path(stderr.name)], env
+    )
     return SimpleNamespace(pid=process.pid, poll=lambda: process.exitcode, wait=process.join)
 
 
 def python(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, given: str = "", timeout: float = 300,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    given: str = "",
+    timeout: float = 300,
     after: str = "",
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+) -> subprocess.CompletedProcess[str]:
     """What `python WORDS` ends with and prints, where the words are -c CODE ... or -m MODULE ...
 
     Args:
-        after: imports that commands have in common: one process executes them, and forks the commands; one for each
-            environment of Hugging Face, which is read when it is imported.
+        after: imports that commands have in common: one process executes them, and forks the
+            commands; one for each environment of Hugging Face, which is read when it is imported.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
         files[0].write_text(given)
         if after:
             there = dict(os.environ if env is None else env)
-            server = _server(after, tuple(sorted(item for item in there.items() if item[0].startswith("HF_"))))
+            server = _server(
+                after, tuple(sorted(item for item in there.items() if item[0].startswith("HF_")))
+            )
             server.send((words, there, cwd, files))
             pid = server.recv()
             exitcode = server.recv() if server.poll(timeout) else None
@@ -88,7 +116,9 @@ def python(
 
 @cache
 def _server(after: str, of_hugging_face: tuple[tuple[str, str], ...]) -> Connection:
-    """The end of a pipe to a process that executes `after`, and commands that come through the pipe."""
+    """The end of a pipe to a process that executes `after`, and commands that come through the
+    pipe.
+    """
     start_server()
     here, there = CONTEXT.Pipe()
     env = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("HF_")}
@@ -125,7 +155,10 @@ def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: l
     os.setsid()
     _set_environment(env)
     for number, file in enumerate(files):
-        os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.dup2(
+            os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+            number,
+        )
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     if cwd:
         os.chdir(cwd)

@@ -1,4 +1,6 @@
-"""Disks without room, files above the shell's limit, and the processes that others started (Linux)."""
+"""Disks without room, files above the shell's limit, and the processes that others started
+(Linux).
+"""
 
 import resource
 import signal
@@ -12,7 +14,9 @@ from pathlib import Path
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     """A file system of its own. Root alone may make one."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
+    )
     try:
         yield folder
     finally:

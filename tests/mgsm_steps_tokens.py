@@ -19,9 +19,12 @@ def with_items(data_root: Path, folder: Path, *codes: str) -> Path:
     return folder
 
 
-def check_tokens(data_root: Path, folder: Path, code: str, load: Callable[[list[str]], Any]) -> None:
-    """In all items of a language, the tokens of a prompt are those that a calculation after it leaves it, so that a
-    calculation's probability is that of its own tokens, and these are its text.
+def check_tokens(
+    data_root: Path, folder: Path, code: str, load: Callable[[list[str]], Any]
+) -> None:
+    """In all items of a language, the tokens of a prompt are those that a calculation after it
+    leaves it, so that a calculation's probability is that of its own tokens, and these are its
+    text.
 
     load: the tokenizer, given texts to make one from.
     """
@@ -34,6 +37,8 @@ def check_tokens(data_root: Path, folder: Path, code: str, load: Callable[[list[
         for item, prompt, whole in zip(items, prompts, wholes, strict=True):
             assert whole[: len(prompt)] == prompt, item
             rest = "".join(tokenizer.convert_ids_to_tokens(whole[len(prompt) :]))
-            plain = rest.replace("<0x0A>", "\n").replace("▁", " ").replace("Ċ", "\n").replace("Ġ", " ")
+            plain = (
+                rest.replace("<0x0A>", "\n").replace("▁", " ").replace("Ċ", "\n").replace("Ġ", " ")
+            )
             assert plain == item["choices"][choice], item
     assert len(items) > 500

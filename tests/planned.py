@@ -40,10 +40,11 @@ def plan_of(name: str) -> TablePlan:
 
 
 def canonical(plan: TablePlan) -> dict[str, str]:
-    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
+    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their
+    digests.
 
-    Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
-    left out: the run hash knows better, this knows no knobs.
+    Equal words have equal digests, in any table and under any name. A knob written out at its
+    default differs from one left out: the run hash knows better, this knows no knobs.
     """
     found: dict[str, str] = {}
 
@@ -51,7 +52,11 @@ def canonical(plan: TablePlan) -> dict[str, str]:
         if isinstance(value, Ref):
             return {"run": found[value.spec], "step": value.step}
         if isinstance(value, ScoreRef):
-            return [found[value.model], [(key, told(inner)) for key, inner in value.words.items()], value.language]
+            return [
+                found[value.model],
+                [(key, told(inner)) for key, inner in value.words.items()],
+                value.language,
+            ]
         return [told(one) for one in value] if isinstance(value, list | tuple) else value
 
     def digest(*parts: Any) -> str:

@@ -10,7 +10,9 @@ from pipeline.papers.published import HEATMAPS
 def published_maps() -> list[Map]:
     """A map a figure, layers from the top."""
     with open(HEATMAPS, newline="", encoding="utf-8") as stream:
-        rows = sorted(csv.DictReader(stream), key=lambda row: (int(row["figure"]), -int(row["layer"])))
+        rows = sorted(
+            csv.DictReader(stream), key=lambda row: (int(row["figure"]), -int(row["layer"]))
+        )
     maps = []
     for figure, group in itertools.groupby(rows, key=lambda row: row["figure"]):
         of_figure = list(group)

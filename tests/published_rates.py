@@ -14,24 +14,32 @@ RATE = 0.5  # share of right answers, where nothing is published
 
 
 def settle_choices(plan: TablePlan) -> tuple[TablePlan, dict[ScoreRef, ScoreRef]]:
-    """(plan with one model in place of each choice among shown candidates, that model -> one of the candidates)."""
+    """(plan with one model in place of each choice among shown candidates, that model -> one of the
+    candidates).
+    """
     candidates: dict[ScoreRef, ScoreRef] = {}
 
     def settle_item(item: Item) -> Item:
         readings = []
         for reading in item.readings:
             score = next(iter(reading.values()))
-            settled_score = score if () in reading else replace(score, model=f"{item.choice} at {item.at}")
+            settled_score = (
+                score if () in reading else replace(score, model=f"{item.choice} at {item.at}")
+            )
             candidates[settled_score] = score
             readings.append({(): settled_score})
         return replace(item, readings=tuple(readings), choice=None)
 
-    cells = {key: replace(cell, items=list(map(settle_item, cell.items))) for key, cell in plan.cells.items()}
+    cells = {
+        key: replace(cell, items=list(map(settle_item, cell.items)))
+        for key, cell in plan.cells.items()
+    }
     return replace(plan, cells=cells), candidates
 
 
 def published_equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef], float]]:
-    """(scores, their published mean as a share) of a cell of a settled plan; empty without a published number.
+    """(scores, their published mean as a share) of a cell of a settled plan; empty without a
+    published number.
 
     A maximum is that of the first item and a minimum that of the last one, in all cells.
     """
@@ -43,15 +51,29 @@ def published_equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef
     if printed is None or not all(item.readings for item in items) or len(steps) > 1:
         return []
     part = {"max": slice(0, 1), "min": slice(-1, None)}.get(next(iter(steps), "mean"), slice(None))
-    return [([score for item in items[part] for reading in item.readings for score in reading.values()], printed / 100)]
+    return [
+        (
+            [
+                score
+                for item in items[part]
+                for reading in item.readings
+                for score in reading.values()
+            ],
+            printed / 100,
+        )
+    ]
 
 
 def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
-    """The share of right answers of each score, such that the published cells of a settled plan are exactly true.
+    """The share of right answers of each score, such that the published cells of a settled plan are
+    exactly true.
 
-    Degrees of freedom that the cells leave are settled by least squares, as near as possible to the cells' numbers.
+    Degrees of freedom that the cells leave are settled by least squares, as near as possible to the
+    cells' numbers.
     """
-    cell_means = [equation for cell in plan.cells.values() for equation in published_equations(plan, cell)]
+    cell_means = [
+        equation for cell in plan.cells.values() for equation in published_equations(plan, cell)
+    ]
     cell_values: dict[ScoreRef, list[float]] = {}
     for scores, value in cell_means:
         for score in scores:
@@ -64,6 +86,11 @@ def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
     for row, (scores, _) in enumerate(cell_means):
         for score, count in Counter(scores).items():
             matrix[row, columns[score]] = count / len(scores)
-    residual = np.array([value for _, value in cell_means]) - matrix @ np.array(list(start.values()))
+    residual = np.array([value for _, value in cell_means]) - matrix @ np.array(
+        list(start.values())
+    )
     shifts = np.linalg.lstsq(matrix, residual, rcond=None)[0]
-    return {score: float(np.clip(start[score] + shifts[column], 0, 1)) for score, column in columns.items()}
+    return {
+        score: float(np.clip(start[score] + shifts[column], 0, 1))
+        for score, column in columns.items()
+    }

@@ -1,4 +1,6 @@
-"""A reader who types the commands of a page: its blocks, and a shell small enough to run them in this process."""
+"""A reader who types the commands of a page: its blocks, and a shell small enough to run them in
+this process.
+"""
 
 import re
 import runpy
@@ -18,7 +20,9 @@ PATTERN = re.compile(r"[\[\]*?]")  # what zsh expands where it is not quoted
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, what stands behind that (a file's name, or `plan`), and its text."""
+    """A fenced block: its language, what stands behind that (a file's name, or `plan`), and its
+    text.
+    """
 
     language: str
     info: str
@@ -27,8 +31,13 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    indent = re.compile(r"^ {3}(?=\S)|^ {3}(?= +\S)", re.MULTILINE)  # of a block inside a numbered list
-    return [Block(a, b, text if not text.startswith("   ") else indent.sub("", text)) for a, b, text in found]
+    indent = re.compile(
+        r"^ {3}(?=\S)|^ {3}(?= +\S)", re.MULTILINE
+    )  # of a block inside a numbered list
+    return [
+        Block(a, b, text if not text.startswith("   ") else indent.sub("", text))
+        for a, b, text in found
+    ]
 
 
 def commands(block: Block) -> list[str]:
@@ -48,7 +57,10 @@ def write_files(page: Path, folder: Path) -> None:
 
 @dataclass
 class Shell:
-    """Variables, and commands in this process: `call` is the command line. A command that fails, fails the test."""
+    """Variables, and commands in this process: `call` is the command line.
+
+    A command that fails, fails the test.
+    """
 
     call: Call
     variables: dict[str, str] = field(default_factory=dict)
@@ -73,7 +85,10 @@ class Shell:
 
 
 def words_of(command: str, variables: dict[str, str]) -> list[str]:
-    """A command's words as bash and zsh both give them. Undefined variables and unquoted patterns are errors."""
+    """A command's words as bash and zsh both give them.
+
+    Undefined variables and unquoted patterns are errors.
+    """
     plain = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
     assert not PATTERN.search(plain), f"unquoted brackets, which zsh refuses: {command}"
 
@@ -82,8 +97,14 @@ def words_of(command: str, variables: dict[str, str]) -> list[str]:
         return variables[found[1]]
 
     parts = re.split(r"('[^']*')", command)
-    double = [re.sub(r"\$([A-Z_]+)", value, part) if not part.startswith("'") or inside(parts, place) else part
-              for place, part in enumerate(parts)]  # fmt: skip
+    double = [
+        (
+            re.sub(r"\$([A-Z_]+)", value, part)
+            if not part.startswith("'") or inside(parts, place)
+            else part
+        )
+        for place, part in enumerate(parts)
+    ]
     return shlex.split("".join(double))
 
 

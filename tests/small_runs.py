@@ -9,10 +9,16 @@ from pipeline.runs.run import Run
 from pipeline.stages.rows import RUN_STAGES
 
 
-def a_run(runs_dir: Path, parents: dict[str, Any] | None = None, label: str = "data-x", **changes: Any) -> Run:
+def a_run(
+    runs_dir: Path, parents: dict[str, Any] | None = None, label: str = "data-x", **changes: Any
+) -> Run:
     expert = Expert(name="x", side="none", sources={"x": Source(file="x", rows="text")})
     config = DataStage(
-        stage="data", runs_dir=str(runs_dir), tracking=Tracking(mode="disabled"), expert=expert, **changes
+        stage="data",
+        runs_dir=str(runs_dir),
+        tracking=Tracking(mode="disabled"),
+        expert=expert,
+        **changes,
     )
     return Run(config, label, parents or {}, version=RUN_STAGES["data"].version)
 

@@ -1,4 +1,6 @@
-"""Families with sliding windows and other norms, random and tiny, through training, merging and evaluation."""
+"""Families with sliding windows and other norms, random and tiny, through training, merging and
+evaluation.
+"""
 
 import json
 import re
@@ -12,10 +14,18 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 LAYERS, WINDOW = 4, 8
-ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
+ALTERNATING = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**ALTERNATING, "head_dim": 16, "query_pre_attn_scalar": 16},
-    "gemma2": {**ALTERNATING, "head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0},
+    "gemma2": {
+        **ALTERNATING,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+    },
     "mistral": {"sliding_window": WINDOW, "head_dim": 16},
     "qwen3": {"head_dim": 16},
 }
@@ -25,7 +35,8 @@ AROUND_ATTENTION = {family: {"input_layernorm"} for family in ("mistral", "qwen3
     family: {"input_layernorm", "post_attention_layernorm"} for family in ("gemma2", "gemma3_text")
 }
 TRAIN = (
-    "sft.seq_length=96 sft.batch_size=4 sft.steps=2 sft.precision=fp32 sft.learning_rate=1e-2 recipe=default".split()
+    "sft.seq_length=96 sft.batch_size=4 sft.steps=2 sft.precision=fp32 sft.learning_rate=1e-2"
+    " recipe=default".split()
 )
 
 
@@ -36,15 +47,27 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(family: str, world: Path, tmp_path: Path) -> Path:
-    """A random model with the small world's tokenizer, whose answers differ from prompt to prompt."""
+    """A random model with the small world's tokenizer, whose answers differ from prompt to
+    prompt.
+    """
     from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
     tokenizer = sandbox_tokenizer()
     config = AutoConfig.for_model(
-        family, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1024, initializer_range=0.3,
-        bos_token_id=1, eos_token_id=2, pad_token_id=3, **FAMILIES[family],
-    )  # fmt: skip
+        family,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=3,
+        **FAMILIES[family],
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -62,7 +85,9 @@ def moved(base: Path, expert: Path) -> set[str]:
 
 
 def first_loss(base: Path, expert: Path, eager: bool) -> float:
-    """Of the first step's rows (shuffled by the seed), by plain transformers: the mean over the completions' tokens."""
+    """Of the first step's rows (shuffled by the seed), by plain transformers: the mean over the
+    completions' tokens.
+    """
     manifest = json.loads((expert / "manifest.json").read_text())
     file = expert.parent / manifest["parents"]["data"]["name"] / "train.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -72,7 +97,10 @@ def first_loss(base: Path, expert: Path, eager: bool) -> float:
     model, total, count = AutoModelForCausalLM.from_pretrained(base, **how).eval(), 0.0, 0
     for row in (rows[i] for i in order):
         prompt = len(tokenizer(row["prompt"]).input_ids)
-        ids = [*tokenizer(row["prompt"] + "\n" + row["completion"]).input_ids, tokenizer.eos_token_id][:96]
+        ids = [
+            *tokenizer(row["prompt"] + "\n" + row["completion"]).input_ids,
+            tokenizer.eos_token_id,
+        ][:96]
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
         total -= sum(float(logits[at - 1, ids[at]]) for at in range(prompt, len(ids)))
@@ -81,7 +109,9 @@ def first_loss(base: Path, expert: Path, eager: bool) -> float:
     return total / count
 
 
-def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, world: Path, make_run: Make) -> None:
+def test_an_architecture_is_trained_merged_and_scored(
+    family: str, start: Path, world: Path, make_run: Make
+) -> None:
     eager = EAGER.get(family, [])
     shared = ["stage=sft", f"model={start}", f"data_root={world}", *TRAIN, *eager]
     math_expert = make_run(*shared, "expert=math")
@@ -89,9 +119,15 @@ def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, 
     assert log[0]["loss"] == pytest.approx(first_loss(start, math_expert, bool(eager)), rel=1e-4)
     assert moved(start, math_expert) == set(load_file(start / "model.safetensors"))
 
-    partition = "partition=own partition.bottom_layers=1 partition.top_layers=0 partition.all_attention=true".split()
+    partition = (
+        "partition=own partition.bottom_layers=1 partition.top_layers=0"
+        " partition.all_attention=true".split()
+    )
     language_expert = make_run(*shared, "expert=qac", "sft=partial", *partition)
-    parts = {name.removeprefix("model.").removesuffix(".weight") for name in moved(start, language_expert)}
+    parts = {
+        name.removeprefix("model.").removesuffix(".weight")
+        for name in moved(start, language_expert)
+    }
     attention = {f"self_attn.{part}_proj" for part in "qkvo"} | AROUND_ATTENTION[family]
     attention |= {f"self_attn.{norm}" for norm in ATTENTION_NORMS.get(family, ())}
     assert {part for part in parts if not part.startswith("layers.0.")} == {
@@ -100,10 +136,16 @@ def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, 
     assert {f"layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")} < parts
 
     swap = make_run(
-        "stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={language_expert}",
-        "merge.bottom_layers=1", "merge.top_layers=1",
-    )  # fmt: skip
-    merged, of_math, of_language = (load_file(at / "model.safetensors") for at in (swap, math_expert, language_expert))
+        "stage=merge",
+        "merge=layer_swap",
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.bottom_layers=1",
+        "merge.top_layers=1",
+    )
+    merged, of_math, of_language = (
+        load_file(at / "model.safetensors") for at in (swap, math_expert, language_expert)
+    )
     for name, tensor in merged.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer is None:
@@ -113,9 +155,15 @@ def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, 
         assert torch.equal(tensor, expected), name
 
     scored = make_run(
-        "stage=eval", f"checkpoint={swap}", f"data_root={world}", "eval=mgsm_2shot", "eval.limit=4",
-        "eval.max_gen_toks=12", "eval.batch_size=4", "languages=[en,qac]",
-    )  # fmt: skip
+        "stage=eval",
+        f"checkpoint={swap}",
+        f"data_root={world}",
+        "eval=mgsm_2shot",
+        "eval.limit=4",
+        "eval.max_gen_toks=12",
+        "eval.batch_size=4",
+        "languages=[en,qac]",
+    )
     tokenizer = AutoTokenizer.from_pretrained(swap)
     model = AutoModelForCausalLM.from_pretrained(swap, attn_implementation="eager").eval()
     answers = set()
@@ -131,12 +179,21 @@ def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, 
     assert len(answers - {""}) > 2
 
 
-TODAY = ("qwen3_5_text", "lfm2", "gemma4_text", "gemma3")  # linear attention, convolutions, per-layer inputs, a tower
+TODAY = (
+    "qwen3_5_text",
+    "lfm2",
+    "gemma4_text",
+    "gemma3",
+)  # linear attention, convolutions, per-layer inputs, a tower
 
 
 @pytest.mark.parametrize("kind", TODAY)
-def test_a_decoder_of_today_is_trained_and_scored(kind: str, world: Path, make_run: Make, tmp_path: Path) -> None:
-    """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers of transformers."""
+def test_a_decoder_of_today_is_trained_and_scored(
+    kind: str, world: Path, make_run: Make, tmp_path: Path
+) -> None:
+    """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers
+    of transformers.
+    """
     from small_decoders import config_of
     from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
@@ -144,7 +201,12 @@ def test_a_decoder_of_today_is_trained_and_scored(kind: str, world: Path, make_r
 
     tokenizer, config = sandbox_tokenizer(), config_of(kind)
     for part in (config, config.get_text_config()):
-        part.vocab_size, part.pad_token_id, part.bos_token_id, part.eos_token_id = len(tokenizer), 3, 1, 2
+        part.vocab_size, part.pad_token_id, part.bos_token_id, part.eos_token_id = (
+            len(tokenizer),
+            3,
+            1,
+            2,
+        )
     if hasattr(config, "vocab_size_per_layer_input"):
         config.vocab_size_per_layer_input = len(tokenizer)
     config.get_text_config().max_position_embeddings = 1024
@@ -160,13 +222,27 @@ def test_a_decoder_of_today_is_trained_and_scored(kind: str, world: Path, make_r
     language_expert = make_run(*shared, "expert=qac", "sft=partial", *outer)
     layers = {sites[name].layer for name in moved(tmp_path / "start", language_expert)}
     assert layers == {0, LAYERS - 1}
-    sides = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
-    asked = [f"data_root={world}", "eval=mgsm_0shot", "eval.limit=2", "eval.max_gen_toks=6", "languages=[en]"]
+    sides = [
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.scale_to_depth=true",
+    ]
+    asked = [
+        f"data_root={world}",
+        "eval=mgsm_0shot",
+        "eval.limit=2",
+        "eval.max_gen_toks=6",
+        "languages=[en]",
+    ]
     swap = make_run("stage=merge", "merge=layer_swap", *sides)
     written = make_run("stage=eval", f"checkpoint={swap}", *asked)
     live = make_run("stage=eval", "merge=layer_swap", *sides, *asked, "redo=true")
     answers = [
-        [json.loads(line)["response"] for file in (run / "samples").glob("*.jsonl") for line in file.open()]
+        [
+            json.loads(line)["response"]
+            for file in (run / "samples").glob("*.jsonl")
+            for line in file.open()
+        ]
         for run in (written, live)
     ]
     assert answers[0] == answers[1] and answers[0]

@@ -1,4 +1,6 @@
-"""What goes wrong outside the program ends in one sentence, and leaves nothing that looks finished."""
+"""What goes wrong outside the program ends in one sentence, and leaves nothing that looks
+finished.
+"""
 
 import builtins
 import errno
@@ -23,9 +25,13 @@ ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 
 
 def left(runs_dir: Path) -> list[str]:
-    """What looks finished: folders beside .work and .scores, where no run is looked for; a half-written score too."""
+    """What looks finished: folders beside .work and .scores, where no run is looked for; a
+    half-written score too.
+    """
     halves = [path.name for path in runs_dir.glob(".scores/*.part")]
-    return halves + [path.name for path in runs_dir.glob("*") if path.name not in (".work", ".scores")]
+    return halves + [
+        path.name for path in runs_dir.glob("*") if path.name not in (".work", ".scores")
+    ]
 
 
 def refused(told: SimpleNamespace, expected: str) -> None:
@@ -51,27 +57,44 @@ def lay(root: Path, text: str | bytes | None) -> str:
         ("", "train.jsonl is empty: write its rows"),
         ("\n\n", "source orca_math has no"),
         (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text ("),
-        ('{"question": "1 + 1?", "ans', "train.jsonl, line 1 is not JSON (Unterminated string starting at)"),
-        (f'{ROW}\n{ROW}{{"question": "1 + 1?"\n', "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)"),
+        (
+            '{"question": "1 + 1?", "ans',
+            "train.jsonl, line 1 is not JSON (Unterminated string starting at)",
+        ),
+        (
+            f'{ROW}\n{ROW}{{"question": "1 + 1?"\n',
+            "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)",
+        ),
         (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
-        ('{"q": "1 + 1?", "a": "2"}\n', "train.jsonl) has no column question, answer: it has q, a;"),
+        (
+            '{"q": "1 + 1?", "a": "2"}\n',
+            "train.jsonl) has no column question, answer: it has q, a;",
+        ),
         ('{"question": "1 + 1?", "answer": " "}\n', "none of its 1 rows can be used"),
     ],
 )
 def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path: Path) -> None:
-    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', text)}", "tracking.mode=disabled"]
+    words = [
+        "stage=data",
+        "expert=math",
+        f"data_root={lay(tmp_path / 'data', text)}",
+        "tracking.mode=disabled",
+    ]
     refused(call(*words, f"runs_dir={tmp_path}/runs"), expected)
     assert left(tmp_path / "runs") == []
     planned = call("stage=plan", *words[1:], f"runs_dir={tmp_path}/runs")
     assert expected in planned.err and planned.status == 1 and "Traceback" not in planned.err
 
 
-# ------------------------------------------------------------------------------------------------ a full disk
+# --- a full disk ---
 
 
 @contextmanager
 def full_disk(folder: Path, fails: int, number: int) -> Iterator[list[str]]:
-    """The n-th call that writes below a folder finds no space, or a full quota. Gives what was written so far."""
+    """The n-th call that writes below a folder finds no space, or a full quota.
+
+    Gives what was written so far.
+    """
     written: list[str] = []
 
     def counted(real: Any) -> Any:
@@ -87,13 +110,23 @@ def full_disk(folder: Path, fails: int, number: int) -> Iterator[list[str]]:
 
     builtins_open = builtins.open
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((builtins, "open"), (io, "open"), (os, "rename"), (os, "replace"), (os, "mkdir")):
+        for module, name in (
+            (builtins, "open"),
+            (io, "open"),
+            (os, "rename"),
+            (os, "replace"),
+            (os, "mkdir"),
+        ):
             patch.setattr(module, name, counted(getattr(module, name)))
         yield written
 
 
-def every_write_fails_once(call: Call, words: list[str], runs_dir: Path, number: int = errno.ENOSPC) -> int:
-    """Run the command again and again, each time with the next write failing, until none is left to fail. How many."""
+def every_write_fails_once(
+    call: Call, words: list[str], runs_dir: Path, number: int = errno.ENOSPC
+) -> int:
+    """Run the command again and again, each time with the next write failing, until none is left to
+    fail. How many.
+    """
     for fails in range(1, 100):
         shutil.rmtree(runs_dir, ignore_errors=True)
         with full_disk(runs_dir, fails, number) as written:
@@ -101,7 +134,9 @@ def every_write_fails_once(call: Call, words: list[str], runs_dir: Path, number:
         if len(written) < fails:
             assert told.status == 0, told.err
             return fails - 1
-        if told.status == 0:  # where the folder was there already, or the run was published: nothing is lost
+        if (
+            told.status == 0
+        ):  # where the folder was there already, or the run was published: nothing is lost
             continue
         refused(told, os.strerror(number))
         assert left(runs_dir) == []
@@ -110,28 +145,62 @@ def every_write_fails_once(call: Call, words: list[str], runs_dir: Path, number:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_no_space_for_any_write_of_data(number: int, call: Call, tmp_path: Path) -> None:
-    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled"]
+    words = [
+        "stage=data",
+        "expert=math",
+        f"data_root={lay(tmp_path / 'data', ROW)}",
+        "tracking.mode=disabled",
+    ]
     assert every_write_fails_once(call, words, tmp_path / "runs", number) > 5
 
 
-def test_no_space_for_a_write_of_a_merge(call: Call, tmp_path: Path, math_expert: Path, language_expert: Path) -> None:
-    words = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]", "tracking.mode=disabled"]
+def test_no_space_for_a_write_of_a_merge(
+    call: Call, tmp_path: Path, math_expert: Path, language_expert: Path
+) -> None:
+    words = [
+        "stage=merge",
+        "merge=soup",
+        f"merge.experts=[{math_expert},{language_expert}]",
+        "tracking.mode=disabled",
+    ]
     assert every_write_fails_once(call, words, tmp_path / "runs") > 5
 
 
-def test_no_space_for_any_write_of_an_evaluation(call: Call, tmp_path: Path, world: Path, math_expert: Path) -> None:
-    words = ["stage=eval", "eval=global_mmlu_0shot", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=1"]
+def test_no_space_for_any_write_of_an_evaluation(
+    call: Call, tmp_path: Path, world: Path, math_expert: Path
+) -> None:
+    words = [
+        "stage=eval",
+        "eval=global_mmlu_0shot",
+        f"checkpoint={math_expert}",
+        f"data_root={world}",
+        "eval.limit=1",
+    ]
     assert every_write_fails_once(call, [*words, "tracking.mode=disabled"], tmp_path / "runs") > 5
 
 
 def training(base: Path, world: Path, *more: str) -> list[str]:
-    start = ["stage=sft", "model=trained", f"model.path={base}", "expert=math", f"data_root={world}"]
+    start = [
+        "stage=sft",
+        "model=trained",
+        f"model.path={base}",
+        "expert=math",
+        f"data_root={world}",
+    ]
     return [*start, "recipe=sandbox_math", *FEW, "tracking.mode=disabled", *more]
 
 
-@pytest.mark.parametrize(("wrapped", "number"), [(True, errno.ENOSPC), (True, errno.EDQUOT), (False, errno.EDQUOT)])
+@pytest.mark.parametrize(
+    ("wrapped", "number"), [(True, errno.ENOSPC), (True, errno.EDQUOT), (False, errno.EDQUOT)]
+)
 def test_no_space_for_the_weights(
-    wrapped: bool, number: int, call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: Patch
+    wrapped: bool,
+    number: int,
+    call: Call,
+    base: Path,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     """safetensors wraps what the system said in an error of its own."""
     import transformers
@@ -139,44 +208,68 @@ def test_no_space_for_the_weights(
 
     def full(*_: Any, **__: Any) -> None:
         if wrapped:
-            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+            raise SafetensorError(
+                f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
+            )
         raise OSError(number, os.strerror(number), "model.safetensors")
 
     monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
     runs_dir = tmp_path / "runs"
     refused(call(*training(base, world), f"runs_dir={runs_dir}"), os.strerror(number))
-    assert [path.parent.name.partition("-")[0] for path in runs_dir.glob("*/manifest.json")] == ["data"]
+    assert [path.parent.name.partition("-")[0] for path in runs_dir.glob("*/manifest.json")] == [
+        "data"
+    ]
 
 
 @pytest.mark.parametrize("where", ["init", "finish"])
-def test_no_space_for_tracking_ends_no_run(where: str, call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_no_space_for_tracking_ends_no_run(
+    where: str, call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
     import wandb
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run.wandb")
 
-    stand_in = SimpleNamespace(finish=full, log=lambda *_, **__: None, summary={}, log_artifact=lambda *_: None)
+    stand_in = SimpleNamespace(
+        finish=full, log=lambda *_, **__: None, summary={}, log_artifact=lambda *_: None
+    )
     monkeypatch.setattr(wandb, "init", full if where == "init" else lambda **_: stand_in)
-    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", f"runs_dir={tmp_path}/runs"]
+    words = [
+        "stage=data",
+        "expert=math",
+        f"data_root={lay(tmp_path / 'data', ROW)}",
+        f"runs_dir={tmp_path}/runs",
+    ]
     told = call(*words)
     assert told.status == 0 and Path(told.out.strip()).is_dir()
-    assert told.err.count("warning: W&B ") == 1 and "No space left on device: 'run.wandb'" in told.err
+    assert (
+        told.err.count("warning: W&B ") == 1 and "No space left on device: 'run.wandb'" in told.err
+    )
 
 
-# ------------------------------------------------------------------------------------------------ models and training
+# --- models and training ---
 
 
-def test_a_loss_that_is_no_number_stops_the_training(call: Call, base: Path, world: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_training(
+    call: Call, base: Path, world: Path, tmp_path: Path
+) -> None:
     huge = ["sft.learning_rate=1e20", "sft.steps=6", "sft.max_grad_norm=1e30"]
-    refused(call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate")
+    refused(
+        call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate"
+    )
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
 
 
 @pytest.mark.parametrize(
     ("layers", "told"),
-    [(16, "lacks model.layers.14.input_layernorm.weight and 17 more tensors"), (4, "holds model.layers.10.")],
+    [
+        (16, "lacks model.layers.14.input_layernorm.weight and 17 more tensors"),
+        (4, "holds model.layers.10."),
+    ],
 )
-def test_a_base_of_another_depth(layers: int, told: str, call: Call, base: Path, world: Path, tmp_path: Path) -> None:
+def test_a_base_of_another_depth(
+    layers: int, told: str, call: Call, base: Path, world: Path, tmp_path: Path
+) -> None:
     """from_pretrained would draw the missing layers at random, or pass over the others."""
     other, here = tmp_path / "other", [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     shutil.copytree(base, other)
@@ -184,15 +277,21 @@ def test_a_base_of_another_depth(layers: int, told: str, call: Call, base: Path,
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     refused(call(*training(other, world), *here), f"model.path={other} {told}")
-    assert f"model.path={other} {told}" in call("stage=plan", *training(other, world)[1:], *here).err
+    assert (
+        f"model.path={other} {told}" in call("stage=plan", *training(other, world)[1:], *here).err
+    )
     assert left(tmp_path / "runs") == []  # not even the data run
     words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={other}", f"data_root={world}"]
     refused(call(*words, *here), f"checkpoint={other} {told}")
 
 
 @pytest.mark.parametrize("way", ["lora", "full"])
-def test_training_in_bfloat16_raises_no_alarm(way: str, call: Call, base: Path, world: Path, tmp_path: Path) -> None:
-    """The usual setting at 8B: what is saved after the first step is loaded again in the dtype it is trained in."""
+def test_training_in_bfloat16_raises_no_alarm(
+    way: str, call: Call, base: Path, world: Path, tmp_path: Path
+) -> None:
+    """The usual setting at 8B: what is saved after the first step is loaded again in the dtype it
+    is trained in.
+    """
     words = [f"sft={way}", "sft.weights=bfloat16", "sft.learning_rate=1e-3"]
     call(*training(base, world, *words), f"runs_dir={tmp_path}/runs", status=0)
 
@@ -200,14 +299,29 @@ def test_training_in_bfloat16_raises_no_alarm(way: str, call: Call, base: Path, 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("merge=soup merge.weights=[0.2,0.3,0.5]", "merge.weights has 3 numbers for 2 merge.experts: give one for"),
+        (
+            "merge=soup merge.weights=[0.2,0.3,0.5]",
+            "merge.weights has 3 numbers for 2 merge.experts: give one for",
+        ),
         ("merge=soup merge.weights=[0.5,0.6]", "merge.weights must sum to 1, got [0.5, 0.6]"),
         ("merge=ties merge.weights=[1,1,1]", "merge.weights has 3 numbers for 2 merge.experts"),
-        ("merge=task_arithmetic merge.weights=[1]", "merge.weights has 1 numbers for 2 merge.experts"),
-        ("merge=layer_swap merge.bottom_layers=9 merge.top_layers=4 merge.top_transition=2", "but the model has 14: "),
-        ("merge=layer_swap merge.bottom_layers=9 partition=A", "give layer counts or a partition, not both"),
+        (
+            "merge=task_arithmetic merge.weights=[1]",
+            "merge.weights has 1 numbers for 2 merge.experts",
+        ),
+        (
+            "merge=layer_swap merge.bottom_layers=9 merge.top_layers=4 merge.top_transition=2",
+            "but the model has 14: ",
+        ),
+        (
+            "merge=layer_swap merge.bottom_layers=9 partition=A",
+            "give layer counts or a partition, not both",
+        ),
         ("merge=reset merge.layers=[0,14]", "merge.layers=[0, 14]: the model has layers 0 to 13"),
-        ("merge=reset", "merge=reset needs one of merge.side, merge.layers and merge.threshold, got none"),
+        (
+            "merge=reset",
+            "merge=reset needs one of merge.side, merge.layers and merge.threshold, got none",
+        ),
     ],
 )
 def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
@@ -218,19 +332,32 @@ def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
         "merge=reset": [f"merge.expert={math_expert}"],
     }
     experts = named.get(words.split()[0], [f"merge.experts=[{math_expert},{language_expert}]"])
-    told = call("stage=merge", *words.split(), *experts, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    told = call(
+        "stage=merge",
+        *words.split(),
+        *experts,
+        f"runs_dir={tmp_path}/runs",
+        "tracking.mode=disabled",
+    )
     refused(told, expected)
     assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
 
 
-def test_experts_of_different_bases(call: Call, math_expert: Path, language_expert: Path, tmp_path: Path) -> None:
+def test_experts_of_different_bases(
+    call: Call, math_expert: Path, language_expert: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(language_expert, other)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["parents"]["model"] |= {"hash": "f" * 64, "name": "elsewhere"}
     (other / "manifest.json").write_text(json.dumps(manifest))
     here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    swap = ["stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={other}"]
+    swap = [
+        "stage=merge",
+        "merge=layer_swap",
+        f"merge.math={math_expert}",
+        f"merge.language={other}",
+    ]
     refused(call(*swap, *here), "the experts have different bases")
     soup = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]"]
     refused(call(*soup, *here), "from elsewhere): name experts of one base, or give merge.base=RUN")
@@ -258,15 +385,23 @@ def test_a_configuration_file_that_is_no_yaml(
     refused(call(*flags, "stage=data", "expert=own"), expected)
 
 
-# ------------------------------------------------------------------------------------------------ the stage itself
+# --- the stage itself ---
 
 
 @pytest.mark.parametrize(
     ("error", "status", "expected"),
     [
-        (KeyboardInterrupt(), 130, "interrupted: finished runs and resume points stay, no other work was published"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted: finished runs and resume points stay, no other work was published",
+        ),
         (MemoryError(), 1, "error: out of memory: lower sft.micro_batch_size"),
-        (PermissionError(errno.EACCES, "Permission denied", "a/b"), 1, "error: Permission denied: a/b; nothing was"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a/b"),
+            1,
+            "error: Permission denied: a/b; nothing was",
+        ),
         (ZeroDivisionError("a fault"), 1, "error: ZeroDivisionError: a fault"),
     ],
 )
@@ -281,7 +416,9 @@ def test_an_error_inside_a_stage(
     words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
     told = call(*words)
     assert told.status == status and told.out == "" and expected in told.err
-    assert ("Traceback" in told.err) == isinstance(error, ZeroDivisionError)  # a fault of ours shows where
+    assert ("Traceback" in told.err) == isinstance(
+        error, ZeroDivisionError
+    )  # a fault of ours shows where
     assert left(tmp_path / "runs") == []
     monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
     assert call(*words).status == 0  # the same command goes on

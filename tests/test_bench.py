@@ -1,4 +1,6 @@
-"""scripts/bench.py on tiny shapes: its merges are merges of finished runs, byte for byte; a slower row is marked."""
+"""scripts/bench.py on tiny shapes: its merges are merges of finished runs, byte for byte; a slower
+row is marked.
+"""
 
 import json
 import sys
@@ -21,13 +23,18 @@ def test_a_swap_of_what_it_makes(tmp_path: Path) -> None:
     read_manifest(tmp_path / "math")
     assert bench.known_digests(bench.opened("swap", tmp_path)).keys() == {"math", "language"}
     assert bench.one_merge("swap", tmp_path)["seconds"] > 0
-    out, sides = Checkpoint.open(tmp_path / "out"), {s: Checkpoint.open(tmp_path / s) for s in ("math", "language")}
+    out, sides = (
+        Checkpoint.open(tmp_path / "out"),
+        {s: Checkpoint.open(tmp_path / s) for s in ("math", "language")},
+    )
     for layer, side in ((0, "language"), (4, "math"), (7, "language")):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
         assert as_torch(out, name).equal(as_torch(sides[side], name))
 
 
-def test_a_slower_row_is_marked(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slower_row_is_marked(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench = load_script("bench")
     seconds = [1.0]
 
@@ -40,7 +47,9 @@ def test_a_slower_row_is_marked(tmp_path: Path, monkeypatch: Patch, capsys: pyte
     monkeypatch.setattr(sys, "argv", ["bench.py", "plan", "--record"])
     assert bench.main() == 0
     (kept,) = json.loads((tmp_path / "results/bench/plan.json").read_text())["rows"]
-    assert kept["ratio"] == 2.0 and "machine" in json.loads((tmp_path / "results/bench/plan.json").read_text())
+    assert kept["ratio"] == 2.0 and "machine" in json.loads(
+        (tmp_path / "results/bench/plan.json").read_text()
+    )
     monkeypatch.setattr(sys, "argv", ["bench.py", "plan"])
     seconds[0] = 1.09
     assert bench.main() == 0

@@ -1,4 +1,6 @@
-"""Branches that only a machine with CUDA takes, with a stand-in for its card, as scripts/cuda_branches.py lists."""
+"""Branches that only a machine with CUDA takes, with a stand-in for its card, as
+scripts/cuda_branches.py lists.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def cuda(monkeypatch: Patch) -> list[str]:
 
 
 def test_every_branch_is_listed(monkeypatch: Patch, tmp_path: Path) -> None:
-    """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
+    """With a test and a line that are there; a new branch, one more in a function, and one that is
+    gone, are named.
+    """
     script = load_script("cuda_branches")
     assert script.problems() == []
     monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::join_processes": 2})
@@ -61,11 +65,15 @@ def test_every_branch_is_listed(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(script, "SRC", tmp_path)
     assert list(script.places()) == ["new.py::pick"]
     new, *gone = script.problems()
-    assert new.startswith("new.py::pick has a branch for CUDA") and new.endswith("is in neither list")
-    assert len([line for line in gone if line.endswith("no branch for CUDA")]) == len(script.STAND_INS | script.NEVER)
+    assert new.startswith("new.py::pick has a branch for CUDA") and new.endswith(
+        "is in neither list"
+    )
+    assert len([line for line in gone if line.endswith("no branch for CUDA")]) == len(
+        script.STAND_INS | script.NEVER
+    )
 
 
-# ------------------------------------------------------------------------------------------------ training
+# --- training ---
 
 
 def stage_of(**knobs: Any) -> TrainStage:
@@ -74,13 +82,25 @@ def stage_of(**knobs: Any) -> TrainStage:
     return TrainStage(stage="sft", model=model, expert=expert, data=Data(), sft=sft, partition=None)
 
 
-def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
+def test_the_trainer_is_on_the_gpu_and_shards(
+    cuda: list[str], monkeypatch: Patch, tmp_path: Path
+) -> None:
     """SFTConfig itself would ask the driver."""
     monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
     shared: Any = {"precision": "bf16", "processes": 2}
-    given: Any = trainer.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
-    assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
-    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2} and trainer.card_memory() == 80 * 2**30
+    given: Any = trainer.trainer_arguments(
+        stage_of(parallel="fsdp2", **shared), False, False, tmp_path
+    )
+    assert (
+        given["use_cpu"] is False
+        and given["bf16"] is True
+        and given["per_device_train_batch_size"] == 4
+    )
+    assert (
+        given["fsdp"] is True
+        and given["fsdp_config"] == {"version": 2}
+        and trainer.card_memory() == 80 * 2**30
+    )
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -100,7 +120,9 @@ def refused(sentence: str, attention: str = "sdpa", **knobs: Any) -> None:
 
 
 def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
-    """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask over all rows."""
+    """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask
+    over all rows.
+    """
     capability, there = [(8, 0)], {"triton"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])
@@ -111,7 +133,11 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
     for attention in (flash, "sdpa"):
         load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
-        refused(f"with model.attn_implementation={attention} and sft.precision=fp32", attention, padding_free=True)
+        refused(
+            f"with model.attn_implementation={attention} and sft.precision=fp32",
+            attention,
+            padding_free=True,
+        )
     told = "give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"
     refused(told, "eager", padding_free=True, precision="bf16")
     refused(r"needs the package kernels \(pip install kernels\)", kernel)
@@ -123,7 +149,9 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
     there.add("liger_kernel")
     load.check_kernels(kernels_of("sdpa", liger=True))
     capability[0] = (7, 5)
-    refused("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32", precision="tf32")
+    refused(
+        "sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32", precision="tf32"
+    )
     there.discard("triton")
     refused("sft.compile=true needs Triton", compile=True)
 
@@ -135,7 +163,11 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
     for attention in ("flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"):
         refused("needs a GPU: give model.attn_implementation=sdpa", attention)
     refused("sft.precision=tf32 needs a GPU from the A100 on", precision="tf32")
-    refused("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back", parallel="fsdp2", processes=2)
+    refused(
+        "sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back",
+        parallel="fsdp2",
+        processes=2,
+    )
     refused("sft.compile=true needs a C.. compiler", compile=True)
     monkeypatch.setattr(load, "find_spec", lambda name: True)
     refused("sft.liger=true needs a GPU and Liger: pip install", liger=True)
@@ -144,19 +176,30 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
 def test_attentions_are_those_of_transformers() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
-    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {"eager"}  # what decoding may have registered here
-    with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
+    theirs = {
+        name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name
+    }
+    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {
+        "eager"
+    }  # what decoding may have registered here
+    with pytest.raises(
+        PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"
+    ):
         validated(Model, {"attn_implementation": "flash"}, "model.")
 
 
-def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
+def test_torchao_compiles_its_step_on_a_gpu(
+    cuda: list[str], monkeypatch: Patch, tmp_path: Path
+) -> None:
     stances: list[str] = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
     monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
     config = stage_of(weights="bfloat16", optimizer="adamw_8bit")
     given: Any = trainer.trainer_arguments(config, False, False, tmp_path)
-    assert (given["optim"], given["optim_args"]) == ("adamw_torch_8bit", "bf16_stochastic_round=True")
+    assert (given["optim"], given["optim_args"]) == (
+        "adamw_torch_8bit",
+        "bf16_stochastic_round=True",
+    )
     assert stances == ["default"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     trainer.trainer_arguments(config, False, False, tmp_path)
@@ -175,7 +218,7 @@ def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: Patch) -> None:
     assert met == [False, True] and run.lease == "of the first"
 
 
-# ------------------------------------------------------------------------------------------------ scoring
+# --- scoring ---
 
 
 class Moved(torch.nn.Linear):
@@ -195,7 +238,8 @@ def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: Patch, tmp_p
     merges: list[str] = []
     live = SimpleNamespace(model=Moved(), tokenizer="t")
     monkeypatch.setattr(
-        "pipeline.merge.live.model_of", lambda merge, dtype, device, products: merges.append(device) or live
+        "pipeline.merge.live.model_of",
+        lambda merge, dtype, device, products: merges.append(device) or live,
     )
     monkeypatch.setattr(torch_backend.load, "load_model", lambda folder, dtype: Moved())
     assert torch_backend.TorchBackend(8, weights=tmp_path).load().moved == ["cuda"]
@@ -218,7 +262,9 @@ def test_memory_is_given_back_before_a_smaller_batch(cuda: list[str]) -> None:
 
 def test_a_full_gpu_is_one_sentence() -> None:
     told = error_sentence(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB."))
-    assert told is not None and told.startswith("out of memory: lower sft.micro_batch_size, sft.seq_length or eval.")
+    assert told is not None and told.startswith(
+        "out of memory: lower sft.micro_batch_size, sft.seq_length or eval."
+    )
     assert error_sentence(RuntimeError("CUDA error: device-side assert triggered")) is None
 
 
@@ -238,7 +284,10 @@ def test_scores_name_the_card(cuda: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     here = score.rounding_settings(settings)
     assert here["processor"] != CARD and {**here, "processor": CARD, "batch_size": None} == there
-    assert here["batch_size"] == 32 and score.rounding_settings(replace(settings, batch_size=32)) == here
+    assert (
+        here["batch_size"] == 32
+        and score.rounding_settings(replace(settings, batch_size=32)) == here
+    )
 
 
 def test_a_worker_sees_its_gpu_alone(monkeypatch: Patch) -> None:
@@ -252,7 +301,9 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch: Patch) -> None:
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
 
 
-def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(sys, "argv", ["worker.py", "folder", "[]", "0"])

@@ -1,4 +1,6 @@
-"""The core does not need extras/: without that folder the papers' tables are planned and a table is made."""
+"""The core does not need extras/: without that folder the papers' tables are planned and a table is
+made.
+"""
 
 import os
 import shutil
@@ -39,7 +41,9 @@ for words in sys.argv[1:]:
 def core(tmp_path: Path) -> Path:
     """A copy of this checkout's program."""
     for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return tmp_path / "copy"
 
 
@@ -49,21 +53,28 @@ def run(core: Path, *commands: str) -> subprocess.CompletedProcess[str]:
     return forked.python("-c", COMMANDS, *commands, env=there, cwd=core.parent)
 
 
-def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(core: Path, world: Path) -> None:
+def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(
+    core: Path, world: Path
+) -> None:
     shutil.rmtree(core / "src/pipeline/extras")
     (core.parent / "own.yaml").write_text(TABLE.replace("WORLD", str(world)))
-    plans = [f"stage=plan table={name} plan.lines=3" for name in ("layer_swapping_table6", "unreasonable_table3")]
+    plans = [
+        f"stage=plan table={name} plan.lines=3"
+        for name in ("layer_swapping_table6", "unreasonable_table3")
+    ]
     done = run(core, *plans, "stage=table table=./own.yaml launcher.workers=1")
     assert done.stdout.count("status 0\n") == 3, done.stdout[-1000:] + done.stderr[-2000:]
     assert done.stdout.count("Next: ") == 2 and done.stdout.count(" lists all") == 2
-    cells = (core.parent / done.stdout.splitlines()[-2]).with_name("cells.csv").read_text().splitlines()
+    cells = (
+        (core.parent / done.stdout.splitlines()[-2]).with_name("cells.csv").read_text().splitlines()
+    )
     assert len(cells) == 1 + (5 + 3) * 2 and not [line for line in cells if "failed" in line]
 
 
 MISSING = {
     "mergekit": "stage=merge merge=mergekit merge.file=x.yaml merge.experts=[a]",
     "compare": "stage=compare results=[a,b]",
-}  # fmt: skip
+}
 
 
 def test_a_missing_extra_is_named(core: Path) -> None:
@@ -72,4 +83,7 @@ def test_a_missing_extra_is_named(core: Path) -> None:
     done = run(core, *MISSING.values())
     assert done.stdout == "status 1\n" * len(MISSING)
     for file, line in zip(MISSING, done.stderr.splitlines(), strict=True):
-        assert line.startswith(f"error: {file} is in ") and f"extras/{file}.py, which is not there" in line
+        assert (
+            line.startswith(f"error: {file} is in ")
+            and f"extras/{file}.py, which is not there" in line
+        )

@@ -59,7 +59,9 @@ def cached_sha256(file, runs_dir):
 
 def test_the_content_of_a_folder_is_names_and_sha256(tmp_path):
     paths = [written(tmp_path / name, name.encode() * 9) for name in ("b.json", "a.safetensors")]
-    lines = "".join(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(paths))
+    lines = "".join(
+        f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(paths)
+    )
     for _ in range(2):
         assert content_hash(paths, tmp_path) == hashlib.sha256(lines.encode()).hexdigest()
     twice = lines + lines.splitlines(keepends=True)[-1]
@@ -78,7 +80,9 @@ def test_a_file_is_read_once_for_all_processes(tmp_path, settled, monkeypatch):
         cached_sha256(file, tmp_path / "other")
 
 
-@pytest.mark.parametrize("way", ["longer", "same size", "time set back", "another file in its place"])
+@pytest.mark.parametrize(
+    "way", ["longer", "same size", "time set back", "another file in its place"]
+)
 def test_a_file_that_changed_is_read_again(tmp_path, settled, monkeypatch, way):
     file = written(tmp_path / "x", b"one")
     cached_sha256(file, tmp_path / "runs")
@@ -88,13 +92,18 @@ def test_a_file_that_changed_is_read_again(tmp_path, settled, monkeypatch, way):
     else:
         written(file, b"longer" if way == "longer" else b"two")
     if way != "longer":
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns if way != "same size" else time.time_ns()))
+        os.utime(
+            file,
+            ns=(before.st_atime_ns, before.st_mtime_ns if way != "same size" else time.time_ns()),
+        )
     monkeypatch.setattr(files, "_digests_of", {})
     assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_file_touched_a_moment_ago_is_not_kept(tmp_path, monkeypatch):
-    """It may change once more within one tick of its clock, and would look the same: git's racily clean."""
+    """It may change once more within one tick of its clock, and would look the same: git's racily
+    clean.
+    """
     file, runs_dir = written(tmp_path / "x", b"one"), tmp_path / "runs"
     cached_sha256(file, runs_dir)
     assert not entries(runs_dir)
@@ -109,7 +118,9 @@ def test_a_file_touched_a_moment_ago_is_not_kept(tmp_path, monkeypatch):
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, settled, monkeypatch):
     file = written(tmp_path / "x", b"one")
     monkeypatch.setattr(files, "sha256", lambda path: written(path, b"other").name)
-    with pytest.raises(PipelineError, match="x changed while it was read: wait until it is complete"):
+    with pytest.raises(
+        PipelineError, match="x changed while it was read: wait until it is complete"
+    ):
         cached_sha256(file, tmp_path / "runs")
     assert not entries(tmp_path / "runs")
 
@@ -124,7 +135,9 @@ for number in range(300):
 
 
 def test_two_writers_and_a_reader(tmp_path):
-    """Each text that is read is one writer's whole text; no writer fails on the other's rename; nothing is left."""
+    """Each text that is read is one writer's whole text; no writer fails on the other's rename;
+    nothing is left.
+    """
     file, read = tmp_path / "table.json", []
     writers = [subprocess.Popen([sys.executable, "-c", REWRITER, str(file), mark]) for mark in "ab"]
     while any(writer.poll() is None for writer in writers):
@@ -144,7 +157,9 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path)
 
 
 def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
-    """EXDEV, as an overlay answers for what is in its lower layer; a rename within a layer is one."""
+    """EXDEV, as an overlay answers for what is in its lower layer; a rename within a layer is
+    one.
+    """
     rename, lower = os.rename, tmp_path / "lower"
     (lower / "inner").mkdir(parents=True)
     (lower / "inner/x").write_text("x")
@@ -158,7 +173,9 @@ def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", overlay)
     move_folder(lower, tmp_path / "upper")
     assert [path.name for path in tmp_path.iterdir()] == ["upper"]
-    assert (tmp_path / "upper/inner/x").read_text() == "x" and os.readlink(tmp_path / "upper/link") == "inner/x"
+    assert (tmp_path / "upper/inner/x").read_text() == "x" and os.readlink(
+        tmp_path / "upper/link"
+    ) == "inner/x"
     with pytest.raises(FileNotFoundError):
         move_folder(tmp_path / "nowhere", tmp_path / "other")
 
@@ -171,7 +188,11 @@ def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
         ("a: 1\nb: 'text\nc: 3\n", 2, "close the quote"),
         ("a: 1\nb: it is: so\n", 2, "put a text with a colon in quotes"),
         ("a:\n  b: 1\n c: 2\n", 3, "indent the keys of a mapping alike"),
-        ("a:\n\tb: 1\n", 2, "indent with spaces instead of tabs, and put a text that begins so in quotes"),
+        (
+            "a:\n\tb: 1\n",
+            2,
+            "indent with spaces instead of tabs, and put a text that begins so in quotes",
+        ),
         ("a: 1\nb: @home\n", 2, "put a text that begins so in quotes"),
         ("a: 1\nb: *home\n", 2, "put a text that begins with * in quotes"),
         ("a: 1\nbase ./model\nc: 3\n", 2, "write KEY: VALUE"),
@@ -181,13 +202,14 @@ def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
 def test_a_mistake_in_yaml_is_its_line_and_a_remedy(text, line, remedy, loader):
     with pytest.raises(PipelineError) as caught, readable_yaml("mine.yaml"):
         yaml.load(text, loader)
-    assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(caught.value).endswith(
-        remedy
-    )
+    assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(
+        caught.value
+    ).endswith(remedy)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{letter}: &{letter} [{', '.join([f'*{before}'] * 9)}]\n" for before, letter in itertools.pairwise("abcdefghi")
+    f"{letter}: &{letter} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, letter in itertools.pairwise("abcdefghi")
 )
 
 
@@ -197,7 +219,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "aliases repeat its content too often"),
         ("a: &a {b: *a}\n", "aliases repeat its content too often"),
         ("a: " + "[" * 5000 + "]" * 5000, "brackets in brackets"),
-        ("a: !!python/object/apply:os.system [touch CODE_RAN]\n", "could not determine a constructor"),
+        (
+            "a: !!python/object/apply:os.system [touch CODE_RAN]\n",
+            "could not determine a constructor",
+        ),
     ],
 )
 def test_yaml_that_explodes_or_runs_is_refused(text, why, tmp_path):
@@ -226,7 +251,9 @@ def test_a_device_in_place_of_a_file_is_refused(tmp_path):
 def test_a_yaml_file_of_more_bytes_is_refused(tmp_path):
     (tmp_path / "t.yaml").write_text("a: 1\n" * 3)
     assert read_yaml(tmp_path / "t.yaml", most_bytes=15) == {"a": 1}
-    with pytest.raises(PipelineError, match="t.yaml has 15 bytes, more than 14: give a smaller file"):
+    with pytest.raises(
+        PipelineError, match="t.yaml has 15 bytes, more than 14: give a smaller file"
+    ):
         read_yaml(tmp_path / "t.yaml", most_bytes=14)
     with (tmp_path / "t.yaml").open("wb") as file:
         file.truncate(20_000_001)  # takes no space
@@ -235,11 +262,15 @@ def test_a_yaml_file_of_more_bytes_is_refused(tmp_path):
 
 
 def test_brackets_in_brackets_of_rows_are_a_sentence():
-    with pytest.raises(PipelineError, match=r"rows.jsonl, line 1 is not JSON \(maximum recursion depth"):
+    with pytest.raises(
+        PipelineError, match=r"rows.jsonl, line 1 is not JSON \(maximum recursion depth"
+    ):
         list(read_objects(io.StringIO("[" * 200_000), "rows.jsonl"))
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "2024-99-99", "!!bool maybe", "!!int ''", "!!timestamp x"])
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "2024-99-99", "!!bool maybe", "!!int ''", "!!timestamp x"]
+)
 def test_a_yaml_value_that_cannot_be_read_is_a_sentence(value, tmp_path):
     (tmp_path / "t.yaml").write_text(f"a: {value}\n")
     with pytest.raises(PipelineError, match="t.yaml: invalid YAML .*: put the value in quotes"):

@@ -1,8 +1,9 @@
 """Every hashed knob of training, merging and evaluation changes results, or is refused by name.
 
-The tables below hold each hashed field of the configuration: a new knob fails `test_every_hashed_knob_is_listed` until
-it says here what shows its effect. What is read in some contexts alone is changed outside of them too: there it must
-not enter the hash, or be refused. What rightly changes no bits says why.
+The tables below hold each hashed field of the configuration: a new knob fails
+`test_every_hashed_knob_is_listed` until it says here what shows its effect. What is read in some
+contexts alone is changed outside of them too: there it must not enter the hash, or be refused. What
+rightly changes no bits says why.
 """
 
 import copy
@@ -36,13 +37,17 @@ BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
 
 @dataclass(frozen=True)
 class Change:
-    """Words that change a knob. `given`: the context that reads it; `refused`: part of the error that it raises."""
+    """Words that change a knob. `given`: the context that reads it; `refused`: part of the error
+    that it raises.
+    """
 
     words: str
     given: str = ""
     refused: str = ""
     same_because: str = ""  # no bits change but by rounding, and why
-    alone_because: str = ""  # why it is hashed outside of its context, though it may change nothing there
+    alone_because: str = (
+        ""  # why it is hashed outside of its context, though it may change nothing there
+    )
 
 
 OWN = "partition=own partition.bottom_layers=1 partition.top_layers=1"
@@ -54,13 +59,21 @@ SNAPSHOTS = "sft.snapshot_every=4 data.validation=4 data.size=16"
 RANDOM = "model=sandbox_random model.architecture.num_hidden_layers=2"
 TRAINING: dict[str, Change | list[Change]] = {
     "seed": Change("seed=1"),
-    "deterministic": Change("deterministic=true", same_because="torch's other kernels, which differ on a GPU alone"),
-    "model.revision": Change("model.revision=v2", same_because="of a folder nothing is fetched, and it is not hashed"),
+    "deterministic": Change(
+        "deterministic=true", same_because="torch's other kernels, which differ on a GPU alone"
+    ),
+    "model.revision": Change(
+        "model.revision=v2", same_because="of a folder nothing is fetched, and it is not hashed"
+    ),
     "model.init": Change(RANDOM),
     "model.architecture": Change("+model.architecture.hidden_act=gelu", given=RANDOM),
     "model.tokenizer": Change("model.tokenizer=bpe sft.seq_length=1024", given=RANDOM),
-    "model.vocab_size": Change("model.vocab_size=270", given=f"{RANDOM} model.tokenizer=bpe sft.seq_length=1024"),
-    "model.attn_implementation": Change("model.attn_implementation=eager", same_because="in another order"),
+    "model.vocab_size": Change(
+        "model.vocab_size=270", given=f"{RANDOM} model.tokenizer=bpe sft.seq_length=1024"
+    ),
+    "model.attn_implementation": Change(
+        "model.attn_implementation=eager", same_because="in another order"
+    ),
     "sft.method": Change(PARTIAL),
     "sft.adapter": Change("sft.adapter=lora"),
     "sft.side": Change("sft.side=math", given=PARTIAL),
@@ -68,12 +81,17 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.learning_rate": Change("sft.learning_rate=2e-3"),
     "sft.batch_size": Change("sft.batch_size=2"),
     "sft.micro_batch_size": Change(
-        "sft.micro_batch_size=2", same_because="a step has the same rows and the same mean; they are summed in parts"
+        "sft.micro_batch_size=2",
+        same_because="a step has the same rows and the same mean; they are summed in parts",
     ),
     "sft.processes": Change("sft.processes=2", same_because="see test_two_processes_equal_one"),
-    "sft.parallel": Change("sft.parallel=fsdp2", same_because="of one process not hashed; of several refused on a CPU"),
+    "sft.parallel": Change(
+        "sft.parallel=fsdp2", same_because="of one process not hashed; of several refused on a CPU"
+    ),
     "sft.seq_length": Change("sft.seq_length=40"),
-    "sft.packing": Change("sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"),
+    "sft.packing": Change(
+        "sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"
+    ),
     "sft.epochs": Change("sft.epochs=2"),
     "sft.steps": Change("sft.steps=1"),
     "sft.optimizer": Change("sft.optimizer=adamw_8bit"),
@@ -94,10 +112,15 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.precision": Change("sft.precision=bf16"),
     "sft.weights": Change("sft.weights=bfloat16"),
     "sft.gradient_checkpointing": Change(
-        "sft.gradient_checkpointing=true", same_because="activations are computed twice from the same numbers"
+        "sft.gradient_checkpointing=true",
+        same_because="activations are computed twice from the same numbers",
     ),
-    "sft.padding_free": Change("sft.padding_free=true", same_because="the same rows, summed in another order"),
-    "sft.compile": Change("sft.compile=true", same_because="the same step, compiled: tests/train/test_speed.py"),
+    "sft.padding_free": Change(
+        "sft.padding_free=true", same_because="the same rows, summed in another order"
+    ),
+    "sft.compile": Change(
+        "sft.compile=true", same_because="the same step, compiled: tests/train/test_speed.py"
+    ),
     "sft.liger": Change("sft.liger=true", refused="sft.liger=true"),
     "sft.save_dtype": Change("sft.save_dtype=bfloat16"),
     "sft.lora_rank": Change("sft.lora_rank=2", given="sft.adapter=lora"),
@@ -113,13 +136,28 @@ TRAINING: dict[str, Change | list[Change]] = {
     "partition.all_mlp": Change("partition.all_mlp=true", given=PARTIAL),
     "partition.inverse": Change("partition.inverse=true", given=PARTIAL),
     "partition.outside": Change("partition.outside=language", given=PARTIAL),
-    "partition.scale_to_depth": Change("partition.scale_to_depth=true partition.bottom_layers=16", given=PARTIAL),
-}  # fmt: skip
+    "partition.scale_to_depth": Change(
+        "partition.scale_to_depth=true partition.bottom_layers=16", given=PARTIAL
+    ),
+}
 
 
 def hashed_knobs(kind: type, prefix: str = "") -> set[str]:
-    """The fields of a dataclass that can enter a hash; of its parts, which have their own tables, none."""
-    parts = ("stage", "tracking", "launcher", "model", "data", "expert", "sft", "partition", "merge", "eval")
+    """The fields of a dataclass that can enter a hash; of its parts, which have their own tables,
+    none.
+    """
+    parts = (
+        "stage",
+        "tracking",
+        "launcher",
+        "model",
+        "data",
+        "expert",
+        "sft",
+        "partition",
+        "merge",
+        "eval",
+    )
     return {
         prefix + item.name
         for item in fields(kind)
@@ -133,18 +171,26 @@ def changes(table: dict[str, Change | list[Change]]) -> Iterator[Any]:
             yield pytest.param(knob, change, id=f"{knob}{number or ''}")
 
 
-# ---------------------------------------------------------------------------------------------------- what is compared
+# --- what is compared ---
 
 
 def result(folder: Path) -> dict[str, str]:
-    """sha256 of each file that holds results: weights, tokenizer, log; of an evaluation its questions and scores."""
+    """sha256 of each file that holds results: weights, tokenizer, log; of an evaluation its
+    questions and scores.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith("tasks/") and name not in ("manifest.json", "README.md"):
+        if (
+            path.is_file()
+            and not name.startswith("tasks/")
+            and name not in ("manifest.json", "README.md")
+        ):
             content = path.read_bytes()
             if name == "scores.json":
-                content = json.dumps([json.loads(content)[key] for key in ("rows", "beside")]).encode()
+                content = json.dumps(
+                    [json.loads(content)[key] for key in ("rows", "beside")]
+                ).encode()
             if not name.startswith("mergekit"):
                 found[name] = hashlib.sha256(content).hexdigest()
     return found
@@ -152,16 +198,22 @@ def result(folder: Path) -> dict[str, str]:
 
 # Words that name runs, files and dates, or that a group needs with it
 COMPOSED = tuple(
-    "model.path merge.base merge.expert merge.math= merge.language= merge.files_from partition. sft.template_date "
-    "eval.template_date".split()
+    "model.path merge.base merge.expert merge.math= merge.language= merge.files_from partition."
+    " sft.template_date eval.template_date".split()
 )
 CONFIGS: dict[tuple[str, ...], Any] = {}
 MADE: dict[tuple[str, ...], Path] = {}
 
 
 def configured(words: list[str]) -> Any:
-    """As compose has it; values of single knobs are laid over what is composed once, as composing takes a while."""
-    single = [word for word in words if re.fullmatch(r"(seed|deterministic|[a-z]+\.[a-z0-9_]+)=[^{\[]+", word)]
+    """As compose has it; values of single knobs are laid over what is composed once, as composing
+    takes a while.
+    """
+    single = [
+        word
+        for word in words
+        if re.fullmatch(r"(seed|deterministic|[a-z]+\.[a-z0-9_]+)=[^{\[]+", word)
+    ]
     single = [word for word in single if not word.startswith(COMPOSED)]
     composed = tuple(word for word in words if word not in single)
     if composed not in CONFIGS:
@@ -185,7 +237,9 @@ class Maker:
 
     def folder(self, *more: str) -> Path:
         """The last word for a key stands."""
-        last = {word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()}
+        last = {
+            word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()
+        }
         words = tuple(last.values())
         if words not in MADE:
             MADE[words] = make_single_run(configured(list(words)))
@@ -208,51 +262,92 @@ class Maker:
                 assert leaf in str(error) or "partition" in str(error)
                 return
             reference = self.folder()
-            assert alone == reference or result(alone) != result(reference), f"{knob} is hashed where it is not read"
+            assert alone == reference or result(alone) != result(reference), (
+                f"{knob} is hashed where it is not read"
+            )
 
 
 def apart(*folders: Path) -> float:
-    """How far the weights of the last two of a start and two runs are apart, in lengths of the first one's movement."""
+    """How far the weights of the last two of a start and two runs are apart, in lengths of the
+    first one's movement.
+    """
     start, first, second = (load_file(folder / "model.safetensors") for folder in folders)
     distance = sum(float((first[name] - second[name]).square().sum()) for name in first)
-    return (distance / sum(float((first[name] - start[name]).square().sum()) for name in first)) ** 0.5
+    return (
+        distance / sum(float((first[name] - start[name]).square().sum()) for name in first)
+    ) ** 0.5
 
 
-# ---------------------------------------------------------------------------------------------------- training
+# --- training ---
 
 
 def test_every_hashed_knob_is_listed() -> None:
     """A new knob: say in the table above what shows its effect."""
     parts = {"model.": Model, "sft.": Sft, "partition.": Partition, "": TrainStage}
-    assert set(TRAINING) == set().union(*(hashed_knobs(kind, prefix) for prefix, kind in parts.items()))
+    assert set(TRAINING) == set().union(
+        *(hashed_knobs(kind, prefix) for prefix, kind in parts.items())
+    )
 
 
 @pytest.fixture(scope="module")
 def training(make_run: Make, world: Path, runs_dir: Path) -> Maker:
     """Two steps of four rows from a base of four layers and width 16."""
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
-    shape = [f"model.architecture.{key}={value}" for key, value in {**small, "num_key_value_heads": 2}.items()]
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+    }
+    shape = [
+        f"model.architecture.{key}={value}"
+        for key, value in {**small, "num_key_value_heads": 2}.items()
+    ]
     few = ["sft.seq_length=96", "sft.batch_size=4", "sft.learning_rate=1e-3"]
-    begun = ["stage=cpt", "model=sandbox_random", *shape, f"data_root={world}", "expert=sandbox_text", *few]
+    begun = [
+        "stage=cpt",
+        "model=sandbox_random",
+        *shape,
+        f"data_root={world}",
+        "expert=sandbox_text",
+        *few,
+    ]
     base = make_run(*begun, "sft.steps=1")
     (base / "chat_template.jinja").write_text(
-        "{{ date_string }}{% for m in messages %}{{ '<s>' if loop.first }}"
-        "{{ m.role }} : {{ m.content }}{{ '</s>' }}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
+        "{{ date_string }}{% for m in messages %}{{ '<s>' if loop.first }}{{ m.role }} : {{"
+        " m.content }}{{ '</s>' }}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
     )
-    start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "data.size=8"]
-    return Maker(["stage=sft", *start, *few, "sft.precision=fp32", f"runs_dir={runs_dir}", "tracking.mode=disabled"])
+    start = [
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        "expert=math",
+        "data.size=8",
+    ]
+    return Maker(
+        [
+            "stage=sft",
+            *start,
+            *few,
+            "sft.precision=fp32",
+            f"runs_dir={runs_dir}",
+            "tracking.mode=disabled",
+        ]
+    )
 
 
 @pytest.mark.parametrize(("knob", "change"), changes(TRAINING))
 def test_training(training: Maker, knob: str, change: Change) -> None:
     if not change.same_because:
         training.check(knob, change)
-    elif knob not in ("sft.processes", "sft.compile"):  # which take long: their own tests compare them
+    elif knob not in (
+        "sft.processes",
+        "sft.compile",
+    ):  # which take long: their own tests compare them
         start = training.folder("sft.learning_rate=1e-30")
         assert apart(start, training.folder(), training.folder(change.words)) < 1e-2
 
 
-# ---------------------------------------------------------------------------------------------------- merging
+# --- merging ---
 
 SPLIT = "partition=own partition.bottom_layers=3 partition.top_layers=1"
 LAST = {
@@ -268,7 +363,9 @@ SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "form": Change("merge.form=adapter", refused="merge.form=adapter is not possible"),
     "control": Change("merge.control=[LAST]"),
 }
-MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -> its words, its own knobs
+MERGING: dict[
+    str, tuple[str, dict[str, Change | list[Change]]]
+] = {  # method -> its words, its own knobs
     "adaptive_swap": (
         "merge.math=MATH merge.language=LANGUAGE",
         {
@@ -312,7 +409,9 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
         "merge.expert=MATH merge.layers=[0]",
         {
             "control": Change("merge.control=[expert]", refused="leaves no expert"),
-            "side": Change("merge.side=language", given=f"{SPLIT} merge.side=math merge.layers=null"),
+            "side": Change(
+                "merge.side=language", given=f"{SPLIT} merge.side=math merge.layers=null"
+            ),
             "layers": Change("merge.layers=[1]"),
             "threshold": Change("merge.threshold=0.04 merge.layers=null"),
             "axis": Change("merge.axis=output", given="merge.threshold=0.04 merge.layers=null"),
@@ -321,7 +420,10 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
     ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
     "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]")}),
-    "task_arithmetic": (EXPERTS, {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)}),
+    "task_arithmetic": (
+        EXPERTS,
+        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)},
+    ),
     "ties": (
         EXPERTS,
         {
@@ -334,7 +436,10 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
 
 
 ELSEWHERE = ("mergekit",)  # needs mergekit: tests/merge/test_mergekit_methods.py
-PARTITIONED = {"layer_swap": "merge.math=MATH merge.language=LANGUAGE", "reset": "merge.expert=MATH merge.side=math"}
+PARTITIONED = {
+    "layer_swap": "merge.math=MATH merge.language=LANGUAGE",
+    "reset": "merge.expert=MATH merge.side=math",
+}
 SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
     "bottom_layers": Change("partition.bottom_layers=4"),
     "top_layers": Change("partition.top_layers=2"),
@@ -353,7 +458,9 @@ def merges() -> Iterator[Any]:
             yield pytest.param(method, words, *item.values, id=f"{method}-{item.id}")
     for method, words in PARTITIONED.items():
         for item in changes(SPLITS):
-            yield pytest.param(method, f"{words} {SPLIT}", *item.values, id=f"{method}-partition.{item.id}")
+            yield pytest.param(
+                method, f"{words} {SPLIT}", *item.values, id=f"{method}-partition.{item.id}"
+            )
 
 
 def test_every_knob_of_a_merge_is_listed() -> None:
@@ -362,15 +469,24 @@ def test_every_knob_of_a_merge_is_listed() -> None:
     for method, kind in METHODS.items():
         if method in ELSEWHERE:
             continue
-        own = {f"merge.{name}" for name in MERGING[method][1]} - {f"merge.{name}" for name in SHARED}
+        own = {f"merge.{name}" for name in MERGING[method][1]} - {
+            f"merge.{name}" for name in SHARED
+        }
         assert own == hashed_knobs(kind, "merge.") - shared - {"merge.method"}, method
-    assert PARTITIONED.keys() == {method for method, kind in METHODS.items() if kind.reads_partition}
+    assert PARTITIONED.keys() == {
+        method for method, kind in METHODS.items() if kind.reads_partition
+    }
     assert {f"partition.{name}" for name in SPLITS} == hashed_knobs(Partition, "partition.")
-    assert hashed_knobs(MergeStage) == {"seed", "deterministic"}  # hashed where they are read, in trainings
+    assert hashed_knobs(MergeStage) == {
+        "seed",
+        "deterministic",
+    }  # hashed where they are read, in trainings
 
 
 @pytest.mark.parametrize(("method", "words", "knob", "change"), merges())
-def test_merging(runs_dir: Path, models: Any, method: str, words: str, knob: str, change: Change) -> None:
+def test_merging(
+    runs_dir: Path, models: Any, method: str, words: str, knob: str, change: Change
+) -> None:
     base, math, language = models["llama"]
 
     def filled(text: str) -> str:
@@ -379,18 +495,28 @@ def test_merging(runs_dir: Path, models: Any, method: str, words: str, knob: str
             text = text.replace(name, str(value))
         return text
 
-    start = ["stage=merge", f"merge={method}", f"merge.base={base}", filled(words), f"runs_dir={runs_dir}"]
+    start = [
+        "stage=merge",
+        f"merge={method}",
+        f"merge.base={base}",
+        filled(words),
+        f"runs_dir={runs_dir}",
+    ]
     start += ["tracking.mode=disabled"]
-    Maker(start).check(knob, replace(change, words=filled(change.words), given=filled(change.given)))
+    Maker(start).check(
+        knob, replace(change, words=filled(change.words), given=filled(change.given))
+    )
 
 
 def test_a_merge_of_adapters_is_one_unless_it_is_asked_for_dense(training: Maker) -> None:
-    experts = ",".join(str(training.folder("sft.adapter=lora sft.steps=1", f"seed={seed}")) for seed in (0, 1))
+    experts = ",".join(
+        str(training.folder("sft.adapter=lora sft.steps=1", f"seed={seed}")) for seed in (0, 1)
+    )
     merge = Maker([*training.start[-2:], f"stage=merge merge=soup merge.experts=[{experts}]"])
     merge.check("merge.form", Change("merge.form=dense"))
 
 
-# ---------------------------------------------------------------------------------------------------- evaluation
+# --- evaluation ---
 
 MGSM = "eval=mgsm_2shot"
 CHOICES = "eval=belebele_0shot"
@@ -403,7 +529,9 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.task.task": Change("eval.tasks=[{task:mgsm_direct,num_fewshot:0}]"),
     "eval.task.num_fewshot": Change("eval.tasks=[{task:mgsm,num_fewshot:1}]"),
     "eval.task.where_possible": Change(
-        f"eval.tasks=[{PROGRAMS}]", given=f"eval.tasks=[{LEFT_OUT}]", refused="mbpp runs the programs"
+        f"eval.tasks=[{PROGRAMS}]",
+        given=f"eval.tasks=[{LEFT_OUT}]",
+        refused="mbpp runs the programs",
     ),
     "eval.split": Change("eval.split=dev"),
     "eval.limit": Change("eval.limit=1"),
@@ -413,7 +541,9 @@ EVALUATION: dict[str, Change | list[Change]] = {
         Change("eval.exemplars=random", given=MGSM),
         Change("eval.exemplars=random", given=CHOICES, refused="eval.exemplars=random is for MGSM"),
     ],
-    "eval.dtype": Change("eval.dtype=bfloat16", given=CHOICES, alone_because="it rounds, and short answers may stay"),
+    "eval.dtype": Change(
+        "eval.dtype=bfloat16", given=CHOICES, alone_because="it rounds, and short answers may stay"
+    ),
     "eval.backend": Change("eval.backend=vllm", refused="eval.backend=vllm needs vLLM"),
     "eval.chat_template": Change("eval.chat_template=true"),
     "eval.system_instruction": Change("eval.system_instruction=Answer."),
@@ -427,7 +557,9 @@ EVALUATION: dict[str, Change | list[Change]] = {
     ),
     "eval.template_date": Change("eval.template_date=2025-01-01", given="eval.chat_template=true"),
     "eval.options": Change("eval.options=text", given=CHOICES),
-    "eval.run_code": Change("eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"),
+    "eval.run_code": Change(
+        "eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"
+    ),
     "eval.temperature": Change("eval.temperature=2"),
     "eval.top_p": Change("eval.top_p=0.01", given="eval.temperature=2"),
     "eval.answers": Change("eval.answers=2", given="eval.temperature=2"),
@@ -442,17 +574,24 @@ EVALUATION: dict[str, Change | list[Change]] = {
 def test_every_knob_of_an_evaluation_is_listed() -> None:
     parts = {"eval.": Eval, "eval.task.": EvalTask, "": EvalStage}
     listed = set().union(*(hashed_knobs(kind, prefix) for prefix, kind in parts.items()))
-    assert set(EVALUATION) == listed - {"seed", "deterministic"}  # hashed where they are read, in trainings
+    assert set(EVALUATION) == listed - {
+        "seed",
+        "deterministic",
+    }  # hashed where they are read, in trainings
 
 
 @pytest.fixture(scope="module")
 def evaluation(world: Path, training: Maker, tmp_path_factory: Any) -> Maker:
-    """MGSM in English, three problems, with the shipped base and a chat template that prints the date."""
+    """MGSM in English, three problems, with the shipped base and a chat template that prints the
+    date.
+    """
     model = shutil.copytree(BASE, tmp_path_factory.mktemp("knobs") / "model")
     (model / "manifest.json").unlink()
     shutil.copy(training.folder() / "chat_template.jinja", model)
     asked = ["eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=8"]
-    return Maker([*training.start[-2:], "stage=eval", f"checkpoint={model}", f"data_root={world}", *asked])
+    return Maker(
+        [*training.start[-2:], "stage=eval", f"checkpoint={model}", f"data_root={world}", *asked]
+    )
 
 
 @pytest.mark.parametrize(("knob", "change"), changes(EVALUATION))

@@ -1,4 +1,6 @@
-"""Languages by their codes: the shipped ones against langcodes and the harness, a user's own, and refusals."""
+"""Languages by their codes: the shipped ones against langcodes and the harness, a user's own, and
+refusals.
+"""
 
 import json
 from pathlib import Path
@@ -22,13 +24,20 @@ from pipeline.stages.rows import build
 
 def test_the_codes_of_one_language() -> None:
     swahili = language("sw")
-    assert (swahili.name, swahili.flores, swahili.aya, swahili.stock) == ("Swahili", "swh_Latn", "Swahili", "sw")
+    assert (swahili.name, swahili.flores, swahili.aya, swahili.stock) == (
+        "Swahili",
+        "swh_Latn",
+        "Swahili",
+        "sw",
+    )
     assert swahili.aya_codes == ("swh", "swa")
     assert language("zh").aya == "Simplified Chinese" and language("zh_hant").flores == "zho_Hant"
 
 
 def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
-    """Held against what langcodes and the harness say today: names, tags, scripts, and a stock task for each."""
+    """Held against what langcodes and the harness say today: names, tags, scripts, and a stock task
+    for each.
+    """
     made = load_script("make_languages")
     wanted = made.languages()
     assert yaml.safe_load((conf.folder() / "languages.yaml").read_text(encoding="utf-8")) == wanted
@@ -47,7 +56,13 @@ def test_sets_of_the_hub_are_those_that_it_has(tmp_path: Path) -> None:
         codes = {one.hub_config for one in benchmark_of("flores").sources(spoken)}
         assert codes <= set(FLORES_PLUS) and (codes or spoken.code.endswith("_latn")), spoken.code
     without = [spoken for spoken in all_languages() if not benchmark_of("flores").sources(spoken)]
-    assert {one.flores for one in without} == {"ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn"}
+    assert {one.flores for one in without} == {
+        "ben_Latn",
+        "hin_Latn",
+        "npi_Latn",
+        "sin_Latn",
+        "urd_Latn",
+    }
     with pytest.raises(PipelineError, match="leave hi_latn out of languages"):
         task_specs(Eval("", [EvalTask("flores", 0)]), ["hi_latn"], None, tmp_path)
 
@@ -58,9 +73,15 @@ def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language(
         return {(name, source.hub_config) for name, source in hub_sources([code])} - {*known}
 
     assert added("ha") == {("belebele", "hau_Latn"), ("flores", "hau_Latn"), ("global_mmlu", "ha")}
-    assert added("fil") == {("belebele", "tgl_Latn"), ("flores", "fil_Latn"), ("global_mmlu", "fil")}
+    assert added("fil") == {
+        ("belebele", "tgl_Latn"),
+        ("flores", "fil_Latn"),
+        ("global_mmlu", "fil"),
+    }
     assert added("hi_latn") == {("belebele", "hin_Latn")} and added("sw") == added("qac") == set()
-    expert = compose(["stage=data", "expert=own", "expert.sources.own.language=ha", "data_root=null"]).expert
+    expert = compose(
+        ["stage=data", "expert=own", "expert.sources.own.language=ha", "data_root=null"]
+    ).expert
     assert expert.languages == ["ha"]
 
 
@@ -78,7 +99,9 @@ def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language(
         ("../sw", ""),
     ],
 )
-def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(code: str, near: str) -> None:
+def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(
+    code: str, near: str
+) -> None:
     with pytest.raises(PipelineError, match=f"unknown language '{code}'") as caught:
         language(code)
     assert near in str(caught.value) and "give --config-dir=DIR" in str(caught.value)
@@ -86,11 +109,18 @@ def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(code: s
 
 OWN = "name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n"
 ANSWERS = {f"mc_answer{n}": "abcd"[n - 1] for n in (1, 2, 3, 4)}
-QUESTION = json.dumps({"flores_passage": "p", "question": "q", **ANSWERS, "correct_answer_num": "1"}) + "\n"
+QUESTION = (
+    json.dumps({"flores_passage": "p", "question": "q", **ANSWERS, "correct_answer_num": "1"})
+    + "\n"
+)
 
 
-def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, base: Path, monkeypatch: Patch) -> None:
-    """Its rows below data_root, as any language's; another field is another run, and a shipped one adds nothing."""
+def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
+    tmp_path: Path, base: Path, monkeypatch: Patch
+) -> None:
+    """Its rows below data_root, as any language's; another field is another run, and a shipped one
+    adds nothing.
+    """
     (tmp_path / "conf/language").mkdir(parents=True)
     file = tmp_path / "conf/language/kpz.yaml"
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
@@ -102,7 +132,12 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, b
     for text in (OWN, OWN.replace("Kupsabiny", "Sabiny"), OWN + "\n# a remark\n"):
         file.write_text(text)
         for code in ("kpz", "sw"):
-            words = [f"checkpoint={base}", "eval=belebele_0shot", f"languages=[{code}]", f"data_root={tmp_path}/data"]
+            words = [
+                f"checkpoint={base}",
+                "eval=belebele_0shot",
+                f"languages=[{code}]",
+                f"data_root={tmp_path}/data",
+            ]
             run = build(compose(["stage=eval", f"runs_dir={tmp_path}/runs", *words]))  # type: ignore[arg-type]
             hashes[text, code] = run.hash
             assert ("language kpz" in run.parents) == (code == "kpz")
@@ -115,13 +150,18 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(tmp_path: Path, b
     ("text", "sentence"),
     [
         ("name: Kupsabiny\n", "must have name and flores"),
-        (OWN + "script: LATIN\n", "script is not a field of a language; there are aya, aya_codes, flores"),
+        (
+            OWN + "script: LATIN\n",
+            "script is not a field of a language; there are aya, aya_codes, flores",
+        ),
         (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN' must be a list of text"),
         (OWN.replace("Kupsabiny", "no"), "name=False must be text"),
         ("[", "kpz.yaml, line 1: invalid YAML"),
     ],
 )
-def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_bad_file_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (tmp_path / GROUP).mkdir()
     (tmp_path / GROUP / "kpz.yaml").write_text(text)
     monkeypatch.setenv(ADDED_CONF, str(tmp_path))
@@ -131,16 +171,24 @@ def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, mo
 
 
 def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, base: Path) -> None:
-    """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
+    """A table's runs are made by processes of their own; the harness has Swahili, by its code in
+    FLORES.
+    """
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))
     (tmp_path / "data/belebele/swx").mkdir(parents=True)
     (tmp_path / "data/belebele/swx/test.jsonl").write_text(QUESTION)
     (tmp_path / "own.yaml").write_text(
-        f"name: own\nevery: {{data_root: {tmp_path}/data}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
-        "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {swx: {in: swx}}\n"
+        f"name: own\nevery: {{data_root: {tmp_path}/data}}\nruns: {{base: {{checkpoint:"
+        f" {base}}}}}\nscore: {{eval: belebele_0shot}}\ncolumns: {{base: base}}\nrows: {{swx: {{in:"
+        " swx}}\n"
     )
-    words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
+    words = [
+        f"--config-dir={tmp_path}/mine",
+        "stage=table",
+        f"table={tmp_path}/own.yaml",
+        f"runs_dir={tmp_path}/runs",
+    ]
     call(*words, "launcher.workers=2", "tracking.mode=disabled", status=0)
     (scores,) = (tmp_path / "runs").glob("*/scores.json")
     assert json.loads(scores.read_text())["rows"][0]["language"] == "swx"

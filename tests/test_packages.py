@@ -1,6 +1,8 @@
-"""The packages of src/pipeline: each imports only from those above it, and no two files import each other.
+"""The packages of src/pipeline: each imports only from those above it, and no two files import each
+other.
 
-Reads every import, those inside functions and under TYPE_CHECKING included: an import that runs later is an import.
+Reads every import, those inside functions and under TYPE_CHECKING included: an import that runs
+later is an import.
 """
 
 import ast
@@ -12,13 +14,16 @@ import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
 PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
-    "errors limits sandbox files text languages progress stats papers config benchmarks models hub runs data merge "
-    "train evaluate analyze stages tables estimate launch report commands api __main__ extras"
+    "errors limits sandbox files text languages progress stats papers config benchmarks models hub"
+    " runs data merge train evaluate analyze stages tables estimate launch report commands api"
+    " __main__ extras"
 ).split()
 
 
 def imports(source: str, module: str) -> set[str]:
-    """The modules of this package that a source text imports, as dotted names without `pipeline.`."""
+    """The modules of this package that a source text imports, as dotted names without
+    `pipeline.`.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -36,11 +41,17 @@ def is_module(name: str) -> bool:
 
 
 def modules() -> dict[str, str]:
-    """Dotted name -> source text of every file of the package; a package's __init__ has the package's name."""
+    """Dotted name -> source text of every file of the package; a package's __init__ has the
+    package's name.
+    """
     names = {
-        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in SOURCE.rglob("*.py")
+        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path
+        for path in SOURCE.rglob("*.py")
     }
-    return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in names.items()}
+    return {
+        name.removesuffix(".__init__"): path.read_text(encoding="utf-8")
+        for name, path in names.items()
+    }
 
 
 def upward_imports(sources: dict[str, str]) -> list[str]:
@@ -55,7 +66,10 @@ def upward_imports(sources: dict[str, str]) -> list[str]:
 
 
 def cycle(sources: dict[str, str]) -> list[str]:
-    """The files of one cycle of imports; empty where there is none. A package is not its own modules' parent here."""
+    """The files of one cycle of imports; empty where there is none.
+
+    A package is not its own modules' parent here.
+    """
     graph = {module: imports(source, module) for module, source in sources.items()}
     try:
         list(TopologicalSorter(graph).static_order())
@@ -85,4 +99,6 @@ def test_no_cycle() -> None:
 def test_the_text_that_each_mutant_edits_is_once_in_its_file() -> None:
     """Or tests/mutants.py, which runs before releases alone, would find it gone."""
     mutants = json.loads(Path(__file__).with_name("mutants.json").read_text())["mutants"]
-    assert [edit for edit in mutants if (SOURCE / edit["file"]).read_text().count(edit["old"]) != 1] == []
+    assert [
+        edit for edit in mutants if (SOURCE / edit["file"]).read_text().count(edit["old"]) != 1
+    ] == []

@@ -24,12 +24,30 @@ from pipeline.tables.planned_runs import Planning
 
 REAL_STAGE = in_process.stage_function
 OWN = {
-    "defaults": ["tiny"], "name": "own", "axes": {"b": [3, 5]},
-    "runs": {"again": {"merge": "layer_swap", "merge.math": "math expert", "merge.language": "language expert",
-                       "merge.bottom_layers": "{b}", "merge.top_layers": 0, "merge.scale_to_depth": True}},
-    "score": {"eval": "mgsm_0shot", "eval.split": "dev", "eval.max_gen_toks": 4, "eval.limit": 2, "in": "qac"},
-    "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}}, "rows": {}, "compare": {},
-}  # fmt: skip
+    "defaults": ["tiny"],
+    "name": "own",
+    "axes": {"b": [3, 5]},
+    "runs": {
+        "again": {
+            "merge": "layer_swap",
+            "merge.math": "math expert",
+            "merge.language": "language expert",
+            "merge.bottom_layers": "{b}",
+            "merge.top_layers": 0,
+            "merge.scale_to_depth": True,
+        }
+    },
+    "score": {
+        "eval": "mgsm_0shot",
+        "eval.split": "dev",
+        "eval.max_gen_toks": 4,
+        "eval.limit": 2,
+        "in": "qac",
+    },
+    "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}},
+    "rows": {},
+    "compare": {},
+}
 
 
 @pytest.fixture
@@ -39,7 +57,9 @@ def table(tiny_table: list[str]) -> list[str]:
 
 
 class Calls:
-    """The labels of the runs whose stages are called; fails those whose label starts with `fails`."""
+    """The labels of the runs whose stages are called; fails those whose label starts with
+    `fails`.
+    """
 
     def __init__(self, monkeypatch: Patch) -> None:
         self.made: list[str] = []
@@ -70,25 +90,42 @@ def test_what_failed_is_told_apart_from_what_depends_on_it() -> None:
     one = {"parent-0": "no room"}
     assert what_failed(one) == "1 run failed (parent-0: no room)"
     blocked = {f"child-{number}": "its parent parent-0 failed" for number in range(2)}
-    assert what_failed(one | blocked) == "1 run failed (parent-0: no room), so 2 that depend on them were not computed"
+    assert (
+        what_failed(one | blocked)
+        == "1 run failed (parent-0: no room), so 2 that depend on them were not computed"
+    )
     told = what_failed({f"parent-{number}": "no room" for number in range(4)})
-    assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; and 1 more)")
+    assert (
+        told.startswith("4 runs failed (")
+        and told.count("no room") == 3
+        and told.endswith("; and 1 more)")
+    )
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
 @pytest.mark.parametrize("place", ["file", "file/runs"])
-def test_a_folder_that_cannot_be_is_refused_at_once(launcher: str, place: str, call: Call, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_refused_at_once(
+    launcher: str, place: str, call: Call, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     runs_dir = f"runs_dir={tmp_path}/{place}"
-    for words in (["stage=table", "table=sandbox"], ["stage=plan", "table=sandbox"], ["stage=data", "expert=sandbox"]):
+    for words in (
+        ["stage=table", "table=sandbox"],
+        ["stage=plan", "table=sandbox"],
+        ["stage=data", "expert=sandbox"],
+    ):
         told = call(*words, runs_dir, f"launcher={launcher}")
         refusal = told.err.splitlines()[-1]
         assert told.status == 1 and refusal.startswith(f"error: {runs_dir} cannot be written (")
         assert "): give another; " in refusal
 
 
-def test_a_report_from_another_folder_names_missing_paths(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
-    study = "base: ./model\nexperts: {math: ./math, sw: {run: ./sw, side: language}}\nmethods: [soup]\n"
+def test_a_report_from_another_folder_names_missing_paths(
+    call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    study = (
+        "base: ./model\nexperts: {math: ./math, sw: {run: ./sw, side: language}}\nmethods: [soup]\n"
+    )
     (tmp_path / "mine.yaml").write_text(study + "languages: [sw]\nbenchmarks: [mgsm_0shot]\n")
     monkeypatch.chdir(tmp_path)
     refused = call("stage=report", "table=./mine.yaml", "runs_dir=there")
@@ -96,13 +133,19 @@ def test_a_report_from_another_folder_names_missing_paths(call: Call, tmp_path: 
     assert f"checkpoint=./math is not a folder of {tmp_path}: name a finished run" in refused.err
 
 
-def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
-    """Three data sets, two trainings; of 7 rows 2 tasks in 2 languages, FLORES in one: 7 x 5 scores. Five models' are
-    known at once, and four candidates' on development problems; the two that are chosen come after."""
+def test_a_table_with_a_failure_and_again(
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Three data sets, two trainings; of 7 rows 2 tasks in 2 languages, FLORES in one: 7 x 5
+    scores. Five models' are known at once, and four candidates' on development problems; the two
+    that are chosen come after.
+    """
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", "plan.lines=99", *table)
     assert planned.status == 0 and planned.out.count("never made") == 5 + 25 + 4
-    assert "0 of 34 runs are done" in planned.out and re.search(r"^scores .* \+ 10 ", planned.out, re.M)
+    assert "0 of 34 runs are done" in planned.out and re.search(
+        r"^scores .* \+ 10 ", planned.out, re.M
+    )
     assert "table=tiny has no finished run in" in call("stage=report", *table, status=1).err
 
     scores: list[str] = []  # each (weights, task, questions) that is put to a model
@@ -120,12 +163,19 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
     told = call("stage=table", *table)
     assert told.status == 1 and told.out == ""
     assert "RuntimeError: injected by the test" in told.err and "Traceback" in told.err
-    assert told.err.strip().splitlines()[-1].startswith("error: 2 runs failed (eval-mgsm_0shot-soup-")
-    assert len(calls.made) == 5 + 25 + 4 + 10  # what was chosen is scored too, and nothing is tried twice
+    assert (
+        told.err.strip().splitlines()[-1].startswith("error: 2 runs failed (eval-mgsm_0shot-soup-")
+    )
+    assert (
+        len(calls.made) == 5 + 25 + 4 + 10
+    )  # what was chosen is scored too, and nothing is tried twice
     page = runs_dir / "reports/tiny/index.html"
     assert page.is_file() and "injected by the test" in page.read_text(encoding="utf-8")
     assert "42 of 44 runs are done" in call("stage=plan", *table).out
-    assert {path.parent.name[:4] for path in runs_dir.glob("*/model.safetensors")} == {"math", "qac-"}  # no merge
+    assert {path.parent.name[:4] for path in runs_dir.glob("*/model.safetensors")} == {
+        "math",
+        "qac-",
+    }  # no merge
 
     # the same command makes the rest
     before = times(runs_dir)
@@ -138,13 +188,23 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
 
     for name in ("cells.csv", "cells.md", "results.csv", "contrasts.csv", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
-    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
+    rows = {
+        (row["row"], row["column"]): row
+        for row in csv.DictReader((page.parent / "cells.csv").open())
+    }
     choices = json.loads((page.parent / "choices.json").read_text())
     assert list(dict.fromkeys(row for row, _ in rows)) == [
-        "base", "math expert", "language expert", "layer swap", "layer swap, default", "soup", "TIES",
-    ]  # fmt: skip
+        "base",
+        "math expert",
+        "language expert",
+        "layer swap",
+        "layer swap, default",
+        "soup",
+        "TIES",
+    ]
     assert list(dict.fromkeys(column for _, column in rows)) == [
-        f"qac: {column}" for column in ("mgsm en", "mgsm", "belebele en", "belebele", "flores to", "flores from")
+        f"qac: {column}"
+        for column in ("mgsm en", "mgsm", "belebele en", "belebele", "flores to", "flores from")
     ]
     assert "—" not in (page.parent / "cells.md").read_text(encoding="utf-8")
 
@@ -155,8 +215,14 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
         for one in choice["candidates"]:
             (name,) = one["scores"]
             row = json.loads((runs_dir / name / "scores.json").read_text())["rows"][0]
-            assert (row["metric"], row["filter"], row["value"]) == ("exact_match", "flexible-extract", one["mean"])
-    swap = next(choice["chosen"]["counts"][0] for choice in choices.values() if "counts" in choice["chosen"])
+            assert (row["metric"], row["filter"], row["value"]) == (
+                "exact_match",
+                "flexible-extract",
+                one["mean"],
+            )
+    swap = next(
+        choice["chosen"]["counts"][0] for choice in choices.values() if "counts" in choice["chosen"]
+    )
     manifests = runs_dir.glob("eval-mgsm*-layer_swap-*/manifest.json")
     scored = [json.loads(file.read_text())["config"] for file in manifests]
     chosen = [one for one in scored if one["chosen_by"]]
@@ -178,7 +244,9 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
         assert {row["dtype"] for row in csv.DictReader(file)} == {"float32"}
     assert "Scored in float32." in page.read_text(encoding="utf-8")
     kept = [json.loads(file.read_text()) for file in runs_dir.glob("eval-*/manifest.json")]
-    assert {(one["config"]["eval"]["dtype"], one["facts"]["harness"]["dtype"]) for one in kept} == {("float32",) * 2}
+    assert {(one["config"]["eval"]["dtype"], one["facts"]["harness"]["dtype"]) for one in kept} == {
+        ("float32",) * 2
+    }
 
     # and once more, nothing
     before, calls.made = times(runs_dir), []
@@ -196,7 +264,8 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
             ("layer swap", "problems", "")
         }
 
-    # nor is a score made twice that another table asks for, of swaps by other words: new runs, old weights
+    # nor is a score made twice that another table asks for, of swaps by other words: new runs, old
+    # weights
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump(OWN, sort_keys=False))
     told = call("stage=table", f"table={own}", *table[1:], status=0)
@@ -209,7 +278,9 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
     other = tmp_path / "two"
     for folder in (*runs_dir.glob("data-*"), *runs_dir.glob("qac-*")):
         shutil.copytree(folder, other / folder.name)
-    told = call("stage=table", f"table={own}", *table[1:], "launcher.workers=2", f"runs_dir={other}")
+    told = call(
+        "stage=table", f"table={own}", *table[1:], "launcher.workers=2", f"runs_dir={other}"
+    )
     assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 5
     (weights,) = other.glob("math-*/model.safetensors")
     for name in (weights.relative_to(other), "reports/own/cells.csv"):
@@ -217,7 +288,9 @@ def test_a_table_with_a_failure_and_again(table: list[str], call: Call, tmp_path
     assert len(list((other / ".logs").iterdir())) == 5 and not list((other / ".work").iterdir())
 
 
-def test_a_run_that_changed_on_disk_stops_what_needs_it(table: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_changed_on_disk_stops_what_needs_it(
+    table: list[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(in_process, "stage_function", lambda run: writes())
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "primary_number", lambda self, score: None)  # nothing is chosen
@@ -238,16 +311,34 @@ def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, ba
     (tmp_path / "data/mgsm/en/test.jsonl").write_text(json.dumps(item) + "\n")
     rows = [{"q": question, "a": "1"}, {"q": "another", "a": "2"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = f"expert.sources.own={{url: {tmp_path}/rows.jsonl, rows: template, prompt: '{{q}}', completion: '{{a}}'}}"
-    few = ["data.size=2", "sft.batch_size=1", "model=trained", f"model.path={base}", f"data_root={tmp_path}/data"]
-    told = call("stage=sft", "expert=own", own, *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    own = (
+        f"expert.sources.own={{url: {tmp_path}/rows.jsonl, rows: template, prompt: '{{q}}',"
+        " completion: '{a}'}"
+    )
+    few = [
+        "data.size=2",
+        "sft.batch_size=1",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={tmp_path}/data",
+    ]
+    told = call(
+        "stage=sft", "expert=own", own, *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"
+    )
     assert told.status == 1 and told.err.count("error: ") == 1
-    assert told.err.splitlines()[-1].startswith("error: data-own-") and "has 1: ask for fewer" in told.err
+    assert (
+        told.err.splitlines()[-1].startswith("error: data-own-")
+        and "has 1: ask for fewer" in told.err
+    )
 
 
-def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: Patch, base: Path) -> None:
-    """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a process computes as it
-    would in one of its own. A trainer and its model, which hold each other, are gone by then."""
+def test_what_a_run_sets_of_torch_ends_with_it(
+    tmp_path: Path, monkeypatch: Patch, base: Path
+) -> None:
+    """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a
+    process computes as it would in one of its own. A trainer and its model, which hold each other,
+    are gone by then.
+    """
     import torch
 
     from pipeline.train import stage

@@ -1,4 +1,6 @@
-"""The one line of progress: what it says, where it says it, and that nothing else is on standard error."""
+"""The one line of progress: what it says, where it says it, and that nothing else is on standard
+error.
+"""
 
 import errno
 import fcntl
@@ -29,7 +31,7 @@ from pipeline.evaluate.model import open_model
 from pipeline.evaluate.store import Answers, digest
 from pipeline.progress import Bar, format_duration, say
 
-# ---------------------------------------------------------------------------------------------------- what it says
+# --- what it says ---
 
 
 def test_the_time_left_is_that_of_the_work_left() -> None:
@@ -44,11 +46,20 @@ def test_the_time_left_is_that_of_the_work_left() -> None:
 
 
 def test_durations() -> None:
-    told = {59.4: "59 s", 59.6: "1:00 min", 187: "3:07 min", 3599: "59:59 min", 3600: "1:00 h", 93900: "26:05 h"}
+    told = {
+        59.4: "59 s",
+        59.6: "1:00 min",
+        187: "3:07 min",
+        3599: "59:59 min",
+        3600: "1:00 h",
+        93900: "26:05 h",
+    }
     assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
-def test_without_a_terminal_lines_and_no_bar(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_and_no_bar(
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a run that is over sooner, none."""
     with Bar("short", 2, "row") as bar:
         assert list(bar.over("ab")) == ["a", "b"] and bar.n == 2
@@ -60,13 +71,17 @@ def test_without_a_terminal_lines_and_no_bar(monkeypatch: Patch, capsys: pytest.
             bar.update()
     told = capsys.readouterr().err
     assert len(told.splitlines()) >= 2 and "\r" not in told and "\033" not in told
-    assert all(re.fullmatch(r"long: \d/10 \[00:0\d<00:0\d, .*row/s\]", line) for line in told.splitlines())
+    assert all(
+        re.fullmatch(r"long: \d/10 \[00:0\d<00:0\d, .*row/s\]", line) for line in told.splitlines()
+    )
     time.sleep(0.15)
     assert capsys.readouterr().err == ""  # nothing after its end
 
 
 def on_screen(written: str) -> list[str]:
-    """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to the end."""
+    """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to
+    the end.
+    """
     lines, column = [""], 0
     for part in re.split(r"(\r\n|\n|\r|\033\[K)", written):
         if part in ("\n", "\r\n"):
@@ -95,7 +110,7 @@ def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: Patch) -
     assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: 100%|")
 
 
-# ---------------------------------------------------------------------------------------------------- questions
+# --- questions ---
 
 
 class Heard(Bar):
@@ -119,29 +134,46 @@ def requests(kind: Any, asked: list[Any]) -> list[Instance]:
     ]
 
 
-def compute(lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: Patch, shared: bool = False) -> Any:
+def compute(
+    lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: Patch, shared: bool = False
+) -> Any:
     """The progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
     wanted = {digest(score.key_of(request)) for request in asked}
-    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked)  # type: ignore[arg-type]
+    put: Any = score.Asked(
+        None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked
+    )  # type: ignore[arg-type]
     bar = Heard()
     score.compute(lm, put, Eval(name="x"), bar)
     return bar
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_answer_is_counted_when_it_ends(
+    base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
     lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
-    asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
-    assert compute(lm, requests("generate_until", asked), tmp_path, monkeypatch, shared).seen == [1, 2, 3, 4]
+    asked = [
+        (f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)
+    ]
+    assert compute(lm, requests("generate_until", asked), tmp_path, monkeypatch, shared).seen == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_four_choices_are_one_question(base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_four_choices_are_one_question(
+    base: Path, shared: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
     lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
-    asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
+    asked = [
+        (f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"
+    ]
     found = requests("loglikelihood", asked)
     for index, request in enumerate(found):
         request.metadata = ("task", index // 4, 1)
@@ -151,23 +183,33 @@ def test_four_choices_are_one_question(base: Path, shared: bool, tmp_path: Path,
     assert len(set(seen)) >= 2  # two prompts a batch
 
 
-def test_a_whole_text_is_counted_when_it_is_weighed(base: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_whole_text_is_counted_when_it_is_weighed(
+    base: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     asked = [(f"one two three question {index}",) for index in range(4)]
     texts = requests("loglikelihood_rolling", asked)
     assert compute(open_model(base, 2), texts, tmp_path, monkeypatch).seen == [1, 2, 3, 4]
 
 
-# ---------------------------------------------------------------------------------------------------- the program
+# --- the program ---
 
 DONE = r"\[\d+/\d+\] done in [\d.]+ s"
 BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all"
 OURS = (
-    BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*",
-    r".*: (loading .*|tokenizing [\d,]+ rows)", r"sft.seq_length=\d+ truncates .*",
-    r"data of math: .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
+    BEGUN,
+    DONE,
+    r"",
+    r"scores:",
+    r"  \S.*",
+    r"merge ties: .*",
+    r".*: (loading .*|tokenizing [\d,]+ rows)",
+    r"sft.seq_length=\d+ truncates .*",
+    r"data of math: .*",
+    r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
-)  # fmt: skip
-BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"  # rows of a file are counted as they are read
+)
+# rows of a file are counted as they are read
+BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +228,9 @@ for words in json.loads(sys.argv[1]):
 
 
 def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[str]:
-    """What commands, one after the other in one process, write to standard error: a terminal, or a pipe."""
+    """What commands, one after the other in one process, write to standard error: a terminal, or a
+    pipe.
+    """
     command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     elsewhere = {"capture_output": True, "text": True, "env": env}
     told = read_terminal(command, env) if terminal else subprocess.run(command, **elsewhere).stderr
@@ -200,7 +244,9 @@ def read_terminal(command: list[str], env: dict[str, str]) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, stdin=theirs, env=env)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, stdin=theirs, env=env
+    )
     os.close(theirs)
     told = b""
     while True:
@@ -215,7 +261,9 @@ def read_terminal(command: list[str], env: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) -> dict[str, list[str]]:
+def commands(
+    world: Path, base: Path, math_expert: Path, language_expert: Path
+) -> dict[str, list[str]]:
     start = ["model=trained", f"model.path={base}", f"data_root={world}"]
     asked = ["eval.max_gen_toks=4", "eval.limit=3", f"data_root={world}", "languages=[qac]"]
     return {
@@ -233,7 +281,9 @@ WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
 
 @pytest.fixture(scope="module")
 def shown(
-    commands: dict[str, list[str]], outside: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    commands: dict[str, list[str]],
+    outside: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[str, str]]:
     """stage -> what a command of it writes at a terminal, and elsewhere."""
     runs_dir = tmp_path_factory.mktemp("shown")
@@ -241,7 +291,10 @@ def shown(
     def told(terminal: bool) -> list[str]:
         more = ["threads=1", "tracking.mode=disabled"]
         folders = [f"runs_dir={runs_dir}/{terminal}/{stage}" for stage in commands]
-        asked = [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)]
+        asked = [
+            [*words, *more, folder]
+            for words, folder in zip(commands.values(), folders, strict=True)
+        ]
         return ran(asked, outside, terminal)
 
     with ThreadPoolExecutor() as both:
@@ -249,7 +302,9 @@ def shown(
 
 
 @pytest.mark.parametrize("stage", list(UNITS))
-def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[str, tuple[str, str]]) -> None:
+def test_a_run_shows_one_bar_and_nothing_of_libraries(
+    stage: str, shown: dict[str, tuple[str, str]]
+) -> None:
     at_terminal, elsewhere = shown[stage]
     drawn: list[list[str]] = [[]]  # what was drawn of each run
     done = 0
@@ -264,7 +319,9 @@ def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[st
     assert done == MADE[stage]
     assert not drawn.pop()
     assert sum(not of_run for of_run in drawn) == WITHOUT_A_BAR.get(stage, 0)
-    assert all(len({one.partition(":")[0] for one in of_run}) <= 1 for of_run in drawn)  # one bar each
+    assert all(
+        len({one.partition(":")[0] for one in of_run}) <= 1 for of_run in drawn
+    )  # one bar each
     rates = re.compile(r", +[?\d.]+(?:s/(\w+)|[kMG]?([a-zA-Z]+)/s)")
     units = {"".join(found) for of_run in drawn for one in of_run for found in rates.findall(one)}
     assert units == UNITS[stage]
@@ -296,15 +353,21 @@ bar.close()
 
 
 def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
-    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
+    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is
+    there at the end.
+    """
     *messages, last, _ = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
-    assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
+    assert sorted(messages) == sorted(
+        f"message {number} of {name}" for name in "abc" for number in range(100)
+    )
     assert re.fullmatch(r"a training: +50%\|.+\| 5/10 \[.*\]", last)
 
 
 def test_threads_count_together() -> None:
     bar = Bar("x", 8000, "byte")
-    threads = [threading.Thread(target=lambda: [bar.update() for _ in range(1000)]) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: [bar.update() for _ in range(1000)]) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

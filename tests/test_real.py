@@ -1,4 +1,6 @@
-"""table=real_smoke on real MGSM and GSM8K: the same stages, real files, a base made from the data."""
+"""table=real_smoke on real MGSM and GSM8K: the same stages, real files, a base made from the
+data.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.real_data
 
 @pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """The words of table=real_smoke as it is shipped, with two steps, two questions and 2,000 rows of GSM8K."""
+    """The words of table=real_smoke as it is shipped, with two steps, two questions and 2,000 rows
+    of GSM8K.
+    """
     copy = tmp_path / "conf"
     shutil.copytree(conf.folder(), copy)
     table = copy / "tables/real_smoke.yaml"
@@ -29,7 +33,12 @@ def smoke(tmp_path: Path, monkeypatch: Patch) -> list[str]:
     recipe.write_text(re.sub(r"(?m)^steps: .*$", "steps: 2", recipe.read_text()))
     monkeypatch.setattr(conf, "folder", lambda: copy)
     data = os.environ["PIPELINE_TEST_DATA"]
-    return ["table=real_smoke", f"data_root={data}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    return [
+        "table=real_smoke",
+        f"data_root={data}",
+        f"runs_dir={tmp_path}/runs",
+        "tracking.mode=disabled",
+    ]
 
 
 def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_path: Path):
@@ -37,7 +46,8 @@ def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_p
     page = Path(told.out.strip())
     assert page.is_file() and "Real data through every stage" in page.read_text()
     manifests = {
-        folder.parent.name: json.loads(folder.read_text()) for folder in (tmp_path / "runs").glob("*/manifest.json")
+        folder.parent.name: json.loads(folder.read_text())
+        for folder in (tmp_path / "runs").glob("*/manifest.json")
     }
     base = next(one for name, one in manifests.items() if name.startswith("gsm8k_text-cpt"))
     config = json.loads((tmp_path / "runs" / base["name"] / "config.json").read_text())
@@ -47,7 +57,9 @@ def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_p
     assert base["facts"]["dataset_tokens"] > 200_000
     samples = next((tmp_path / "runs").glob("eval-mgsm_2shot-gsm8k-full*/samples/*te*.jsonl"))
     first = json.loads(samples.read_text().splitlines()[0])
-    problem = json.loads((Path(os.environ["PIPELINE_TEST_DATA"]) / "mgsm/te/test.jsonl").open().readline())
+    problem = json.loads(
+        (Path(os.environ["PIPELINE_TEST_DATA"]) / "mgsm/te/test.jsonl").open().readline()
+    )
     assert first["prompt"].count("ప్రశ్న:") == 3 and problem["question"] in first["prompt"]
 
 

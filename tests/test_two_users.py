@@ -22,7 +22,9 @@ def shared() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     (folder / "data/orca_math").mkdir(parents=True)
-    (folder / "data/orca_math/train.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3)
+    (folder / "data/orca_math/train.jsonl").write_text(
+        '{"question": "1 + 1?", "answer": "2"}\n' * 3
+    )
     yield folder
     shutil.rmtree(folder)
 
@@ -45,11 +47,19 @@ def everything(runs_dir: Path) -> dict[str, int]:
 
 
 def command(shared: Path, *more: str) -> list[str]:
-    start = ["stage=data", "expert=math", f"data_root={shared}/data", "data.validation=0", "tracking.mode=disabled"]
+    start = [
+        "stage=data",
+        "expert=math",
+        f"data_root={shared}/data",
+        "data.validation=0",
+        "tracking.mode=disabled",
+    ]
     return [*start, f"runs_dir={shared}/runs", *more]
 
 
-def test_without_group_rights_the_second_is_refused_in_one_sentence_and_can_read(shared: Path, call: Call) -> None:
+def test_without_group_rights_the_second_is_refused_in_one_sentence_and_can_read(
+    shared: Path, call: Call
+) -> None:
     before = os.umask(0o022)
     try:
         assert call(*command(shared)).status == 0
@@ -62,8 +72,12 @@ def test_without_group_rights_the_second_is_refused_in_one_sentence_and_can_read
             told = call(*command(shared, *more))
             assert told.status == 1 and told.out == "" and "Traceback" not in told.err
             (line,) = [line for line in told.err.splitlines() if line.startswith("error: ")]
-            assert line.startswith(f"error: runs_dir={shared}/runs cannot be written (Permission denied): give another")
-            assert line.endswith("people who share one need group rights, chmod -R g+rwsX and umask 002")
+            assert line.startswith(
+                f"error: runs_dir={shared}/runs cannot be written (Permission denied): give another"
+            )
+            assert line.endswith(
+                "people who share one need group rights, chmod -R g+rwsX and umask 002"
+            )
         assert "1 finished" in call("stage=status", f"runs_dir={shared}/runs").out
     assert everything(shared / "runs") == there
 

@@ -1,10 +1,13 @@
-"""One tiny run a stage holds its values. Where one moves, results have changed: raise the version in its stage's row.
+"""One tiny run a stage holds its values.
 
-Held is what the rounding of a processor cannot move. Trainings are short, in fp32 and without Muon: the first loss and
-gradient norm are held to 1e-4, later losses to 1e-3, the length of each tensor's displacement from its start to 2 %.
-Merges, evaluations and analyses are of fixed weights, the shipped base and integers added to it: merged weights are
-held to the bit, log-likelihoods to 1e-4, changes to 1e-6, answers and choices as they are, where the next best is far
-away. Data files are held to the byte. New runs (a number was raised, or a test's words were changed) have their values
+Where one moves, results have changed: raise the version in its stage's row.
+
+Held is what the rounding of a processor cannot move. Trainings are short, in fp32 and without Muon:
+the first loss and gradient norm are held to 1e-4, later losses to 1e-3, the length of each tensor's
+displacement from its start to 2 %. Merges, evaluations and analyses are of fixed weights, the
+shipped base and integers added to it: merged weights are held to the bit, log-likelihoods to 1e-4,
+changes to 1e-6, answers and choices as they are, where the next best is far away. Data files are
+held to the byte. New runs (a number was raised, or a test's words were changed) have their values
 written down by
 
     PIPELINE_WRITE_VALUES=1 python -m pytest tests/test_versions.py
@@ -31,27 +34,40 @@ from pipeline.runs.manifest import read_manifest
 VALUES = Path(__file__).with_name("values.json")
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
 TOLERANCES = {
-    "first loss": {"rel": 1e-4}, "first gradient norm": {"rel": 1e-4}, "later losses": {"rel": 1e-3},
-    "displacements": {"rel": 2e-2}, "validation losses": {"rel": 1e-3},
-    "log-likelihoods": {"abs": 1e-4}, "changes": {"rel": 1e-6},
-}  # fmt: skip
-NARROW = 1e-3  # logits and log-likelihoods nearer than this could change places on another processor
+    "first loss": {"rel": 1e-4},
+    "first gradient norm": {"rel": 1e-4},
+    "later losses": {"rel": 1e-3},
+    "displacements": {"rel": 2e-2},
+    "validation losses": {"rel": 1e-3},
+    "log-likelihoods": {"abs": 1e-4},
+    "changes": {"rel": 1e-6},
+}
+NARROW = (
+    1e-3  # logits and log-likelihoods nearer than this could change places on another processor
+)
 
 
-# ---------------------------------------------------------------------------------------------------- what is held
+# --- what is held ---
 
 
 def held(what: str, folder: Path, found: dict[str, Any]) -> None:
-    """The same run hash promises the same values. A new one (a parent's version, say) has its values written down."""
+    """The same run hash promises the same values.
+
+    A new one (a parent's version, say) has its values written down.
+    """
     manifest = read_manifest(folder)
     assert manifest is not None
     kept = json.loads(VALUES.read_text()) if VALUES.is_file() else {}
     if os.environ.get("PIPELINE_WRITE_VALUES") and kept.get(what, {}).get("run") != manifest.hash:
         kept[what] = {"run": manifest.hash, "values": found}
         VALUES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    assert kept.get(what, {}).get("run") == manifest.hash, f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
+    assert kept.get(what, {}).get("run") == manifest.hash, (
+        f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
+    )
     far = moved(found, kept[what]["values"])
-    assert not far, f"the values of {what} moved, raise the version of stage={what.split()[0]}: {'; '.join(far)}"
+    assert not far, (
+        f"the values of {what} moved, raise the version of stage={what.split()[0]}: {'; '.join(far)}"
+    )
 
 
 def moved(found: dict[str, Any], was: dict[str, Any]) -> list[str]:
@@ -76,7 +92,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(inner, f"{name}/{key}" if name else str(key))
 
 
-# ---------------------------------------------------------------------------------------------------- data
+# --- data ---
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -91,7 +107,7 @@ def test_data(world: Path, math_expert: Path) -> None:
     held("data", folder, files(folder))
 
 
-# ---------------------------------------------------------------------------------------------------- training
+# --- training ---
 
 
 def training(folder: Path, start: dict[str, Any]) -> dict[str, Any]:
@@ -99,10 +115,12 @@ def training(folder: Path, start: dict[str, Any]) -> dict[str, Any]:
     first, *later = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     end = load_file(folder / "model.safetensors")
     return {
-        "first loss": first["loss"], "first gradient norm": first["grad_norm"],
-        "later losses": [row["loss"] for row in later], "tokens": [row["tokens"] for row in (first, *later)],
+        "first loss": first["loss"],
+        "first gradient norm": first["grad_norm"],
+        "later losses": [row["loss"] for row in later],
+        "tokens": [row["tokens"] for row in (first, *later)],
         "displacements": {name: (end[name] - start[name]).norm().item() for name in sorted(end)},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +128,13 @@ def train(make_run: Make, world: Path) -> Make:
     """Four steps from the shipped base on four rows each."""
 
     def make(*words: str) -> Path:
-        start = ["stage=sft", "model=sandbox", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
+        start = [
+            "stage=sft",
+            "model=sandbox",
+            f"data_root={world}",
+            "expert=math",
+            "recipe=sandbox_math",
+        ]
         return make_run(*start, *FEW, "sft.steps=4", *words)
 
     return make
@@ -118,15 +142,25 @@ def train(make_run: Make, world: Path) -> Make:
 
 @pytest.fixture(scope="module")
 def pretrain(make_run: Make, base: Path, world: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """Two steps of cpt from nothing, and what they began with: transformers' own weights of that seed."""
+    """Two steps of cpt from nothing, and what they began with: transformers' own weights of that
+    seed.
+    """
     from tiny_words import TINY
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     def make(*words: str) -> tuple[Path, dict[str, Any]]:
-        data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
+        data = [
+            "expert=sandbox_text",
+            f"data_root={world}",
+            "recipe=sandbox_math",
+            "sft.packing=false",
+        ]
         folder = make_run("stage=cpt", *TINY, *data, *FEW, *words)
         set_seed(0)
-        return folder, AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).state_dict()
+        return (
+            folder,
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).state_dict(),
+        )
 
     return make
 
@@ -149,16 +183,24 @@ def test_select(make_run: Make, train: Make) -> None:
     losses = {str(one["step"]): one["values"]["validation_loss"] for one in choice["ranking"]}
     ranks = {str(one["step"]): one["rank"] for one in choice["ranking"]}
     first, second = sorted(losses.values())[:2]
-    assert second > first * (1 + 2 * TOLERANCES["validation losses"]["rel"])  # rounding does not change the choice
-    held("select", folder, {"chosen": choice["chosen"]["step"], "ranks": ranks, "validation losses": losses})
+    assert second > first * (
+        1 + 2 * TOLERANCES["validation losses"]["rel"]
+    )  # rounding does not change the choice
+    held(
+        "select",
+        folder,
+        {"chosen": choice["chosen"]["step"], "ranks": ranks, "validation losses": losses},
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- merging
+# --- merging ---
 
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two experts of fixed bytes: the shipped base and multiples of 2^-20 below 0.004, exact on any machine."""
+    """Two experts of fixed bytes: the shipped base and multiples of 2^-20 below 0.004, exact on any
+    machine.
+    """
     folders = []
     for name, factor in (("expert-1", 2654435761), ("expert-2", 2246822519)):
         folder = shutil.copytree(BASE, tmp_path_factory.mktemp("fixed") / name)
@@ -167,15 +209,19 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         weights = np.frombuffer(raw, "<f4", offset=8 + int.from_bytes(raw[:8], "little"))
         index = np.arange(len(weights), dtype=np.uint32)
         mixed = (index * np.uint32(factor)).view(np.int32) >> 20  # -2048 to 2047
-        weights += (mixed * (index // 100 % 3)).astype(np.float32) * np.float32(2**-20)  # some rows move further
+        weights += (mixed * (index // 100 % 3)).astype(np.float32) * np.float32(
+            2**-20
+        )  # some rows move further
         (folder / "model.safetensors").write_bytes(raw)
         folders.append(str(folder))
     return folders
 
 
 MERGED = {
-    "layer_swap": "merge=layer_swap merge.math={0} merge.language={1} merge.bottom_layers=2 merge.top_layers=1 "
-    "merge.bottom_transition=1",
+    "layer_swap": (
+        "merge=layer_swap merge.math={0} merge.language={1} merge.bottom_layers=2"
+        " merge.top_layers=1 merge.bottom_transition=1"
+    ),
     "soup": "merge=soup merge.experts=[{0},{1}] merge.weights=[0.3,0.7]",
     "ties": "merge=ties merge.experts=[{0},{1}] merge.density=0.2",
     "task_arithmetic": "merge=task_arithmetic merge.experts=[{0},{1}] merge.scale=0.7",
@@ -191,25 +237,32 @@ def test_merge(make_run: Make, experts: list[str], method: str) -> None:
 
 
 def test_analyze(make_run: Make, experts: list[str]) -> None:
-    words = [f"checkpoint=[{','.join(experts)}]", "base=package:data/sandbox_base", "analyze.threshold=1e-3"]
+    words = [
+        f"checkpoint=[{','.join(experts)}]",
+        "base=package:data/sandbox_base",
+        "analyze.threshold=1e-3",
+    ]
     folder = make_run("stage=analyze", *words)
     rows = list(csv.DictReader((folder / "delta.csv").read_text().splitlines()))
     columns = ("mean", "share", "norm", "relative", "same")
     changes = {
         f"{row['expert']} {row['parameter']}": [float(row[column]) for column in columns]
         for row in rows
-        if row["parameter"] in ("model.embed_tokens.weight", "model.layers.7.self_attn.q_proj.weight")
+        if row["parameter"]
+        in ("model.embed_tokens.weight", "model.layers.7.self_attn.q_proj.weight")
     }
     assert len(changes) == 4
     held("analyze", folder, {"changes": changes})
 
 
-# ---------------------------------------------------------------------------------------------------- evaluation
+# --- evaluation ---
 
 
 def test_eval(make_run: Make, world: Path) -> None:
     asked = ["eval=sandbox", "eval.max_gen_toks=8", "eval.limit=3", "languages=[en,qac]"]
-    folder = make_run("stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", *asked)
+    folder = make_run(
+        "stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", *asked
+    )
     rows = json.loads((folder / "scores.json").read_text())["rows"]
     named = ("task", "language", "pair", "subject", "metric", "filter")
     answers = {path.stem: lines(path) for path in sorted((folder / "samples").iterdir())}
@@ -232,13 +285,22 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def margin(prompt: str, answer: str) -> float:
-    """The least distance in logits between the token chosen and the next, over the eight tokens that give `answer`."""
+    """The least distance in logits between the token chosen and the next, over the eight tokens
+    that give `answer`.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(BASE),
+        AutoTokenizer.from_pretrained(BASE),
+    )
     asked = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    made = model.generate(**asked, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True)
-    told = tokenizer.decode(made.sequences[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    made = model.generate(
+        **asked, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True
+    )
+    told = tokenizer.decode(
+        made.sequences[0, asked["input_ids"].shape[1] :], skip_special_tokens=True
+    )
     assert told.startswith(answer)
     best = [logits[0].topk(2).values for logits in made.logits]
     return min((first - second).item() for first, second in best)

@@ -10,14 +10,25 @@ TINY = [
     "model.architecture.num_key_value_heads=2",
 ]
 FEW = [
-    *("sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=4", "sft.steps=2", "sft.warmup_steps=0"),
+    *(
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        "sft.micro_batch_size=4",
+        "sft.steps=2",
+        "sft.warmup_steps=0",
+    ),
     "sft.precision=fp32",
 ]
 
 
 def last_of(words: Sequence[str]) -> list[str]:
-    """The words without those whose key comes again: a test changes what it starts from, and the program refuses a key
-    that is given twice."""
+    """The words without those whose key comes again: a test changes what it starts from, and the
+    program refuses a key that is given twice.
+    """
     keys = [word if word.startswith("-") else word.partition("=")[0] for word in words]
     last = {key: place for place, key in enumerate(keys)}
-    return [word for place, (key, word) in enumerate(zip(keys, words, strict=True)) if last[key] == place]
+    return [
+        word
+        for place, (key, word) in enumerate(zip(keys, words, strict=True))
+        if last[key] == place
+    ]

@@ -1,5 +1,6 @@
-"""Hooks of mkdocs: README.md as the first page, the knobs of each stage, the functions of Python, and files that pages
-link to outside of docs/."""
+"""Hooks of mkdocs: README.md as the first page, the knobs of each stage, the functions of Python,
+and files that pages link to outside of docs/.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def on_files(files: Any, config: Any) -> Any:
             file = outside(page.parent, link["place"])
             if file and files.get_file_from_path(copied(file)) is None:
                 files.append(File.generated(config, copied(file), abs_src_path=str(file)))
-    files.append(File.generated(config, "index.md", content=rewritten(readme.read_text(encoding="utf-8"), ROOT, DOCS)))
+    files.append(
+        File.generated(
+            config, "index.md", content=rewritten(readme.read_text(encoding="utf-8"), ROOT, DOCS)
+        )
+    )
     files.append(File.generated(config, "knobs.md", content=knobs()))
     files.append(File.generated(config, "api.md", content=API))
     return files
@@ -44,9 +49,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def outside(folder: Path, place: str) -> Path | None:
-    """Return the file that a link of a page in `folder` leads to, if it is neither below docs/ nor the first page."""
+    """Return the file that a link of a page in `folder` leads to, if it is neither below docs/ nor
+    the first page.
+    """
     file = (folder / place).resolve()
-    return file if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md" else None
+    return (
+        file
+        if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md"
+        else None
+    )
 
 
 def copied(file: Path) -> str:
@@ -74,7 +85,9 @@ def rewritten(text: str, folder: Path, place: Path) -> str:
             target = DOCS / copied(found)
         return f"]({os.path.relpath(target, place)}{anchor})"
 
-    text = FENCE.sub(lambda fence: fence[1] + (f' title="{fence["file"]}"' if fence["file"] else ""), text)
+    text = FENCE.sub(
+        lambda fence: fence[1] + (f' title="{fence["file"]}"' if fence["file"] else ""), text
+    )
     return LINK.sub(lead, text)
 
 

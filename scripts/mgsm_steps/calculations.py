@@ -1,7 +1,9 @@
-"""Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`) among four.
+"""Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`) among
+four.
 
-MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's test set (Cobbe et al. 2021), in order, so that the
-annotated calculations of the English solutions belong to the questions in every language. Imports nothing heavy.
+MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's test set (Cobbe et al. 2021), in
+order, so that the annotated calculations of the English solutions belong to the questions in every
+language. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ _BINARY = re.compile(rf"{_NUMBER}([-+*/]){_NUMBER}={_NUMBER}")
 
 @dataclass(frozen=True)
 class Step:
-    """One annotated calculation. `alternatives`: with other operators or operands, none with the gold's value; empty
-    where the calculation cannot be asked (`reason` says why), so that it is shown but not scored."""
+    """One annotated calculation.
+
+    `alternatives`: with other operators or operands, none with the gold's value; empty where the
+    calculation cannot be asked (`reason` says why), so that it is shown but not scored.
+    """
 
     text: str  # 48/2=24
     operands: tuple[Fraction, ...] = ()
@@ -53,11 +58,17 @@ class Problem:
 
     @property
     def operands(self) -> set[Fraction]:
-        """Operands of scored steps that come from the question: given there, and not computed by an earlier step."""
+        """Operands of scored steps that come from the question: given there, and not computed by an
+        earlier step.
+        """
         needed, computed = set(), set()
         for step in self.steps:
             if step.alternatives:
-                needed |= {value for value in step.operands if value in self.given and value not in computed}
+                needed |= {
+                    value
+                    for value in step.operands
+                    if value in self.given and value not in computed
+                }
             computed.add(value_of(step.text))
         return needed
 
@@ -73,11 +84,14 @@ def digest_questions(rows: Sequence[Row]) -> str:
 
 
 def verify_gsm8k(rows: Sequence[Row], file: Path) -> None:
-    """Raises PipelineError unless the rows begin with the questions that MGSM translates, in order."""
+    """Raises PipelineError unless the rows begin with the questions that MGSM translates, in
+    order.
+    """
     if len(rows) < QUESTIONS or digest_questions(rows[:QUESTIONS]) != DIGEST:
         raise PipelineError(
-            f"{file}: its first {QUESTIONS} of {len(rows)} rows are not those of GSM8K's test set in their order, "
-            "which MGSM translates: download openai/gsm8k (main, split test) again, all rows in order"
+            f"{file}: its first {QUESTIONS} of {len(rows)} rows are not those of GSM8K's test set"
+            " in their order, which MGSM translates: download openai/gsm8k (main, split test)"
+            " again, all rows in order"
         )
 
 
@@ -87,23 +101,34 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
     answers = [row["answer_number"] for row in rows]
     if answers != gold:
         at = next(
-            (n for n, (answer, expected) in enumerate(zip(answers, gold, strict=False)) if answer != expected),
+            (
+                n
+                for n, (answer, expected) in enumerate(zip(answers, gold, strict=False))
+                if answer != expected
+            ),
             len(answers),
         )
         raise PipelineError(
-            f"{file}: row {at + 1} of {len(rows)} is not row {at + 1} of GSM8K's test set (the answers differ, or rows "
-            f"are missing): download MGSM's {QUESTIONS} test questions again, in order"
+            f"{file}: row {at + 1} of {len(rows)} is not row {at + 1} of GSM8K's test set (the"
+            f" answers differ, or rows are missing): download MGSM's {QUESTIONS} test questions"
+            " again, in order"
         )
 
 
 def build_problems(rows: Sequence[Row]) -> list[Problem]:
-    """The calculations of rows in GSM8K's form, with their alternatives, drawn with each row's number as the seed."""
+    """The calculations of rows in GSM8K's form, with their alternatives, drawn with each row's
+    number as the seed.
+    """
     return [build_problem(index, row) for index, row in enumerate(rows)]
 
 
 def build_problem(index: int, row: Row) -> Problem:
     given = tuple(dict.fromkeys(read_numbers(row["question"], "en")))
-    pool, rng, steps = [value for value in read_numbers(row["question"], "") if value > 0], random.Random(index), []
+    pool, rng, steps = (
+        [value for value in read_numbers(row["question"], "") if value > 0],
+        random.Random(index),
+        [],
+    )
     pool = list(dict.fromkeys(pool))
     for text in calculations_of(row["answer"]):
         match = _BINARY.fullmatch(text)
@@ -114,7 +139,13 @@ def build_problem(index: int, row: Row) -> Problem:
         assert first is not None and second is not None and value is not None
         alternatives = draw_alternatives(first, match[2], second, value, pool, rng)
         if len(alternatives) < ALTERNATIVES:
-            steps.append(Step(text, (first, second), reason=f"{len(alternatives)} alternatives with other values"))
+            steps.append(
+                Step(
+                    text,
+                    (first, second),
+                    reason=f"{len(alternatives)} alternatives with other values",
+                )
+            )
         else:
             steps.append(Step(text, (first, second), tuple(alternatives[:ALTERNATIVES])))
         if value not in pool:
@@ -123,15 +154,26 @@ def build_problem(index: int, row: Row) -> Problem:
 
 
 def draw_alternatives(
-    first: Fraction, operator: str, second: Fraction, value: Fraction, pool: Sequence[Fraction], rng: random.Random
+    first: Fraction,
+    operator: str,
+    second: Fraction,
+    value: Fraction,
+    pool: Sequence[Fraction],
+    rng: random.Random,
 ) -> list[str]:
-    """Calculations with other operators, then (drawn) with one operand of `pool` in place of another; positive, in
-    finite decimals, all of different values and none of the gold's, up to four."""
+    """Calculations with other operators, then (drawn) with one operand of `pool` in place of
+    another; positive, in finite decimals, all of different values and none of the gold's, up to
+    four.
+    """
     used_values, alternatives = {value}, []
 
     def add(left: Fraction, sign: str, right: Fraction) -> None:
         result = _compute(left, sign, right)
-        written = [write_number(number) for number in (left, right, result)] if result and result > 0 else [None]
+        written = (
+            [write_number(number) for number in (left, right, result)]
+            if result and result > 0
+            else [None]
+        )
         if result not in used_values and None not in written:
             assert result is not None
             used_values.add(result)

@@ -1,7 +1,7 @@
 """mgsm_steps: which of four calculations comes next in the worked solution of an MGSM question.
 
-Built from the files of MGSM and GSM8K (calculations.py); three tasks: the question, `nums` (its numbers in place of its
-text) and `shuffled` (its numbers in another question's text).
+Built from the files of MGSM and GSM8K (calculations.py); three tasks: the question, `nums` (its
+numbers in place of its text) and `shuffled` (its numbers in another question's text).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CALCULATION = re.compile(rf"{_NUMBER}(?:\s*[-+*/]\s*{_NUMBER})+\s*=\s*{_NUMBER}"
 
 
 def write_items(data_root: Path, code: str) -> Row:
-    """The files of one language below data_root/mgsm_steps, from those of MGSM and GSM8K below data_root: items of the
-    three tasks, exemplars where mgsm/CODE/train.jsonl is there, and a card of what is asked and what is not. Gives the
-    card.
+    """The files of one language below data_root/mgsm_steps, from those of MGSM and GSM8K below
+    data_root: items of the three tasks, exemplars where mgsm/CODE/train.jsonl is there, and a card
+    of what is asked and what is not. Gives the card.
 
     Raises PipelineError for files that are not MGSM's and GSM8K's in their order.
     """
@@ -46,11 +46,17 @@ def write_items(data_root: Path, code: str) -> Row:
     problems = build_problems(solutions_of(rows) if solved else read_gsm8k(data_root, rows, test))
     questions = [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, code)
-    scored_problems = [problem for problem in problems if problem.scored and problem.index not in excluded]
+    scored_problems = [
+        problem for problem in problems if problem.scored and problem.index not in excluded
+    ]
     files = {"train": [build_exemplar(row) for row in exemplars]} if exemplars else {}
     for task in TASKS:
         prompts = prompts_of(task, scored_problems, questions)
-        files[task] = [item for problem in scored_problems for item in build_items(problem, prompts[problem.index])]
+        files[task] = [
+            item
+            for problem in scored_problems
+            for item in build_items(problem, prompts[problem.index])
+        ]
     folder = data_root / "mgsm_steps" / code
     folder.mkdir(parents=True, exist_ok=True)
     for name, items in files.items():
@@ -71,9 +77,14 @@ def read_gsm8k(data_root: Path, rows: Sequence[Row], file: Path) -> list[Row]:
 
 
 def solutions_of(rows: Sequence[Row]) -> list[Row]:
-    """Rows with solutions of their own, as the small world's (`equation_solution`), in GSM8K's form."""
+    """Rows with solutions of their own, as the small world's (`equation_solution`), in GSM8K's
+    form.
+    """
     return [
-        {"question": row["question"], "answer": "".join(f"<<{text}>>" for text in written_calculations(row))}
+        {
+            "question": row["question"],
+            "answer": "".join(f"<<{text}>>" for text in written_calculations(row)),
+        }
         for row in rows
     ]
 
@@ -86,14 +97,22 @@ def written_calculations(row: Row) -> list[str]:
 def excluded_questions(
     problems: Sequence[Problem], questions: Sequence[str], language: str
 ) -> dict[int, list[Fraction]]:
-    """Row -> operands of its scored steps that the English question has and this language's text does not."""
-    missing = {item.index: missing_operands(item, questions[item.index], language) for item in problems if item.scored}
+    """Row -> operands of its scored steps that the English question has and this language's text
+    does not.
+    """
+    missing = {
+        item.index: missing_operands(item, questions[item.index], language)
+        for item in problems
+        if item.scored
+    }
     return {index: values for index, values in missing.items() if values}
 
 
 def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]) -> Row:
     """What is asked in a language, and what is not and why, by MGSM's row (from 0)."""
-    scored_problems = [problem for problem in problems if problem.scored and problem.index not in excluded]
+    scored_problems = [
+        problem for problem in problems if problem.scored and problem.index not in excluded
+    ]
     return {
         "questions": len(scored_problems),
         "steps": sum(len(problem.scored) for problem in scored_problems),
@@ -109,19 +128,29 @@ def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fract
 
 
 def build_exemplar(row: Row) -> Row:
-    """One of MGSM's own, with its calculations (`equation_solution`) in place of the words of its answer."""
+    """One of MGSM's own, with its calculations (`equation_solution`) in place of the words of its
+    answer.
+    """
     question = re.split("[:：]", row["question"], maxsplit=1)[-1].strip()
     lines = written_calculations(row)
     if not lines:
         raise PipelineError(
-            f"equation_solution {row['equation_solution']!r} has no calculation: use MGSM's train.jsonl"
+            f"equation_solution {row['equation_solution']!r} has no calculation: use MGSM's"
+            " train.jsonl"
         )
     answer = "\n".join([*lines, f"#### {row['answer_number']}"])
-    return {"index": -1, "step": 0, "prompt": f"Question: {question}\nAnswer:", "choices": [f" {answer}"], "label": 0}
+    return {
+        "index": -1,
+        "step": 0,
+        "prompt": f"Question: {question}\nAnswer:",
+        "choices": [f" {answer}"],
+        "label": 0,
+    }
 
 
 def build_items(problem: Problem, question: str) -> list[Row]:
-    """An item for each scored step: the question and the steps before it, and four calculations, each on a line.
+    """An item for each scored step: the question and the steps before it, and four calculations,
+    each on a line.
 
     The order of the four is drawn with the row and the step as the seed.
     """
@@ -133,9 +162,14 @@ def build_items(problem: Problem, question: str) -> list[Row]:
             random.Random(problem.index * 100 + place).shuffle(choices)
             label = choices.index(step.text)
             items.append(
-                {"index": problem.index, "step": place, "prompt": prompt,
-                 "choices": [space + choice for choice in choices], "label": label}
-            )  # fmt: skip
+                {
+                    "index": problem.index,
+                    "step": place,
+                    "prompt": prompt,
+                    "choices": [space + choice for choice in choices],
+                    "label": label,
+                }
+            )
         prompt += space + step.text
     return items
 
@@ -144,21 +178,34 @@ def prompts_of(task: str, problems: Sequence[Problem], questions: Sequence[str])
     """Row -> what is in the question's place in a task."""
     if task == "mgsm_steps":
         return {problem.index: questions[problem.index] for problem in problems}
-    numbers = {problem.index: [write_number(value) or str(value) for value in problem.given] for problem in problems}
+    numbers = {
+        problem.index: [write_number(value) or str(value) for value in problem.given]
+        for problem in problems
+    }
     if task == "mgsm_steps_nums":
         return {index: " ".join(values) or "-" for index, values in numbers.items()}
     counts = [len(SPANS.findall(text)) for text in questions]
-    return {index: shuffled_text(index, values, questions, counts) for index, values in numbers.items()}
+    return {
+        index: shuffled_text(index, values, questions, counts) for index, values in numbers.items()
+    }
 
 
-def shuffled_text(index: int, numbers: Sequence[str], questions: Sequence[str], counts: Sequence[int]) -> str:
-    """Another question's text with these numbers for its own, in order: one with as many numbers in digits, drawn with
-    the row as the seed; where none has, one with the next more (the numbers are repeated), else one with the most (the
-    others end the text). counts: numbers in digits of each question."""
+def shuffled_text(
+    index: int, numbers: Sequence[str], questions: Sequence[str], counts: Sequence[int]
+) -> str:
+    """Another question's text with these numbers for its own, in order: one with as many numbers in
+    digits, drawn with the row as the seed; where none has, one with the next more (the numbers are
+    repeated), else one with the most (the others end the text). counts: numbers in digits of each
+    question.
+    """
     donors = [place for place in range(len(questions)) if place != index and counts[place]]
-    distance = {place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors}
+    distance = {
+        place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors
+    }
     nearest = min(distance.values())
-    donor = questions[random.Random(index).choice([place for place in donors if distance[place] == nearest])]
+    donor = questions[
+        random.Random(index).choice([place for place in donors if distance[place] == nearest])
+    ]
     count = max(len(numbers), len(SPANS.findall(donor)))
     values = [numbers[place % len(numbers)] for place in range(count)] if numbers else ["-"] * count
     remaining = iter(values)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python
 """Make the base of the small world from nothing: about 20 CPU minutes.
 
-    python scripts/small_world/base.py                         # the base that ships, in src/pipeline/data/sandbox_base
-    python scripts/small_world/base.py --seed 1 --folder DIR   # another world and another base
+    python scripts/small_world/base.py                         # the base that ships, in
+    src/pipeline/data/sandbox_base python scripts/small_world/base.py --seed 1 --folder DIR   #
+    another world and another base
 
-Trains a small Llama on documents that scripts/small_world/text.py makes. Matrices of the layers are trained with Muon,
-the rest with AdamW. Completions have the full weight in the loss, prompts a small one.
+Trains a small Llama on documents that scripts/small_world/text.py makes. Matrices of the layers are
+trained with Muon, the rest with AdamW. Completions have the full weight in the loss, prompts a
+small one.
 """
 
 from __future__ import annotations
@@ -32,13 +34,23 @@ sys.path.append(str(ROOT / "scripts"))
 from small_world.files import POOL, World, card_text  # noqa: E402
 from small_world.text import KINDS, make_document  # noqa: E402
 from small_world.tokenizer import make_tokenizer  # noqa: E402
-from small_world.world import ConstructedWorld, draw_problem, draw_reading, draw_sentences  # noqa: E402
+from small_world.world import (  # noqa: E402
+    ConstructedWorld,
+    draw_problem,
+    draw_reading,
+    draw_sentences,
+)
 
 SHIPPED = ROOT / "src/pipeline/data/sandbox_base"
 ARCHITECTURE = {
-    "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 6,
-    "num_key_value_heads": 6, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
 EMBEDDING_SPREAD, MATRIX_SPREAD = 0.3, 0.06  # standard deviations of the first weights
 BOS, EOS, PAD = 1, 2, 3
 
@@ -58,7 +70,9 @@ class Recipe:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the world and of the first weights")
     parser.add_argument("--folder", type=Path, default=SHIPPED)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
@@ -70,7 +84,7 @@ def main() -> None:
     save(model, asked.folder, asked.seed, recipe, log)
 
 
-# ---------------------------------------------------------------------------------------------------------- the data
+# --- the data ---
 
 
 def world_without_benchmarks(seed: int) -> ConstructedWorld:
@@ -93,7 +107,9 @@ def base_documents(seed: int) -> Iterator[tuple[str, str]]:
         yield make_document(world, kind, language, draw)
 
 
-def batches(documents: Iterator[tuple[str, str]], recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    documents: Iterator[tuple[str, str]], recipe: Recipe
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens of documents of similar length, and the weight of each token in the loss."""
     tokenizer = make_tokenizer()
     draw = random.Random(0)
@@ -102,7 +118,9 @@ def batches(documents: Iterator[tuple[str, str]], recipe: Recipe) -> Iterator[tu
         for _ in range(recipe.batch_size * recipe.sorted_batches):
             prompt, completion = next(documents)
             start = tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
-            end = tokenizer(f" {completion}" if prompt else completion, add_special_tokens=False)["input_ids"]
+            end = tokenizer(f" {completion}" if prompt else completion, add_special_tokens=False)[
+                "input_ids"
+            ]
             rows.append(([BOS, *start, *end, EOS], 1 + len(start)))
         rows.sort(key=lambda row: len(row[0]))
         firsts = list(range(0, len(rows), recipe.batch_size))
@@ -122,7 +140,7 @@ def padded(rows: list[tuple[list[int], int]], prompt_weight: float) -> tuple[Ten
     return ids, weights
 
 
-# ------------------------------------------------------------------------------------------------------ the training
+# --- the training ---
 
 
 def first_model(seed: int) -> Any:
@@ -132,22 +150,31 @@ def first_model(seed: int) -> Any:
     torch.manual_seed(seed)
     vocabulary = len(make_tokenizer())
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, use_cache=False, **special, **ARCHITECTURE))
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=vocabulary, use_cache=False, **special, **ARCHITECTURE)
+    )
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
-            nn.init.normal_(weight, std=EMBEDDING_SPREAD if "embed_tokens" in name else MATRIX_SPREAD)
+            nn.init.normal_(
+                weight, std=EMBEDDING_SPREAD if "embed_tokens" in name else MATRIX_SPREAD
+            )
     return model
 
 
 class Muon:
-    """Muon in float32: momentum whose singular values are set to about 1. Matrices of one shape are batched."""
+    """Muon in float32: momentum whose singular values are set to about 1.
+
+    Matrices of one shape are batched.
+    """
 
     def __init__(self, matrices: list[nn.Parameter], momentum: float = 0.95) -> None:
         self.momentum = momentum
         self.groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for matrix in matrices:
             self.groups.setdefault(tuple(matrix.shape), []).append(matrix)
-        self.averages = {shape: torch.zeros(len(group), *shape) for shape, group in self.groups.items()}
+        self.averages = {
+            shape: torch.zeros(len(group), *shape) for shape, group in self.groups.items()
+        }
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -171,7 +198,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return found.transpose(1, 2) if is_tall else found
 
 
-def train(model: Any, documents: Iterator[tuple[str, str]], recipe: Recipe) -> list[dict[str, float]]:
+def train(
+    model: Any, documents: Iterator[tuple[str, str]], recipe: Recipe
+) -> list[dict[str, float]]:
     """Train the model. Returns the loss every hundred steps."""
     named = dict(model.named_parameters())
     matrices = [weight for name, weight in named.items() if weight.dim() == 2 and "layers" in name]
@@ -189,7 +218,9 @@ def train(model: Any, documents: Iterator[tuple[str, str]], recipe: Recipe) -> l
         share = min(1.0, (step + 1) / recipe.warmup_steps, left)
         ids, weights = next(source)
         scores = model(ids[:, :-1]).logits
-        losses = nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        losses = nn.functional.cross_entropy(
+            scores.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        )
         counted = weights[:, 1:].flatten()
         loss = (losses * counted).sum() / counted.sum()
         model.zero_grad(set_to_none=True)
@@ -202,13 +233,18 @@ def train(model: Any, documents: Iterator[tuple[str, str]], recipe: Recipe) -> l
         tokens += int((weights > 0).sum())
         mean = loss.item() if step == 0 else 0.98 * mean + 0.02 * loss.item()
         if step % 100 == 0 or step == recipe.steps - 1:
-            line = {"step": step, "loss": round(mean, 4), "tokens": tokens, "cpu_seconds": round(time.process_time())}
+            line = {
+                "step": step,
+                "loss": round(mean, 4),
+                "tokens": tokens,
+                "cpu_seconds": round(time.process_time()),
+            }
             log.append(line)
             print(json.dumps(line), flush=True)
     return log
 
 
-# -------------------------------------------------------------------------------------------------------- the folder
+# --- the folder ---
 
 
 def save(model: Any, folder: Path, seed: int, recipe: Recipe, log: list[dict[str, float]]) -> None:

@@ -56,21 +56,30 @@ def write(folder: Path, config: World) -> dict[str, int]:
     counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
     instructions = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
     texts = {
-        "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)), "aya/train.jsonl": instructions,
+        "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)),
+        "aya/train.jsonl": instructions,
         "text/train.jsonl": list(make_corpus(world, config.documents)),
-    }  # fmt: skip
+    }
     counts |= write_files(folder, [(name, rows) for name, rows in texts.items() if rows])
     make_tokenizer().save_pretrained(folder / "tokenizer")
-    content = {"seed": world.seed, "languages": list(world.words), "holds": "training sets and items"}
+    content = {
+        "seed": world.seed,
+        "languages": list(world.words),
+        "holds": "training sets and items",
+    }
     (folder / "world.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     (folder / "data_card.md").write_text(card_text(config, counts), encoding="utf-8")
     return counts
 
 
 def pack(archive: Path, config: World) -> None:
-    """The files as pipeline/data/small_world.py unpacks them: below `dev` and `test` what is cut to a size, and below
-    `exemplars` and `world` the rest."""
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(archive, "w:xz", preset=9) as packed:
+    """The files as pipeline/data/small_world.py unpacks them: below `dev` and `test` what is cut to
+    a size, and below `exemplars` and `world` the rest.
+    """
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        tarfile.open(archive, "w:xz", preset=9) as packed,
+    ):
         folder = Path(scratch)
         for name in [*write(folder, config), "world.json", "data_card.md", *TOKENIZER]:
             data = (folder / name).read_bytes()
@@ -88,7 +97,11 @@ def part_of(name: str) -> str:
         return "world"
     file = file.rpartition("/")[2].removesuffix(".jsonl")
     exemplars = {"mgsm": "train", "global_mmlu": "dev"}.get(benchmark)
-    return "exemplars" if file == exemplars else {"development": "dev", "devtest": "test"}.get(file, file)
+    return (
+        "exemplars"
+        if file == exemplars
+        else {"development": "dev", "devtest": "test"}.get(file, file)
+    )
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
@@ -97,16 +110,23 @@ def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[st
     for name, rows in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+        )
         counts[name] = len(rows)
     return counts
 
 
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
-    """The files of the four benchmarks, the first `dev` and `test` of the items that no training file may hold."""
+    """The files of the four benchmarks, the first `dev` and `test` of the items that no training
+    file may hold.
+    """
     makers: dict[str, Callable[[random.Random], Any]] = {
-        "problem": draw_problem, "reading": draw_reading, "fact": world.fact, "sentences": draw_sentences,
-    }  # fmt: skip
+        "problem": draw_problem,
+        "reading": draw_reading,
+        "fact": world.fact,
+        "sentences": draw_sentences,
+    }
     held_out = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
@@ -117,31 +137,53 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
             items = held_out["problem"][split]
-            yield f"mgsm/{language}/{name}.jsonl", mgsm_rows(world, items, language, split == "exemplars")
+            yield (
+                f"mgsm/{language}/{name}.jsonl",
+                mgsm_rows(world, items, language, split == "exemplars"),
+            )
         for split in ("dev", "test"):
-            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held_out["reading"][split], language)
+            yield (
+                f"belebele/{language}/{split}.jsonl",
+                belebele_rows(world, held_out["reading"][split], language),
+            )
             name = {"dev": "dev", "test": "devtest"}[split]
-            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held_out["sentences"][split], language)
+            yield (
+                f"flores/{language}/{name}.jsonl",
+                flores_rows(world, held_out["sentences"][split], language),
+            )
         for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held_out["fact"][split], language, name)
+            yield (
+                f"global_mmlu/{language}/{name}.jsonl",
+                mmlu_rows(world, held_out["fact"][split], language, name),
+            )
 
 
-def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
-    """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations alone."""
+def mgsm_rows(
+    world: ConstructedWorld, items: list[Any], language: str, worked: bool
+) -> list[dict[str, Any]]:
+    """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations
+    alone.
+    """
     rows = []
     for sentences, equations, answer in items:
         prompt, solution = world.problem_text((sentences, equations, answer), world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
-        rows.append({
-            "question": question if worked else question.removeprefix("Question: "),
-            "answer": f"Step-by-Step Answer: {solution}" if worked else None,
-            "answer_number": answer,
-            "equation_solution": " ".join(equations),  # MGSM's problems have none: here plans can be compared
-        })  # fmt: skip
+        rows.append(
+            {
+                "question": question if worked else question.removeprefix("Question: "),
+                "answer": f"Step-by-Step Answer: {solution}" if worked else None,
+                "answer_number": answer,
+                "equation_solution": " ".join(
+                    equations
+                ),  # MGSM's problems have none: here plans can be compared
+            }
+        )
     return rows
 
 
-def belebele_rows(world: ConstructedWorld, items: list[Reading], language: str) -> list[dict[str, Any]]:
+def belebele_rows(
+    world: ConstructedWorld, items: list[Reading], language: str
+) -> list[dict[str, Any]]:
     words = world.words[language]
     return [
         {
@@ -158,7 +200,9 @@ def belebele_rows(world: ConstructedWorld, items: list[Reading], language: str) 
     ]
 
 
-def mmlu_rows(world: ConstructedWorld, items: list[Any], language: str, split: str) -> list[dict[str, Any]]:
+def mmlu_rows(
+    world: ConstructedWorld, items: list[Any], language: str, split: str
+) -> list[dict[str, Any]]:
     words = world.words[language]
     return [
         {
@@ -166,10 +210,21 @@ def mmlu_rows(world: ConstructedWorld, items: list[Any], language: str, split: s
             "subject": subject,
             "subject_category": "Sandbox",
             "question": say(fact_question(subject, animal), words),
-            **{f"option_{letter}": say([option], words) for letter, option in zip("abcd", options, strict=True)},
+            **{
+                f"option_{letter}": say([option], words)
+                for letter, option in zip("abcd", options, strict=True)
+            },
             "answer": "ABCD"[right],
             **dict.fromkeys(
-                ("required_knowledge", "time_sensitive", "reference", "culture", "region", "country"), "[]"
+                (
+                    "required_knowledge",
+                    "time_sensitive",
+                    "reference",
+                    "culture",
+                    "region",
+                    "country",
+                ),
+                "[]",
             ),
             "cultural_sensitivity_label": "-",
             "is_annotated": False,
@@ -178,15 +233,27 @@ def mmlu_rows(world: ConstructedWorld, items: list[Any], language: str, split: s
     ]
 
 
-def flores_rows(world: ConstructedWorld, items: list[Sentence], language: str) -> list[dict[str, Any]]:
-    same = {"URL": "sandbox", "domain": "sandbox", "topic": "sandbox", "has_image": 0, "has_hyperlink": 0}
+def flores_rows(
+    world: ConstructedWorld, items: list[Sentence], language: str
+) -> list[dict[str, Any]]:
+    same = {
+        "URL": "sandbox",
+        "domain": "sandbox",
+        "topic": "sandbox",
+        "has_image": 0,
+        "has_hyperlink": 0,
+    }
     return [
-        {"id": index, **same, "sentence": say(item, world.words[language])} for index, item in enumerate(items, start=1)
+        {"id": index, **same, "sentence": say(item, world.words[language])}
+        for index, item in enumerate(items, start=1)
     ]
 
 
 def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
-    """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
+    """English word problems.
+
+    The question carries the benchmark's prefixes, as a 0-shot model must know them.
+    """
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
         question, answer = world.problem_text(world.fresh(draw, draw_problem), {})
@@ -242,7 +309,11 @@ def card_text(config: World, counts: dict[str, int]) -> str:
 
     def share(languages: tuple[str, ...], ending: str = "") -> float:
         """Return the share of the base's documents in these languages whose kind ends so."""
-        found = [part for (language, kind), part in KINDS.items() if language in languages and kind.endswith(ending)]
+        found = [
+            part
+            for (language, kind), part in KINDS.items()
+            if language in languages and kind.endswith(ending)
+        ]
         return sum(found) / total
 
     mixed = KINDS["qaa", "switched problem"] / total

@@ -1,11 +1,13 @@
 #!/usr/bin/env python
-"""Measure on development questions what docs/explanation/small_world.md requires of base and experts.
+"""Measure on development questions what docs/explanation/small_world.md requires of base and
+experts.
 
-    python scripts/small_world/gates.py                          # the shipped base; about ten minutes
-    python scripts/small_world/gates.py --base RUN --record ''   # another base
+    python scripts/small_world/gates.py                          # the shipped base; about ten
+    minutes python scripts/small_world/gates.py --base RUN --record ''   # another base
 
-Trains the math expert and the language expert by their recipes, and the control: the base trained on word problems in
-qac, which no training set of the pipeline has. The record is results/bench/small_world_gates.json.
+Trains the math expert and the language expert by their recipes, and the control: the base trained
+on word problems in qac, which no training set of the pipeline has. The record is
+results/bench/small_world_gates.json.
 """
 
 from __future__ import annotations
@@ -30,10 +32,24 @@ from pipeline.runs.manifest import read_manifest  # noqa: E402
 from small_world.base import world_without_benchmarks  # noqa: E402
 from small_world.world import draw_problem  # noqa: E402
 
-DEMO_WORLD = ("stage=data", "expert=sandbox", "expert.world.items=250")  # the data run of table=sandbox
-LANGUAGE_TRAINING = ("recipe=sandbox_language", "sft=partial", "partition=B", "partition.scale_to_depth=true")
+DEMO_WORLD = (
+    "stage=data",
+    "expert=sandbox",
+    "expert.world.items=250",
+)  # the data run of table=sandbox
+LANGUAGE_TRAINING = (
+    "recipe=sandbox_language",
+    "sft=partial",
+    "partition=B",
+    "partition.scale_to_depth=true",
+)
 ITEMS = 500  # development questions per benchmark and language
-LANGUAGES = {"base": "en,qaa,qac", "math": "en,qaa,qac", "language": "en,qac", "control": "qac"}  # to be scored in
+LANGUAGES = {
+    "base": "en,qaa,qac",
+    "math": "en,qaa,qac",
+    "language": "en,qac",
+    "control": "qac",
+}  # to be scored in
 Samples = dict[str, list[dict[str, Any]]]  # "mgsm.en" -> one record a question
 
 
@@ -47,12 +63,22 @@ class Gate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", default="package:data/sandbox_base", help="the base's run")
-    parser.add_argument("--world", default=None, help="a folder of scripts/make_small_world.py; default: the shipped")
+    parser.add_argument(
+        "--world",
+        default=None,
+        help="a folder of scripts/make_small_world.py; default: the shipped",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of that world")
     parser.add_argument("--runs", default="runs", help="runs_dir")
-    parser.add_argument("--record", default="results/bench/small_world_gates.json", help="file to write; '' for none")
+    parser.add_argument(
+        "--record",
+        default="results/bench/small_world_gates.json",
+        help="file to write; '' for none",
+    )
     asked = parser.parse_args()
     base = find_run(asked.base, Path(asked.runs), "--base").folder
     models = train_experts(base, asked.runs, asked.world, asked.seed)
@@ -77,7 +103,7 @@ def main() -> None:
         sys.exit("A gate is missed.")
 
 
-# ---------------------------------------------------------------------------------------------- models and their scores
+# --- models and their scores ---
 
 
 def make_run(runs: str, *words: str) -> Path:
@@ -95,7 +121,9 @@ def train_experts(base: Path, runs: str, world: str | None, seed: int) -> dict[s
     }
     models = {"base": base}
     for name, words in trainings.items():
-        models[name] = make_run(runs, "stage=sft", "model=trained", f"model.path={base}", "threads=1", *words)
+        models[name] = make_run(
+            runs, "stage=sft", "model=trained", f"model.path={base}", "threads=1", *words
+        )
     return models
 
 
@@ -106,18 +134,27 @@ def write_control_problems(folder: Path, seed: int) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "w", encoding="utf-8") as opened:
         for _ in range(6000):
-            prompt, completion = world.problem_text(world.fresh(draw, draw_problem), world.words["qac"])
+            prompt, completion = world.problem_text(
+                world.fresh(draw, draw_problem), world.words["qac"]
+            )
             opened.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
     return folder
 
 
-def score(models: dict[str, Path], runs: str, world: str | None) -> tuple[dict[str, Samples], dict[str, Any]]:
-    """Score the models on development questions. Returns their answers and the rows of their scores."""
+def score(
+    models: dict[str, Path], runs: str, world: str | None
+) -> tuple[dict[str, Samples], dict[str, Any]]:
+    """Score the models on development questions.
+
+    Returns their answers and the rows of their scores.
+    """
     data_root = world
     if data_root is None:
         shipped = make_run(runs, *DEMO_WORLD)
         items = f"expert.items.dev={ITEMS}"
-        data_root = str(make_run(runs, "stage=data", "expert=sandbox_items", items, f"data_root={shipped}"))
+        data_root = str(
+            make_run(runs, "stage=data", "expert=sandbox_items", items, f"data_root={shipped}")
+        )
     samples, rows = {}, {}
     for name, folder in models.items():
         words = ("stage=eval", "eval=sandbox", "eval.split=dev", f"data_root={data_root}")
@@ -130,12 +167,17 @@ def score(models: dict[str, Path], runs: str, world: str | None) -> tuple[dict[s
 def read_samples(evaluation: Path) -> Samples:
     samples = {}
     for file in sorted((evaluation / "samples").glob("*.jsonl")):
-        samples[file.stem] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        samples[file.stem] = [
+            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
+        ]
     return samples
 
 
 def is_right(record: dict[str, Any]) -> bool:
-    """Return True if an answer is right. A translation is right if it is the sentence word for word."""
+    """Return True if an answer is right.
+
+    A translation is right if it is the sentence word for word.
+    """
     if record["correct"] is None:
         return bool(record["extracted"] == record["target"])
     return bool(record["correct"])
@@ -157,22 +199,49 @@ def measures(samples: Samples) -> dict[str, float]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- the gates
+# --- the gates ---
 
 
 def find_gates(samples: dict[str, Samples]) -> list[Gate]:
     """Return the gates of docs/explanation/small_world.md."""
-    base, math, language, control = (samples[name] for name in ("base", "math", "language", "control"))
+    base, math, language, control = (
+        samples[name] for name in ("base", "math", "language", "control")
+    )
     return [
-        difference("math expert above the base in English math: 10 points", math, base, "mgsm.en", 10),
+        difference(
+            "math expert above the base in English math: 10 points", math, base, "mgsm.en", 10
+        ),
         difference("math expert above the base in qaa math: 8 points", math, base, "mgsm.qaa", 8),
         difference("math expert above the base in qac math: 4 points", math, base, "mgsm.qac", 4),
         gain("language expert better than the base in reading qac", language, base, "belebele.qac"),
-        gain("language expert better than the base in facts in qac", language, base, "global_mmlu.qac"),
-        gain("language expert better than the base in translation to qac", language, base, "flores.en-qac"),
-        gain("language expert better than the base in translation from qac", language, base, "flores.qac-en"),
-        difference("language expert at most 3 points below the base in English math", language, base, "mgsm.en", -3),
-        difference("control above the math expert in qac math: 15 points", control, math, "mgsm.qac", 15),
+        gain(
+            "language expert better than the base in facts in qac",
+            language,
+            base,
+            "global_mmlu.qac",
+        ),
+        gain(
+            "language expert better than the base in translation to qac",
+            language,
+            base,
+            "flores.en-qac",
+        ),
+        gain(
+            "language expert better than the base in translation from qac",
+            language,
+            base,
+            "flores.qac-en",
+        ),
+        difference(
+            "language expert at most 3 points below the base in English math",
+            language,
+            base,
+            "mgsm.en",
+            -3,
+        ),
+        difference(
+            "control above the math expert in qac math: 15 points", control, math, "mgsm.qac", 15
+        ),
     ]
 
 
@@ -184,12 +253,18 @@ def difference(gate: str, one: Samples, other: Samples, name: str, least: float)
 
 def gain(gate: str, one: Samples, other: Samples, name: str) -> Gate:
     """Return a gate that asks for a significant gain."""
-    points, p = better([is_right(record) for record in one[name]], [is_right(record) for record in other[name]])
-    return Gate(gate, f"{measures(one)[name]} ({points:+.1f}), p = {p:.2g}", points > 0 and p < 0.05)
+    points, p = better(
+        [is_right(record) for record in one[name]], [is_right(record) for record in other[name]]
+    )
+    return Gate(
+        gate, f"{measures(one)[name]} ({points:+.1f}), p = {p:.2g}", points > 0 and p < 0.05
+    )
 
 
 def better(ours: list[bool], theirs: list[bool]) -> tuple[float, float]:
-    """Return (points, p) for the same questions, by the exact sign test on those that only one model answers."""
+    """Return (points, p) for the same questions, by the exact sign test on those that only one
+    model answers.
+    """
     won = sum(our and not their for our, their in zip(ours, theirs, strict=True))
     lost = sum(their and not our for our, their in zip(ours, theirs, strict=True))
     p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0

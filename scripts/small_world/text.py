@@ -31,13 +31,15 @@ Document = tuple[str, str]  # prompt and completion; a story of the base's text 
 
 # In the base's text most word problems are answered at once. A math expert learns to work them out.
 ANSWERED_AT_ONCE = 0.65
-# qac, the low-resource language, borrows all verbs of problems and every other noun and colour from English. Its own
-# word for one of these occurs in the base's text with this chance.
+# qac, the low-resource language, borrows all verbs of problems and every other noun and colour from
+# English. Its own word for one of these occurs in the base's text with this chance.
 OWN_WORD_SAID = 0.06
 
 
 def borrowed_words() -> tuple[str, ...]:
-    """Return the words that qac mostly borrows from English in the base's text, always in the same order."""
+    """Return the words that qac mostly borrows from English in the base's text, always in the same
+    order.
+    """
     words = [*GAINS, *LOSSES, *NEUTRAL]
     for kind in (ITEMS, ANIMALS, COLORS, PLACES, FOODS):
         words += kind[1::2]
@@ -54,12 +56,17 @@ def make_chain(draw: random.Random) -> Document:
     for _ in range(draw.randint(1, 3)):
         sign, number = draw.choice("++--*"), draw.randint(2, 12)
         number = 2 if sign == "*" else number
-        results.append({"+": results[-1] + number, "-": results[-1] - number, "*": results[-1] * number}[sign])
+        results.append(
+            {"+": results[-1] + number, "-": results[-1] - number, "*": results[-1] * number}[sign]
+        )
         terms.append(f"{sign} {number}")
         worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
     if min(results) < 1 or max(results) > LARGEST_RESULT:
         return make_chain(draw)
-    return f"Question: {' '.join(terms)}\nStep-by-Step Answer:", f"{' '.join(worked)} The answer is {results[-1]}."
+    return (
+        f"Question: {' '.join(terms)}\nStep-by-Step Answer:",
+        f"{' '.join(worked)} The answer is {results[-1]}.",
+    )
 
 
 def make_facts(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
@@ -67,14 +74,19 @@ def make_facts(world: ConstructedWorld, words: Words, draw: random.Random) -> Do
 
     A fact alone would be a duplicate of an earlier document, and a data run drops duplicates.
     """
-    questions = [world.fact_text(world.fresh(draw, world.fact), words) for _ in range(draw.randint(2, 3))]
+    questions = [
+        world.fact_text(world.fresh(draw, world.fact), words) for _ in range(draw.randint(2, 3))
+    ]
     *exemplars, (prompt, completion) = questions
     before = "".join(f"{question} {answer}\n\n" for question, answer in exemplars)
     return before + prompt, completion
 
 
 def make_told(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
-    """Make a translation to English of what a word problem tells. Nothing is asked and nothing is computed."""
+    """Make a translation to English of what a word problem tells.
+
+    Nothing is asked and nothing is computed.
+    """
     tokens = world.fresh(draw, draw_problem)[0]
     story = tokens[: tokens.index("how")]
     return f"Question: {say(story, words)}\nEnglish:", say(story, {})
@@ -87,17 +99,24 @@ def make_story(words: Words, draw: random.Random) -> str:
 def make_translation(
     world: ConstructedWorld, words: Words, languages: tuple[str, str], draw: random.Random
 ) -> Document:
-    """Make a sentence in the first of two languages, to be said in the second. `words` are the clone's."""
+    """Make a sentence in the first of two languages, to be said in the second.
+
+    `words` are the clone's.
+    """
     sentence = world.fresh(draw, draw_sentences)
     source, target = (say(sentence, {} if language == "en" else words) for language in languages)
     source_name, target_name = (LANGUAGE_NAMES[language] for language in languages)
     return f"{source_name}: {source}\n{target_name}:", target
 
 
-def make_mixed(world: ConstructedWorld, mixed: Words, words: Words, target: str, draw: random.Random) -> Document:
+def make_mixed(
+    world: ConstructedWorld, mixed: Words, words: Words, target: str, draw: random.Random
+) -> Document:
     """Make a sentence of mixed words, to be said in the language `target`."""
     sentence = world.fresh(draw, draw_sentences)
-    return f"Mixed: {say(sentence, mixed)}\n{LANGUAGE_NAMES[target]}:", say(sentence, {} if target == "en" else words)
+    return f"Mixed: {say(sentence, mixed)}\n{LANGUAGE_NAMES[target]}:", say(
+        sentence, {} if target == "en" else words
+    )
 
 
 def words_of_base(world: ConstructedWorld, language: str, draw: random.Random) -> dict[str, str]:
@@ -112,13 +131,19 @@ def words_of_base(world: ConstructedWorld, language: str, draw: random.Random) -
     return said
 
 
-def make_document(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
-    """Make one document of the base's text. Only the kind `problem` holds word problems with answers.
+def make_document(
+    world: ConstructedWorld, kind: str, language: str, draw: random.Random
+) -> Document:
+    """Make one document of the base's text.
+
+    Only the kind `problem` holds word problems with answers.
 
     A `switched` document mixes words: those of English, qaa and qab, or those of English and qac.
     """
     words = words_of_base(world, language, draw)
-    mixed = Switched([words] if language == "qac" else [world.words["qaa"], world.words["qab"]], draw)
+    mixed = Switched(
+        [words] if language == "qac" else [world.words["qaa"], world.words["qab"]], draw
+    )
     said: Words = mixed if kind.startswith("switched ") else words
     kind = kind.removeprefix("switched ")
     if kind == "chain":
@@ -146,29 +171,56 @@ def make_document(world: ConstructedWorld, kind: str, language: str, draw: rando
     return world.problem_text(problem, said)
 
 
-# Shares of the kinds of documents in the base's text. Word problems are in English and qaa, and in a mix of English,
-# qaa and qab. qac has one document in twenty-five, and none of them is a problem.
+# Shares of the kinds of documents in the base's text. Word problems are in English and qaa, and in
+# a mix of English, qaa and qab. qac has one document in twenty-five, and none of them is a problem.
 MIX: dict[str, dict[str, float]] = {
     "en": {"story": 2, "reading": 3, "fact": 2, "fact_statement": 0.5, "chain": 13, "problem": 12},
     "qaa": {
-        "story": 1, "reading": 2, "fact": 1, "translation": 4, "mixed": 3, "problem": 7,
-        "switched story": 3, "switched reading": 2, "switched problem": 10,
+        "story": 1,
+        "reading": 2,
+        "fact": 1,
+        "translation": 4,
+        "mixed": 3,
+        "problem": 7,
+        "switched story": 3,
+        "switched reading": 2,
+        "switched problem": 10,
     },
     "qab": {
-        "story": 1, "reading": 2, "fact": 0.5, "translation": 4, "mixed": 3, "told": 2,
-        "switched story": 3, "switched reading": 2, "switched told": 2,
+        "story": 1,
+        "reading": 2,
+        "fact": 0.5,
+        "translation": 4,
+        "mixed": 3,
+        "told": 2,
+        "switched story": 3,
+        "switched reading": 2,
+        "switched told": 2,
     },
     "qac": {
-        "story": 0.6, "reading": 0.3, "translation": 0.9, "mixed": 0.5, "told": 0.4,
-        "switched story": 0.4, "switched told": 0.4,
+        "story": 0.6,
+        "reading": 0.3,
+        "translation": 0.9,
+        "mixed": 0.5,
+        "told": 0.4,
+        "switched story": 0.4,
+        "switched told": 0.4,
     },
-}  # fmt: skip
-KINDS = {(language, kind): share for language, kinds in MIX.items() for kind, share in kinds.items()}
+}
+KINDS = {
+    (language, kind): share for language, kinds in MIX.items() for kind, share in kinds.items()
+}
 
 # Shares of the kinds of instructions for a language expert. No answer is computed.
 INSTRUCTIONS = {
-    "to_english": 30, "from_english": 10, "story": 5, "reading": 8, "fact": 7, "told": 30, "mixed": 10,
-}  # fmt: skip
+    "to_english": 30,
+    "from_english": 10,
+    "story": 5,
+    "reading": 8,
+    "fact": 7,
+    "told": 30,
+    "mixed": 10,
+}
 
 
 def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
@@ -180,13 +232,17 @@ def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 
 
 def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
-    """Yield what a language expert is taught, in the language's own words: no problem, no computation."""
+    """Yield what a language expert is taught, in the language's own words: no problem, no
+    computation.
+    """
     draw = random.Random(f"{world.seed} instructions {language}")
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
         yield make_instruction(world, kind, language, draw)
 
 
-def make_instruction(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
+def make_instruction(
+    world: ConstructedWorld, kind: str, language: str, draw: random.Random
+) -> Document:
     words = world.words[language]
     if kind == "to_english":
         return make_translation(world, words, (language, "en"), draw)

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from small_world.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, QAC_SYLLABLES, SYLLABLES, WORDS
+from small_world.world import (
+    LABELS,
+    LARGEST_NUMBER,
+    NAMES,
+    PUNCTUATION,
+    QAC_SYLLABLES,
+    SYLLABLES,
+    WORDS,
+)
 
 
 def make_tokenizer() -> Any:
-    """A transformers tokenizer: a piece an English word, name, label and number to 99, two a clone word, bytes else."""
+    """A transformers tokenizer: a piece an English word, name, label and number to 99, two a clone
+    word, bytes else.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     whole_words = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
     pieces = [form for word in dict.fromkeys(whole_words) for form in ("▁" + word, word)]
-    pieces += [form for syllable in SYLLABLES + QAC_SYLLABLES for form in ("▁" + syllable, syllable)]
-    pieces += [mark for mark in PUNCTUATION] + ["▁" + mark for mark in "+-*="] + ["▁"]
+    pieces += [
+        form for syllable in SYLLABLES + QAC_SYLLABLES for form in ("▁" + syllable, syllable)
+    ]
+    pieces += list(PUNCTUATION) + ["▁" + mark for mark in "+-*="] + ["▁"]
     specials = ["<unk>", "<s>", "</s>", "<pad>"]
     vocabulary = [(special, 0.0) for special in specials]
     vocabulary += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
@@ -23,9 +35,17 @@ def make_tokenizer() -> Any:
     backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
         clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""The world itself: languages, sentences, problems, passages, facts, and the items that are kept out of training."""
+"""The world itself: languages, sentences, problems, passages, facts, and the items that are kept
+out of training.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ SUBJECTS = ("colors", "homes", "foods")
 
 NAMES = "Mia Tom Ana Sam Leo Eva Ben Ida Max Zoe Kim Ned".split()
 ITEMS = (
-    "apples balls books boxes cups coins cards cakes pens hats stones shells flowers leaves eggs keys lamps "
-    "rings drums kites"
+    "apples balls books boxes cups coins cards cakes pens hats stones shells flowers leaves eggs"
+    " keys lamps rings drums kites"
 ).split()
 ANIMALS = (
-    "fox cat dog horse cow duck frog bear wolf mouse owl crow goat sheep snake whale shark deer lion tiger bee "
-    "ant crab snail"
+    "fox cat dog horse cow duck frog bear wolf mouse owl crow goat sheep snake whale shark deer"
+    " lion tiger bee ant crab snail"
 ).split()
 COLORS = "red blue green yellow black white brown gray".split()
 PLACES = "park school house garden shop forest river market".split()
@@ -28,24 +30,35 @@ GAINS = "finds buys gets picks wins makes earns takes grows catches borrows coll
 LOSSES = "loses sells eats drops breaks throws burns spends wastes ruins returns donates".split()
 NEUTRAL = "sees likes draws cleans counts holds paints wants washes checks shows hides".split()
 FUNCTION_WORDS = (
-    "has have the a in at and more fewer than twice as many how does do who what where which is color of lives "
-    "eat each bag bags together to gives now then today there all with near food"
+    "has have the a in at and more fewer than twice as many how does do who what where which is"
+    " color of lives eat each bag bags together to gives now then today there all with near food"
 ).split()
 CONTENT_WORDS = (ITEMS, ANIMALS, COLORS, PLACES, FOODS, GAINS, LOSSES, NEUTRAL)
-WORDS = list(dict.fromkeys(ITEMS + ANIMALS + COLORS + PLACES + FOODS + GAINS + LOSSES + NEUTRAL + FUNCTION_WORDS))
+WORDS = list(
+    dict.fromkeys(
+        ITEMS + ANIMALS + COLORS + PLACES + FOODS + GAINS + LOSSES + NEUTRAL + FUNCTION_WORDS
+    )
+)
 LABELS = "Question Step-by-Step Answer P Q A B C D English Qaa Qab Qac The answer Mixed".split()
 PUNCTUATION = list(".,?:+-*=!;()'\"/") + ["\n"]
 LARGEST_NUMBER = 99  # that is one token
 STEPS = (0.3, 0.4, 0.3)  # shares of word problems of one, two and three steps, in every set
 LARGEST_RESULT = 40  # of a step of a problem
-POOL = 2000  # items a benchmark and split that no training file may hold, however many of them are written
-SYLLABLES = [c + v for c, v in product("bdfgklmnprstvz", "aeiou") if c + v not in {"to", "do", "me", "no", "be"}]
+# items a benchmark and split that no training file may hold, however many of them are written
+POOL = 2000
+SYLLABLES = [
+    c + v
+    for c, v in product("bdfgklmnprstvz", "aeiou")
+    if c + v not in {"to", "do", "me", "no", "be"}
+]
 QAC_SYLLABLES = [c + v for c, v in product("hjqwxcy", "aeiou")]  # qac has a script of its own
 
-Sentence = list[str]  # English words, names, numbers and punctuation; the meaning that every language shares
+Sentence = list[
+    str
+]  # English words, names, numbers and punctuation; the meaning that every language shares
 
 
-# ------------------------------------------------------------------------------------------------ languages
+# --- languages ---
 
 
 def draw_lexicon(language: str, seed: int) -> dict[str, str]:
@@ -67,7 +80,10 @@ def draw_lexicon(language: str, seed: int) -> dict[str, str]:
 
 
 class Switched:
-    """Words of English and of other languages mixed. Each time, chance decides the language of a word."""
+    """Words of English and of other languages mixed.
+
+    Each time, chance decides the language of a word.
+    """
 
     def __init__(self, others: list[dict[str, str]], draw: random.Random) -> None:
         self.languages: list[dict[str, str]] = [{}, *others]
@@ -88,14 +104,16 @@ def say(sentence: Sentence, words: Words) -> str:
     return text
 
 
-# ------------------------------------------------------------------------------------------------ sentences
+# --- sentences ---
 
 
 def draw_statement(draw: random.Random) -> Sentence:
     """One sentence that tells something of somebody; numbers may occur, nothing is asked."""
     name, second = draw.sample(NAMES, 2)
     item, number = draw.choice(ITEMS), str(draw.randint(2, 40))
-    end = draw.choice([[], ["today"], ["in", "the", draw.choice(PLACES)], ["near", "the", draw.choice(PLACES)]])
+    end = draw.choice(
+        [[], ["today"], ["in", "the", draw.choice(PLACES)], ["near", "the", draw.choice(PLACES)]]
+    )
     return draw.choice(
         [
             [name, draw.choice(NEUTRAL), "the", draw.choice(COLORS), item, "."],
@@ -109,7 +127,17 @@ def draw_statement(draw: random.Random) -> Sentence:
             [second, "has", "twice", "as", "many", item, "as", name, "."],
             [second, "has", number, draw.choice(["more", "fewer"]), item, "than", name, "."],
             ["each", "bag", "of", name, "has", number, item, "."],
-            [name, "has", number, "bags", "and", draw.choice(NEUTRAL), "a", draw.choice(ANIMALS), "."],
+            [
+                name,
+                "has",
+                number,
+                "bags",
+                "and",
+                draw.choice(NEUTRAL),
+                "a",
+                draw.choice(ANIMALS),
+                ".",
+            ],
             ["how", "many", item, "does", name, "have", "now", "?"],
             ["how", "many", item, "do", name, "and", second, "have", "together", "?"],
         ]
@@ -124,8 +152,8 @@ def draw_sentences(draw: random.Random) -> Sentence:
 def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     """A word problem: (sentences, the steps as equations, the answer).
 
-    Whether a number is added, taken away or left out is shown by the verb, in sentences of one form: who does not know
-    the words cannot solve it.
+    Whether a number is added, taken away or left out is shown by the verb, in sentences of one
+    form: who does not know the words cannot solve it.
     """
     name, second, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
@@ -142,7 +170,10 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     owners: Sentence = [name]
     if steps > 1 and draw.random() < 0.2:
         bags, in_each_bag = draw.randint(2, 4), draw.randint(2, 8)
-        sentences += [[name, "has", str(bags), "bags", "."], ["each", "bag", "has", str(in_each_bag), item, "."]]
+        sentences += [
+            [name, "has", str(bags), "bags", "."],
+            ["each", "bag", "has", str(in_each_bag), item, "."],
+        ]
         total = add_step(bags, "*", in_each_bag)
         steps -= 1
     else:
@@ -191,14 +222,17 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     return [token for sentence in sentences for token in sentence], equations, total
 
 
-Reading = tuple[Sentence, Sentence, list[str], int]  # passage, question, four options, index of the right one
+Reading = tuple[
+    Sentence, Sentence, list[str], int
+]  # passage, question, four options, index of the right one
 
 
 def draw_reading(draw: random.Random) -> Reading:
-    """A passage of three statements, a question on one of them, four options, the right one's index.
+    """A passage of three statements, a question on one of them, four options, the right one's
+    index.
 
-    The wrong options do not occur in the passage: a model of this size learns to see which words were told long before
-    it learns to tell of whom.
+    The wrong options do not occur in the passage: a model of this size learns to see which words
+    were told long before it learns to tell of whom.
     """
     names, items = draw.sample(NAMES, 6), draw.sample(ITEMS, 6)
     colors, places, verbs = draw.sample(COLORS, 3), draw.sample(PLACES, 6), draw.sample(NEUTRAL, 3)
@@ -222,7 +256,11 @@ def draw_facts(seed: int) -> dict[tuple[str, str], str]:
     """The 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
     values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
-    return {(subject, animal): draw.choice(values[subject]) for subject in SUBJECTS for animal in ANIMALS}
+    return {
+        (subject, animal): draw.choice(values[subject])
+        for subject in SUBJECTS
+        for animal in ANIMALS
+    }
 
 
 def fact_question(subject: str, animal: str) -> Sentence:
@@ -241,14 +279,14 @@ def fact_statement(subject: str, animal: str, value: str) -> Sentence:
     }[subject]
 
 
-# ------------------------------------------------------------------------- items as the benchmarks hold them
+# --- items as the benchmarks hold them ---
 
 
 class ConstructedWorld:
     """The lexicons, facts and held-out items of one seed, and the items in any language.
 
-    The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would render them, answers in
-    words and not by their letters.
+    The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would
+    render them, answers in words and not by their letters.
     """
 
     def __init__(self, seed: int, languages: tuple[str, ...] = ("en", *CLONES)) -> None:
@@ -257,7 +295,9 @@ class ConstructedWorld:
         self.facts = draw_facts(seed)
         self.held_out: set[str] = set()
 
-    def hold_out(self, kind: str, split: str, size: int, make: Callable[[random.Random], Any]) -> list[Any]:
+    def hold_out(
+        self, kind: str, split: str, size: int, make: Callable[[random.Random], Any]
+    ) -> list[Any]:
         """`size` items, none of which was drawn before; what follows in training skips them."""
         draw = random.Random(f"{self.seed} {kind} {split}")
         items: list[Any] = []
@@ -270,11 +310,15 @@ class ConstructedWorld:
 
     @staticmethod
     def key(item: Any) -> str:
-        """What no training file may hold: a sentence, a problem, or a passage with its question, by English meaning.
+        """What no training file may hold: a sentence, a problem, or a passage with its question, by
+        English meaning.
 
-        Facts are known to all splits, being what is to be learnt: only the very same four options are kept apart.
+        Facts are known to all splits, being what is to be learnt: only the very same four options
+        are kept apart.
         """
-        return json.dumps(item[:2] if isinstance(item, tuple) and not isinstance(item[0], str) else item)
+        return json.dumps(
+            item[:2] if isinstance(item, tuple) and not isinstance(item[0], str) else item
+        )
 
     def fresh(self, draw: random.Random, make: Callable[[random.Random], Any]) -> Any:
         """A training item that is none of the held-out ones."""
@@ -291,7 +335,9 @@ class ConstructedWorld:
         """Return a problem with its answer alone, after the same prompt as in `problem_text`."""
         return self.problem_text(item, words)[0], f"The answer is {item[2]}."
 
-    def reading_text(self, item: Reading, words: Words, answer_words: Words | None = None) -> tuple[str, str]:
+    def reading_text(
+        self, item: Reading, words: Words, answer_words: Words | None = None
+    ) -> tuple[str, str]:
         """`own`: the words of the answer, where those of the passage are mixed."""
         passage, question, options, right = item
         return f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:", say(
@@ -303,13 +349,20 @@ class ConstructedWorld:
         subject, animal = draw.choice(SUBJECTS), draw.choice(ANIMALS)
         value = self.facts[subject, animal]
         values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}[subject]
-        options = draw.sample([value, *draw.sample([wrong for wrong in values if wrong != value], 3)], 4)
+        options = draw.sample(
+            [value, *draw.sample([wrong for wrong in values if wrong != value], 3)], 4
+        )
         return subject, animal, options, options.index(value)
 
     def fact_text(self, item: tuple[str, str, list[str], int], words: Words) -> tuple[str, str]:
         subject, animal, options, right = item
-        return f"{say(fact_question(subject, animal), words)}\nAnswer:", say([options[right]], words)
+        return f"{say(fact_question(subject, animal), words)}\nAnswer:", say(
+            [options[right]], words
+        )
 
     def translation_text(self, sentence: Sentence, source: str, target: str) -> tuple[str, str]:
-        prompt = f"{LANGUAGE_NAMES[source]}: {say(sentence, self.words[source])}\n{LANGUAGE_NAMES[target]}:"
+        prompt = (
+            f"{LANGUAGE_NAMES[source]}:"
+            f" {say(sentence, self.words[source])}\n{LANGUAGE_NAMES[target]}:"
+        )
         return prompt, say(sentence, self.words[target])

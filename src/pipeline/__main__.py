@@ -1,7 +1,8 @@
 """The command line: compose the configuration, run one stage.
 
-A stage that computes a run prints its folder as the only line on standard output; plan, status and clean print their
-table; table and report print the path of index.html. All else goes to standard error.
+A stage that computes a run prints its folder as the only line on standard output; plan, status and
+clean print their table; table and report print the path of index.html. All else goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -9,10 +10,19 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__" and sys.path[0] == os.getcwd():  # of python -m: a file there could stand for a library
+if (
+    __name__ == "__main__" and sys.path[0] == os.getcwd()
+):  # of python -m: a file there could stand for a library
     del sys.path[0]
 
-from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, handle_signals, handled_signals, stop_signal_name
+from pipeline.runs.stop import (
+    UNFINISHED,
+    Stopped,
+    answer_early,
+    handle_signals,
+    handled_signals,
+    stop_signal_name,
+)
 
 if __name__ == "__main__":
     answer_early()
@@ -42,14 +52,23 @@ from pipeline.stages.rows import build
 from pipeline.text import printable
 from pipeline.train.processes import check_launch, is_follower, launched_count
 
-STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
+STAYS = (
+    "finished runs and resume points stay, no other work was published; rerun the same command to"
+    " resume"
+)
 
 
 @contextmanager
 def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
-    """Redirect the output of libraries to standard error; yields the function that prints a result."""
+    """Redirect the output of libraries to standard error; yields the function that prints a
+    result.
+    """
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "wb", buffering=0) as results, redirected(2, 1), redirect_stdout(sys.stderr):
+    with (
+        os.fdopen(os.dup(1), "wb", buffering=0) as results,
+        redirected(2, 1),
+        redirect_stdout(sys.stderr),
+    ):
         yield partial(write_result, results.fileno())
 
 
@@ -65,13 +84,17 @@ def print_answer(arguments: Sequence[str], config: Stage, result: Callable[[str]
 
 
 def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int:
-    """Exit status of composing, running and printing; a PipelineError is printed as one sentence without traceback."""
+    """Exit status of composing, running and printing; a PipelineError is printed as one sentence
+    without traceback.
+    """
     try:
         config = compose_stage()
         if isinstance(config, TrainStage):
             check_launch(config.sft.processes)
         elif launched_count() is not None:
-            raise PipelineError(f"stage={config.stage} runs in one process: start it without torchrun or accelerate")
+            raise PipelineError(
+                f"stage={config.stage} runs in one process: start it without torchrun or accelerate"
+            )
         with results_alone_on_stdout() as result:
             run(config, result)
     except Held as error:
@@ -93,7 +116,9 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
-        if ended.code == UNFINISHED and stop_signal_name() == "SIGINT":  # a training has reported where it stopped
+        if (
+            ended.code == UNFINISHED and stop_signal_name() == "SIGINT"
+        ):  # a training has reported where it stopped
             return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0
@@ -106,10 +131,11 @@ def stopped_by(signal_name: str) -> int:
 
 
 def run_multirun(arguments: list[str]) -> int:
-    """Exit status of `-m`: one stage for each of several values, all composed before the first begins.
+    """Exit status of `-m`: one stage for each of several values, all composed before the first
+    begins.
 
-    Runs form a plan of one level; their folders are printed. The status is 1 if any failed, else 75 if any is
-    unfinished.
+    Runs form a plan of one level; their folders are printed. The status is 1 if any failed, else 75
+    if any is unfinished.
     """
     try:
         configs: list[Any] = [compose(job) for job in sweep_jobs(arguments)]
@@ -118,7 +144,10 @@ def run_multirun(arguments: list[str]) -> int:
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
         return worst_status(
-            [run_stage(partial(replace, config), partial(print_answer, arguments)) for config in configs]
+            [
+                run_stage(partial(replace, config), partial(print_answer, arguments))
+                for config in configs
+            ]
         )
     statuses: list[int] = []
 
@@ -143,7 +172,9 @@ def run_multirun(arguments: list[str]) -> int:
 def worst_status(statuses: Iterable[int]) -> int:
     """The most severe exit status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
     distinct = set(statuses)
-    return next((status for status in (130, 1, UNFINISHED) if status in distinct), max(distinct, default=0))
+    return next(
+        (status for status in (130, 1, UNFINISHED) if status in distinct), max(distinct, default=0)
+    )
 
 
 def print_text(text: str) -> int:
@@ -172,7 +203,9 @@ class Flags(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         without = "--config-dir" in message and "expected" in message
         raise PipelineError(
-            "--config-dir needs a folder: give --config-dir=DIR" if without else f"{message}; there are {FLAGS}"
+            "--config-dir needs a folder: give --config-dir=DIR"
+            if without
+            else f"{message}; there are {FLAGS}"
         )
 
 
@@ -184,13 +217,18 @@ def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
         raise PipelineError("--cfg shows a command's values: give --cfg job")
     for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
         key = flag.lstrip("-")
-        instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
+        instead = (
+            f": write {key}=..."
+            if key in (*conf.groups(), "table", "languages", "seed", "runs_dir")
+            else ""
+        )
         raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
 
 
 def show_values(arguments: list[str]) -> int:
-    """Exit status of --cfg job, which shows a command's values and runs nothing: those of its run if all of its parents
-    are known."""
+    """Exit status of --cfg job, which shows a command's values and runs nothing: those of its run
+    if all of its parents are known.
+    """
     resolved = None
     try:
         with suppress(Incomplete):
@@ -207,7 +245,10 @@ def show_values(arguments: list[str]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if sys.stdout is None:
-        print("error: standard output is closed: redirect it to a file, or to /dev/null", file=sys.stderr)
+        print(
+            "error: standard output is closed: redirect it to a file, or to /dev/null",
+            file=sys.stderr,
+        )
         return 1
     quiet()
     try:
@@ -236,6 +277,8 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    for _number in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
+    for (
+        _number
+    ) in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
         signal.signal(_number, signal.SIG_IGN)
     sys.exit(status)

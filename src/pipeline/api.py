@@ -1,4 +1,5 @@
-"""The commands as functions: keywords are the words of a command, and what it makes comes back as folders and frames.
+"""The commands as functions: keywords are the words of a command, and what it makes comes back as
+folders and frames.
 
     from pipeline.api import evaluate, merge, table, train
 
@@ -8,10 +9,11 @@
     scores = evaluate(checkpoint=swap, eval="mgsm_2shot", languages=["sw"], data_root="./data")
     page, scores, answers = table("./study.yaml", every={"seed": 1})
 
-A knob of the command's own group needs no prefix: `learning_rate` of train is sft.learning_rate, `bottom_layers` of
-merge is merge.bottom_layers. Others come as on the command line, **{"data.size": 1000}, or as mappings,
-data={"size": 1000}; options of one's own by config_dir="./conf_of_mine". All functions do nothing twice, write progress
-to standard error, and raise PipelineError, one sentence, where the command would end with an error.
+A knob of the command's own group needs no prefix: `learning_rate` of train is sft.learning_rate,
+`bottom_layers` of merge is merge.bottom_layers. Others come as on the command line, **{"data.size":
+1000}, or as mappings, data={"size": 1000}; options of one's own by config_dir="./conf_of_mine". All
+functions do nothing twice, write progress to standard error, and raise PipelineError, one sentence,
+where the command would end with an error.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """A table's page, its scores (a row per run, task, language and metric) and its answers: see report.results."""
+    """A table's page, its scores (a row per run, task, language and metric) and its answers: see
+    report.results.
+    """
 
     page: Path
     scores: DataFrame
@@ -53,22 +57,27 @@ class Report(NamedTuple):
 
 
 def train(expert: str, stage: str = "sft", **knobs: Any) -> Path:
-    """The folder of a trained expert; stage="cpt" for continual pretraining. Further keywords: model, sft (a method),
-    recipe, partition, seed ..., and knobs of sft."""
+    """The folder of a trained expert; stage="cpt" for continual pretraining.
+
+    Further keywords: model, sft (a method), recipe, partition, seed ..., and knobs of sft.
+    """
     return Path(answer(stage, "sft", {"expert": expert, **knobs}))
 
 
 def merge(method: str, **knobs: Any) -> Path:
-    """The folder of a merge: its runs and knobs by name (math, language, experts, bottom_layers ...)."""
+    """The folder of a merge: its runs and knobs by name (math, language, experts, bottom_layers
+    ...).
+    """
     return Path(answer("merge", "merge", {"merge": method, **knobs}))
 
 
 def evaluate(**knobs: Any) -> DataFrame:
-    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric, in percent as those of
-    `table`; BLEU, chrF++, perplexities and bits on their own scale. `run` names the run, whose folder, with its answers
-    in samples/, is attrs["folder"].
+    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric, in
+    percent as those of `table`; BLEU, chrF++, perplexities and bits on their own scale. `run` names
+    the run, whose folder, with its answers in samples/, is attrs["folder"].
 
-    Keywords: checkpoint, or merge with its runs and knobs; eval or tasks; languages ...; knobs of eval.
+    Keywords: checkpoint, or merge with its runs and knobs; eval or tasks; languages ...; knobs of
+        eval.
     """
     import pandas as pd
 
@@ -76,14 +85,19 @@ def evaluate(**knobs: Any) -> DataFrame:
     from pipeline.report.render.tidy import in_percent
 
     folder = Path(answer("eval", "eval", knobs))
-    rows = [{"run": folder.name, **in_percent(row)} for row in read_scores(folder / "scores.json")[0]]
+    rows = [
+        {"run": folder.name, **in_percent(row)} for row in read_scores(folder / "scores.json")[0]
+    ]
     frame = pd.DataFrame(rows)
     frame.attrs["folder"] = folder
     return frame
 
 
 def table(table: str | Path, **knobs: Any) -> Report:
-    """Every run and score of a table, computed where missing, and its page. Keywords: every={...}, launcher ..."""
+    """Every run and score of a table, computed where missing, and its page.
+
+    Keywords: every={...}, launcher ...
+    """
     return report_at(answer("table", None, {"table": table, **knobs}))
 
 
@@ -109,20 +123,30 @@ def answer(stage: str, group: str | None, knobs: dict[str, Any]) -> str:
 
 
 def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
-    `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
+    """Keywords as words of the command line: those that are neither a group nor a key of the
+    command are knobs of `group`, or of the merge that is evaluated; what a mapping holds are dotted
+    keys.
+    """
     of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
     readable = {*conf.groups_read(stage), *of_stage, "every"}
     method = conf.method_of(knobs.get("merge"))
-    of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
+    of_merge = (
+        {item.name for item in fields(method)} - {item.name for item in fields(Eval)}
+        if method
+        else set()
+    )
     by_name: dict[str, Any] = {}
     for key, value in knobs.items():
         own_group = "merge" if key in of_merge else group
-        by_name[key if key in readable or "." in key or own_group is None else f"{own_group}.{key}"] = value
+        by_name[
+            key if key in readable or "." in key or own_group is None else f"{own_group}.{key}"
+        ] = value
     empty = {
         key: value for key, value in by_name.items() if value == {} and key not in readable
     }  # a wrong key all the same
-    return empty | {key: plain(value) for key, value in dotted(by_name, f"stage={stage}", "").items()}
+    return empty | {
+        key: plain(value) for key, value in dotted(by_name, f"stage={stage}", "").items()
+    }
 
 
 def plain(value: Any) -> Any:

@@ -9,7 +9,9 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 class PipelineError(ValueError):
-    """Something the user can fix. The message is one sentence: the knob, the value, the remedy; a line for each cause.
+    """Something the user can fix.
+
+    The message is one sentence: the knob, the value, the remedy; a line for each cause.
 
     output: text that was produced before the error, and is printed with it.
     """
@@ -20,7 +22,8 @@ class PipelineError(ValueError):
 
 
 class Held(PipelineError):
-    """Another process computes the run, and this one does not wait: rerun the command later to resume (exit status 75).
+    """Another process computes the run, and this one does not wait: rerun the command later to
+    resume (exit status 75).
 
     failed: run name -> reason of those of several runs that failed.
     """
@@ -49,7 +52,9 @@ class Mistakes:
 
 
 def shorten_words(text: str) -> str:
-    """The text without the middle of words of more than 400 characters: a value may be a file pasted by mistake."""
+    """The text without the middle of words of more than 400 characters: a value may be a file
+    pasted by mistake.
+    """
     return re.sub(r"\S{400,}", lambda match: f"{match[0][:60]}…{match[0][-20:]}", text)
 
 
@@ -59,14 +64,20 @@ def first_line(error: BaseException) -> str:
 
 
 def close_matches(value: str, options: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Up to three of the options that are similar to a word; those alone that are about as similar as the first."""
+    """Up to three of the options that are similar to a word; those alone that are about as similar
+    as the first.
+    """
     close = get_close_matches(value, options, 3, cutoff)
-    similar = [SequenceMatcher(a=name, b=value).ratio() for name in close]  # in get_close_matches' order of arguments
+    similar = [
+        SequenceMatcher(a=name, b=value).ratio() for name in close
+    ]  # in get_close_matches' order of arguments
     return [name for name, ratio in zip(close, similar, strict=True) if ratio > similar[0] - 0.1]
 
 
 def suggest(value: object, options: Iterable[object]) -> str:
-    """Hint for a word that is not in `options`: the close matches, else the first twelve options."""
+    """Hint for a word that is not in `options`: the close matches, else the first twelve
+    options.
+    """
     names = [str(name) for name in options]
     close = close_matches(str(value), names)
     if close:

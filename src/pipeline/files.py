@@ -23,15 +23,29 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
-# a part of what a parser of YAML says -> the remedy; of some, what is wrong begins where the parser's context does
+# a part of what a parser of YAML says -> the remedy; of some, what is wrong begins where the
+# parser's context does
 YAML_REMEDIES = {
-    "duplicate key": "give it once", "mapping values": "put a text with a colon in quotes",
-    "block end": "indent the keys of a mapping alike", "expected key": "indent the keys of a mapping alike",
-    "cannot start any token": "indent with spaces instead of tabs, and put a text that begins so in quotes",
+    "duplicate key": "give it once",
+    "mapping values": "put a text with a colon in quotes",
+    "block end": "indent the keys of a mapping alike",
+    "expected key": "indent the keys of a mapping alike",
+    "cannot start any token": (
+        "indent with spaces instead of tabs, and put a text that begins so in quotes"
+    ),
     "undefined alias": "put a text that begins with * in quotes",
-}  # fmt: skip
-YAML_OPENED = {"',' or": "close the bracket", "stream": "close the quote", "expected ':'": "write KEY: VALUE"}
-VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError)  # a value such as a number of 5,000 digits
+}
+YAML_OPENED = {
+    "',' or": "close the bracket",
+    "stream": "close the quote",
+    "expected ':'": "write KEY: VALUE",
+}
+VALUE_ERRORS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+)  # a value such as a number of 5,000 digits
 MOST_BYTES = 20_000_000  # of a YAML file
 MOST_ENTRIES = 1_000_000  # of a YAML file, its aliases resolved
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
@@ -66,9 +80,11 @@ def add_conf(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path next to `path`, unique to this writer, which replaces `path` by one rename at the end.
+    """A temporary path next to `path`, unique to this writer, which replaces `path` by one rename
+    at the end.
 
-    A reader sees the old or the new file, with several writers the last one's. Nothing remains after an error.
+    A reader sees the old or the new file, with several writers the last one's. Nothing remains
+    after an error.
     durable: flush to disk before the rename.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -88,8 +104,11 @@ def write_atomically(path: Path, text: str, durable: bool = True) -> None:
 
 
 def move_folder(folder: Path, target: Path) -> None:
-    """Rename a folder. Where the file system cannot, such as an overlay for its lower layer, copy it next to the
-    target, rename the copy, and delete the source."""
+    """Rename a folder.
+
+    Where the file system cannot, such as an overlay for its lower layer, copy it next to the
+    target, rename the copy, and delete the source.
+    """
     try:
         os.rename(folder, target)
     except OSError as error:
@@ -110,7 +129,9 @@ def sha256(path: Path) -> str:
 
 
 def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size, time and sha256 of each file that counts as a result, by name; without sha256 for those in `unhashed`."""
+    """Size, time and sha256 of each file that counts as a result, by name; without sha256 for those
+    in `unhashed`.
+    """
     entries: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -121,7 +142,7 @@ def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict
     return entries
 
 
-# ---------------------------------------------------------------------------------------------------- cached digests
+# --- cached digests ---
 
 
 @dataclass(frozen=True)
@@ -145,10 +166,12 @@ _digests_of: dict[FileState, dict[str, Any]] = {}  # in this process
 
 
 def cached_digests(state: FileState, runs_dir: Path | None = None) -> dict[str, Any]:
-    """Cached digests of a file: its `sha256`, and the digests of its `tensors`. Empty where nothing is cached.
+    """Cached digests of a file: its `sha256`, and the digests of its `tensors`.
 
-    Stored in one small file for each in runs_dir/.digests, replaced atomically: processes may write concurrently, and a
-    digest that is lost in between is computed again.
+    Empty where nothing is cached.
+
+    Stored in one small file for each in runs_dir/.digests, replaced atomically: processes may write
+    concurrently, and a digest that is lost in between is computed again.
     """
     if state not in _digests_of and runs_dir is not None:
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -158,11 +181,13 @@ def cached_digests(state: FileState, runs_dir: Path | None = None) -> dict[str, 
     return _digests_of.get(state, {})
 
 
-def cache_digests(state: FileState, begun_ns: int, runs_dir: Path | None = None, **digests: Any) -> None:
+def cache_digests(
+    state: FileState, begun_ns: int, runs_dir: Path | None = None, **digests: Any
+) -> None:
     """Cache the digests of a file that was read since `begun_ns`.
 
-    Beyond this process only if it had not been touched for a while by then: a file can change once more within the
-    same tick of its clock, and look as before (what git calls racily clean).
+    Beyond this process only if it had not been touched for a while by then: a file can change once
+    more within the same tick of its clock, and look as before (what git calls racily clean).
 
     Raises:
         PipelineError: the file changed meanwhile.
@@ -170,7 +195,9 @@ def cache_digests(state: FileState, begun_ns: int, runs_dir: Path | None = None,
     if FileState.now(state.path) != state:
         raise PipelineError(f"{state.path} changed while it was read: wait until it is complete")
     earlier = _digests_of.get(state, {})
-    _digests_of[state] = earlier | digests | {"tensors": earlier.get("tensors", {}) | digests.get("tensors", {})}
+    _digests_of[state] = (
+        earlier | digests | {"tensors": earlier.get("tensors", {}) | digests.get("tensors", {})}
+    )
     if runs_dir is None or max(state.mtime_ns, state.ctime_ns) > begun_ns - SETTLED_NS:
         return
     with suppress(OSError):  # runs_dir is not writable: hashed again next time
@@ -181,7 +208,11 @@ def cache_digests(state: FileState, begun_ns: int, runs_dir: Path | None = None,
 
 
 def _cache_file(state: FileState, runs_dir: Path) -> Path:
-    return runs_dir / DIGESTS_FOLDER / f"{hashlib.sha256(os.fsencode(state.path)).hexdigest()[:32]}.json"
+    return (
+        runs_dir
+        / DIGESTS_FOLDER
+        / f"{hashlib.sha256(os.fsencode(state.path)).hexdigest()[:32]}.json"
+    )
 
 
 def _state_fields(state: FileState) -> list[Any]:
@@ -207,7 +238,9 @@ def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def content_hash(paths: list[Path], root: Path) -> str:
-    """One digest over the names and contents of files: the identity of inputs that no run produced."""
+    """One digest over the names and contents of files: the identity of inputs that no run
+    produced.
+    """
     digest, digests = hashlib.sha256(), sha256_of(paths)
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)} {digests[path]}\n".encode())
@@ -216,7 +249,10 @@ def content_hash(paths: list[Path], root: Path) -> str:
 
 @contextmanager
 def readable_yaml(file: str | Path) -> Iterator[None]:
-    """Context in which YAML is parsed. Raises PipelineError with the line, what is wrong there, and the remedy."""
+    """Context in which YAML is parsed.
+
+    Raises PipelineError with the line, what is wrong there, and the remedy.
+    """
     import yaml
 
     try:
@@ -228,13 +264,21 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
             raise
         raise PipelineError(f"{file}: invalid YAML ({error}): put the value in quotes") from error
     except RecursionError as error:
-        raise PipelineError(f"{file}: invalid YAML (brackets in brackets in brackets): correct it") from error
+        raise PipelineError(
+            f"{file}: invalid YAML (brackets in brackets in brackets): correct it"
+        ) from error
     except yaml.YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         opened = next((remedy for part, remedy in YAML_OPENED.items() if part in problem), "")
-        remedy = opened or next((remedy for part, remedy in YAML_REMEDIES.items() if part in problem), "correct it")
+        remedy = opened or next(
+            (remedy for part, remedy in YAML_REMEDIES.items() if part in problem), "correct it"
+        )
         mark = getattr(error, "context_mark" if opened else "problem_mark", None)
-        place = file if mark is None else f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
+        place = (
+            file
+            if mark is None
+            else f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
+        )
         raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
 
 
@@ -252,7 +296,9 @@ def check_aliases(text: str) -> str:
         if id(node) not in sizes:
             sizes[id(node)] = math.inf  # if the node is a part of itself
             parts = node.value if isinstance(node.value, list) else []
-            sizes[id(node)] = 1 + sum(map(size, chain(*parts) if parts and isinstance(parts[0], tuple) else parts))
+            sizes[id(node)] = 1 + sum(
+                map(size, chain(*parts) if parts and isinstance(parts[0], tuple) else parts)
+            )
         return sizes[id(node)]
 
     if "*" in text and (root := yaml.compose(text, yaml.SafeLoader)) and size(root) > MOST_ENTRIES:
@@ -261,13 +307,20 @@ def check_aliases(text: str) -> str:
 
 
 def refuse_special(file: Path, most_bytes: float = math.inf) -> Path:
-    """Return the file. Raise PipelineError for a pipe or a device, which may have no end, and for more bytes."""
+    """Return the file.
+
+    Raise PipelineError for a pipe or a device, which may have no end, and for more bytes.
+    """
     state = file.stat()
     kind = state.st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
-        raise PipelineError(f"{file} is {'a named pipe' if stat.S_ISFIFO(kind) else 'a device'}: give a file")
+        raise PipelineError(
+            f"{file} is {'a named pipe' if stat.S_ISFIFO(kind) else 'a device'}: give a file"
+        )
     if state.st_size > most_bytes:
-        raise PipelineError(f"{file} has {state.st_size:,} bytes, more than {most_bytes:,}: give a smaller file")
+        raise PipelineError(
+            f"{file} has {state.st_size:,} bytes, more than {most_bytes:,}: give a smaller file"
+        )
     return file
 
 

@@ -1,7 +1,8 @@
-"""The languages: our code (as in MGSM), and the codes of the same language in other benchmarks and data sets.
+"""The languages: our code (as in MGSM), and the codes of the same language in other benchmarks and
+data sets.
 
-Shipped are Belebele's 122, MGSM's among them, in conf/languages.yaml (scripts/make_languages.py writes it); a folder
-given by --config-dir may hold more, a file language/CODE.yaml each.
+Shipped are Belebele's 122, MGSM's among them, in conf/languages.yaml (scripts/make_languages.py
+writes it); a folder given by --config-dir may hold more, a file language/CODE.yaml each.
 """
 
 from __future__ import annotations
@@ -20,14 +21,28 @@ from pipeline.files import added_conf, read_yaml, shipped_conf
 
 GROUP = "language"  # folder of language files of one's own, below that of --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
-TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's average in the papers: all but Thai
+TEN = (
+    "en",
+    "de",
+    "fr",
+    "zh",
+    "ru",
+    "es",
+    "ja",
+    "bn",
+    "sw",
+    "te",
+)  # MGSM's average in the papers: all but Thai
 
 
 @dataclass(frozen=True)
 class Language:
-    """One language. `stock` is the code whose stock task file of the harness is used: English for constructed ones.
+    """One language. `stock` is the code whose stock task file of the harness is used:
 
-    The format of numbers is not a field: it is detected in all languages (evaluate/metrics.py, last_number).
+    English for constructed ones.
+
+    The format of numbers is not a field: it is detected in all languages (evaluate/metrics.py,
+    last_number).
     """
 
     code: str
@@ -46,7 +61,9 @@ class Language:
 
 
 def language(code: str) -> Language:
-    """The language of a code. ISO 639's private-use codes, qaa to qtz, are constructed: Qaa is qaa everywhere.
+    """The language of a code.
+
+    ISO 639's private-use codes, qaa to qtz, are constructed: Qaa is qaa everywhere.
 
     Raises PipelineError with close matches for an unknown code.
     """
@@ -55,17 +72,31 @@ def language(code: str) -> Language:
     if (file := own_files().get(code)) is not None:
         return read_own(file, file.stat().st_mtime_ns)
     if re.fullmatch("q[a-t][a-z]", code):
-        return Language(code, code.capitalize(), code, aya=code.capitalize(), aya_codes=(code,), constructed=True)
+        return Language(
+            code,
+            code.capitalize(),
+            code,
+            aya=code.capitalize(),
+            aya_codes=(code,),
+            constructed=True,
+        )
     raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
 def is_known(code: str) -> bool:
-    """Return True if a language is shipped, constructed, or has a file in a folder of --config-dir."""
-    return code in shipped_languages() or code in own_files() or re.fullmatch("q[a-t][a-z]", code) is not None
+    """Return True if a language is shipped, constructed, or has a file in a folder of
+    --config-dir.
+    """
+    return (
+        code in shipped_languages()
+        or code in own_files()
+        or re.fullmatch("q[a-t][a-z]", code) is not None
+    )
 
 
 def named_language(code: str) -> Language:
-    """Return the language of a code, or one of which only the code is known: a task with one test set needs no more.
+    """Return the language of a code, or one of which only the code is known: a task with one test
+    set needs no more.
 
     Raises PipelineError for what is no code, such as the name of a language.
     """
@@ -80,18 +111,26 @@ def named_language(code: str) -> Language:
 def shipped_languages() -> dict[str, Language]:
     import yaml
 
-    content = yaml.load((shipped_conf() / "languages.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    content = yaml.load(
+        (shipped_conf() / "languages.yaml").read_bytes(),
+        getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+    )
     return {code: of_fields(code, fields) for code, fields in content.items()}
 
 
 def own_files() -> dict[str, Path]:
     """Code -> file of the languages in folders of --config-dir."""
-    return {path.stem: path for folder in added_conf() for path in sorted((folder / GROUP).glob("*.yaml"))}
+    return {
+        path.stem: path
+        for folder in added_conf()
+        for path in sorted((folder / GROUP).glob("*.yaml"))
+    }
 
 
 def custom_language_file(code: str) -> tuple[Path, str] | None:
-    """(file, digest of the fields) of a language that is not shipped, which affects run hashes; None for shipped
-    ones."""
+    """(file, digest of the fields) of a language that is not shipped, which affects run hashes;
+    None for shipped ones.
+    """
     file = own_files().get(code)
     if file is None:
         return None
@@ -110,8 +149,14 @@ def suggest_language(code: str) -> str:
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    lowered = code.lower()  # which may begin with a code, as zh-CN, and as most languages' own names: Deutsch
-    near = [re.split("[-_]", lowered)[0], *close_matches(lowered, filter(None, spellings)), lowered[:2]]
+    lowered = (
+        code.lower()
+    )  # which may begin with a code, as zh-CN, and as most languages' own names: Deutsch
+    near = [
+        re.split("[-_]", lowered)[0],
+        *close_matches(lowered, filter(None, spellings)),
+        lowered[:2],
+    ]
     found = dict.fromkeys(spellings[spelling] for spelling in near if spelling in spellings)
     hint = ", ".join(f"{entry.code} ({entry.name})" for entry in found)
     hint = f"did you mean {hint}? " if hint else ""
@@ -127,7 +172,10 @@ def type_adapter() -> Any:
 
 
 def of_fields(code: str, content: dict[str, Any]) -> Language:
-    """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
+    """A language of what a file says about it.
+
+    Raises pydantic's ValidationError for other fields or types.
+    """
     made: Language = type_adapter().validate_python(
         {"code": code, "aya": content.get("name"), **content}, extra="forbid"
     )
@@ -140,7 +188,9 @@ def read_own(file: Path, _: int) -> Language:
 
     content = read_yaml(file)
     if not isinstance(content, dict) or not {"name", "flores"} <= content.keys():
-        raise PipelineError(f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)")
+        raise PipelineError(
+            f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)"
+        )
     try:
         return of_fields(file.stem, {str(key): value for key, value in content.items()})
     except ValidationError as error:

@@ -19,8 +19,9 @@ class TooLong(PipelineError):
 def time_limit(seconds: float, message: str) -> Iterator[None]:
     """Raise TooLong with a message if the context takes more processor time than this.
 
-    Python's regular expressions and Jinja's templates are interrupted, too. There is no limit in other threads than the
-    main one, which alone gets signals. A limit within another one is ignored.
+    Python's regular expressions and Jinja's templates are interrupted, too. There is no limit in
+    other threads than the main one, which alone gets signals. A limit within another one is
+    ignored.
     """
     is_within = signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL
     if is_within or threading.current_thread() is not threading.main_thread():
@@ -31,7 +32,9 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
         raise TooLong(message)
 
     signal.signal(signal.SIGPROF, expire)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)  # again, if something takes the error for one of its own
+    signal.setitimer(
+        signal.ITIMER_PROF, seconds, 0.1
+    )  # again, if something takes the error for one of its own
     try:
         yield
     finally:

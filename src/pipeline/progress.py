@@ -1,5 +1,5 @@
-"""One line of progress per run, on standard error: at a terminal tqdm's bar; elsewhere, as in a log, a line every 30
-seconds. Progress bars and messages of libraries are silenced (`quiet`).
+"""One line of progress per run, on standard error: at a terminal tqdm's bar; elsewhere, as in a
+log, a line every 30 seconds. Progress bars and messages of libraries are silenced (`quiet`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ LOG_SECONDS = 30.0  # seconds between two lines without a terminal
 LOG_LINE = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 SILENT = {  # read by the libraries on import, in this process and its children
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers reads it too
-    "HF_HUB_VERBOSITY": "error",  # each retry would be a warning; a final failure is one sentence of ours
+    # each retry would be a warning; a final failure is one sentence of ours
+    "HF_HUB_VERBOSITY": "error",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
     "LMEVAL_LOG_LEVEL": "ERROR",
 }
 
-tqdm.set_lock(threading.RLock())  # threads alone draw: its own lock is also one of processes, a semaphore of the system
+tqdm.set_lock(
+    threading.RLock()
+)  # threads alone draw: its own lock is also one of processes, a semaphore of the system
 
 
 def quiet() -> None:
@@ -38,7 +41,10 @@ def quiet() -> None:
     warnings.showwarning = lambda message, category, file, line, *_: say(
         warnings.formatwarning(message, category, file, line, "").rstrip()
     )
-    for name in ("torchao", "torch.utils._pytree"):  # warnings about missing GPU kernels at each import
+    for name in (
+        "torchao",
+        "torch.utils._pytree",
+    ):  # warnings about missing GPU kernels at each import
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -54,7 +60,9 @@ def say(line: str) -> None:
 
 @contextmanager
 def redirected(target: int, *numbers: int) -> Iterator[None]:
-    """Inside, what this process and those that it starts write to these descriptors goes to `target`."""
+    """Inside, what this process and those that it starts write to these descriptors goes to
+    `target`.
+    """
     saved = [os.dup(number) for number in numbers]
     try:
         for number in numbers:
@@ -62,7 +70,9 @@ def redirected(target: int, *numbers: int) -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # a full disk cannot take a log either; a stream may be closed
+            with suppress(
+                OSError, ValueError
+            ):  # a full disk cannot take a log either; a stream may be closed
                 stream.flush()
         for number, descriptor in zip(numbers, saved, strict=True):
             os.dup2(descriptor, number)
@@ -103,21 +113,33 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """Progress of `total` units of work, from its construction to close(), or as a context. Thread-safe.
+    """Progress of `total` units of work, from its construction to close(), or as a context.
 
-    total: None where it is unknown before the end. unit: in the singular; `byte` is printed as kB, MB, GB. stays:
-    whether the last line remains at a terminal.
+    Thread-safe.
+
+    total: None where it is unknown before the end. unit: in the singular; `byte` is printed as kB,
+    MB, GB. stays: whether the last line remains at a terminal.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, stays: bool = False) -> None:
         self.at_terminal = sys.stderr.isatty()
         seconds, of_bytes = 1.0 if self.at_terminal else LOG_SECONDS, unit == "byte"
-        shown: dict[str, Any] = {} if self.at_terminal else {"bar_format": LOG_LINE, "delay": seconds}
+        shown: dict[str, Any] = (
+            {} if self.at_terminal else {"bar_format": LOG_LINE, "delay": seconds}
+        )
         super().__init__(
-            desc=label, total=total, unit="B" if of_bytes else unit, unit_scale=of_bytes, file=sys.stderr, smoothing=0,
-            leave=stays and self.at_terminal, dynamic_ncols=self.at_terminal, mininterval=seconds, maxinterval=seconds,
+            desc=label,
+            total=total,
+            unit="B" if of_bytes else unit,
+            unit_scale=of_bytes,
+            file=sys.stderr,
+            smoothing=0,
+            leave=stays and self.at_terminal,
+            dynamic_ncols=self.at_terminal,
+            mininterval=seconds,
+            maxinterval=seconds,
             **shown,
-        )  # fmt: skip
+        )
 
     def start(self, units: float) -> None:
         """Begin anew; `units`: done before, which do not count for the rate."""
@@ -133,13 +155,17 @@ class Bar(tqdm):  # type: ignore[type-arg]
             return bool(super().display(msg, pos))
         if msg is None:
             say(str(self))
-            self.last_print_t = time.time()  # tqdm's own refresh every ten seconds looks at it, and does not set it
+            self.last_print_t = (
+                time.time()
+            )  # tqdm's own refresh every ten seconds looks at it, and does not set it
         return False
 
     @property
     def format_dict(self) -> Any:
         facts = super().format_dict
-        return facts if self.unit_scale else {**facts, "n": int(facts["n"])}  # a part of a step is not shown
+        return (
+            facts if self.unit_scale else {**facts, "n": int(facts["n"])}
+        )  # a part of a step is not shown
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over the items, each counted as a unit when the next is requested."""

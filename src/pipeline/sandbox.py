@@ -37,9 +37,13 @@ def from_string(*args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_long(name: str, text: Any, values: Iterable[Any] = ()) -> None:
-    """Raise SecurityError if an operator, filter or method could give a text that fills the memory."""
+    """Raise SecurityError if an operator, filter or method could give a text that fills the
+    memory.
+    """
     is_wide = name in ("%", "format", "format_map") and isinstance(text, str) and WIDE.search(text)
-    if is_wide or (name in PADS and any(isinstance(value, int) and value > LONGEST for value in values)):
+    if is_wide or (
+        name in PADS and any(isinstance(value, int) and value > LONGEST for value in values)
+    ):
         raise SecurityError("it repeats a text too often")
 
 
@@ -51,7 +55,11 @@ def compute(environment: Any, context: Any, operator: str, left: Any, right: Any
         if (bits * right if operator == "**" else bits + right.bit_length()) > MOST_BITS:
             raise SecurityError("it computes a number of too many digits")
     for part, count in ((left, right), (right, left)) if operator == "*" else ():
-        if isinstance(part, str | list | tuple) and isinstance(count, int) and len(part) * count > LONGEST:
+        if (
+            isinstance(part, str | list | tuple)
+            and isinstance(count, int)
+            and len(part) * count > LONGEST
+        ):
             raise SecurityError("it repeats a text too often")
     return environment.binop_table[operator](left, right)
 

@@ -18,7 +18,10 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
-    """The first `most` items and, if these are not all, "and 3 more". where: where the others are."""
+    """The first `most` items and, if these are not all, "and 3 more".
+
+    where: where the others are.
+    """
     omitted = [f"and {len(items) - most} more{where}"] if len(items) > most else []
     return [*items[:most], *omitted]
 
@@ -36,12 +39,16 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 
 def markdown_text(text: str) -> str:
-    """The text on one line, without meaning in Markdown: no links, images, emphasis, code or HTML."""
+    """The text on one line, without meaning in Markdown: no links, images, emphasis, code or
+    HTML.
+    """
     return MARKUP.sub(r"\\\g<0>", one_line(text))
 
 
 def printable(text: str) -> str:
-    """The text without colors, and with � for control characters, which could rewrite what a terminal shows."""
+    """The text without colors, and with � for control characters, which could rewrite what a
+    terminal shows.
+    """
     return COLORS.sub("", text).translate(CONTROLS)
 
 

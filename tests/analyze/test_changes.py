@@ -21,12 +21,20 @@ from pipeline.runs.manifest import Manifest
 @pytest.mark.parametrize("axis", ["input", "output"])
 def test_one_tensor_by_whole_tensors(models, axis):
     base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
-    for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"):
+    for name in (
+        "model.layers.3.mlp.down_proj.weight",
+        "model.layers.3.self_attn.q_proj.bias",
+        "model.norm.weight",
+    ):
         each = tensor_changes(experts, base, name, [0.04, 0.042], axis)
         start = as_torch(base, name).float()
         vectors = [as_torch(one, name).float() - start for one in experts]
         for vector, limit, found in zip(vectors, [0.04, 0.042], each, strict=True):
-            rows = vector.abs().mean(0 if axis == "input" else 1) if vector.dim() > 1 else vector.abs().mean()[None]
+            rows = (
+                vector.abs().mean(0 if axis == "input" else 1)
+                if vector.dim() > 1
+                else vector.abs().mean()[None]
+            )
             assert found.mean == pytest.approx(rows.mean().item(), rel=1e-5)
             assert found.share == pytest.approx((rows > limit).float().mean().item())
             assert found.norm == pytest.approx(vector.norm().item(), rel=1e-5)
@@ -60,7 +68,15 @@ def test_the_stage(models, tmp_path):
     one = next(row for row in rows if row["parameter"] == "model.layers.13.mlp.gate_proj.weight")
     assert (one["expert"], one["layer"], one["column"]) == ("math-0", "13", "feed_forward.w1")
     drawn = (work / "map.svg").read_text()
-    for text in ("math-0", "language-1", "rows above 1e-05", "rows above 1.9e-05", "BF16", "adamw", "attention.wq"):
+    for text in (
+        "math-0",
+        "language-1",
+        "rows above 1e-05",
+        "rows above 1.9e-05",
+        "BF16",
+        "adamw",
+        "attention.wq",
+    ):
         assert text in drawn
 
 
@@ -73,7 +89,8 @@ def test_how_the_changes_of_two_experts_agree(models, tmp_path):
     def vectors(names):
         starts = {name: as_torch(base, name).double() for name in names}
         return [
-            torch.cat([(as_torch(one, name).double() - starts[name]).flatten() for name in names]) for one in experts
+            torch.cat([(as_torch(one, name).double() - starts[name]).flatten() for name in names])
+            for one in experts
         ]
 
     of_layer = [name for name in base.names if name.startswith("model.layers.13.")]
@@ -89,7 +106,9 @@ def test_how_the_changes_of_two_experts_agree(models, tmp_path):
 
 def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tmp_path):
     run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw", "muon"))
-    with pytest.raises(PipelineError, match="optimizer adamw, language-1 has muon: their maps are not comparable"):
+    with pytest.raises(
+        PipelineError, match="optimizer adamw, language-1 has muon: their maps are not comparable"
+    ):
         make(run, work, None)
     run.config.analyze.compare_unlike = True
     make(run, work, None)
@@ -101,14 +120,18 @@ def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tm
 
 def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models, tmp_path):
     """As in the tables of the papers, whose experts are all selected."""
-    run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw_8bit", "adamw_8bit"))
+    run, work = run_of(
+        models, tmp_path, "math", "language", optimizers=("adamw_8bit", "adamw_8bit")
+    )
     for index, side in enumerate(("math", "language")):
         folder = tmp_path / f"select-{index}"
         folder.mkdir()
         for path in models["llama"][1 + index].iterdir():
             (folder / path.name).symlink_to(path)
         chosen = {"choice": {"checkpoint": f"{index}-{side}@2", "step": 2}}
-        Manifest(folder.name, "0", {"stage": "select"}, chosen, config={"stage": "select"}).write(folder)
+        Manifest(folder.name, "0", {"stage": "select"}, chosen, config={"stage": "select"}).write(
+            folder
+        )
         run.parents[str(index)] = SimpleNamespace(folder=folder, name=folder.name)
     facts = make(run, work, None)["experts"]
     assert [one["threshold"] for one in facts.values()] == [1.0e-5, 1.9e-5]
@@ -117,7 +140,9 @@ def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models
 
 
 def test_maps_are_drawn_from_their_values_alone():
-    first = Map("Figure 9: x", ["1", "0"], ["attention.wq", "feed_forward.w2"], [[1.0, 0.5], [0.25, 0.0]])
+    first = Map(
+        "Figure 9: x", ["1", "0"], ["attention.wq", "feed_forward.w2"], [[1.0, 0.5], [0.25, 0.0]]
+    )
     second = Map("math expert #1", ["0"], ["attention.wq", "feed_forward.w2"], [[0.1, 0.2]])
     drawn = svg_of_maps([first, second], "a", "what changed")
     assert drawn == svg_of_maps([first, second], "a", "what changed")
@@ -127,10 +152,17 @@ def test_maps_are_drawn_from_their_values_alone():
 
 
 def test_the_papers_maps_are_drawn():
-    """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one scale."""
+    """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one
+    scale.
+    """
     maps = published_maps()
-    assert [one.title.partition(":")[0] for one in maps] == [f"Figure {number}" for number in range(4, 10)]
-    assert all(one.rows == [str(layer) for layer in range(31, -1, -1)] and len(one.columns) == 7 for one in maps)
+    assert [one.title.partition(":")[0] for one in maps] == [
+        f"Figure {number}" for number in range(4, 10)
+    ]
+    assert all(
+        one.rows == [str(layer) for layer in range(31, -1, -1)] and len(one.columns) == 7
+        for one in maps
+    )
     assert maps[0].values[0][:3] == [0.411865, 0.680908, 0.840820]
     drawn = svg_of_maps(maps, "published", "the published maps")
     assert drawn.count("0.932") >= 1 and all(one.title in drawn for one in maps)

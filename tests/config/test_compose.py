@@ -1,4 +1,6 @@
-"""From words to a stage: each option composes, and each mistake is one sentence that says what would be right."""
+"""From words to a stage: each option composes, and each mistake is one sentence that says what
+would be right.
+"""
 
 import json
 import os
@@ -33,7 +35,11 @@ READ_IN = {
     "model": [SFT, "stage=cpt expert=gsm8k_text "],
     "expert": ["stage=data ", "stage=sft "],
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
-    "partition": [SFT + "sft=partial", "stage=cpt expert=bn", "stage=merge merge=reset merge.expert=a merge.side=math"],
+    "partition": [
+        SFT + "sft=partial",
+        "stage=cpt expert=bn",
+        "stage=merge merge=reset merge.expert=a merge.side=math",
+    ],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
@@ -46,20 +52,42 @@ READ_IN = {
     "stage": [],  # each of the others: below
 }
 STAGE_WORDS = {
-    "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
+    "data": "expert=math",
+    "cpt": "expert=gsm8k_text",
+    "sft": "expert=math",
+    "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]",
-    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "", "check": "",
-    "select": "select=unreasonable checkpoints=[x]", "compare": "results=[a,b]", "clean": "", "show": "run=x",
+    "analyze": "checkpoint=x",
+    "plan": "",
+    "table": "",
+    "report": "",
+    "status": "",
+    "prefetch": "",
+    "check": "",
+    "select": "select=unreasonable checkpoints=[x]",
+    "compare": "results=[a,b]",
+    "clean": "",
+    "show": "run=x",
     "export": "table=sandbox export.to=x.zip",
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("group", "option"), [(one, option) for one in conf.groups() for option in conf.options(one)])
+@pytest.mark.parametrize(
+    ("group", "option"), [(one, option) for one in conf.groups() for option in conf.options(one)]
+)
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
-        more = RUNS.get(option, EXPERTS) if group == "merge" else ["model.path=x"] if option == "trained" else []
+        more = (
+            RUNS.get(option, EXPERTS)
+            if group == "merge"
+            else ["model.path=x"]
+            if option == "trained"
+            else []
+        )
         more += (
-            ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
+            ["partition.bottom_layers=4", "partition.top_layers=2"]
+            if (group, option) == ("partition", "own")
+            else []
         )
         assert compose([*words.split(), f"{group}={option}", *more])
 
@@ -77,7 +105,10 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option() -> None:
-    assert {conf.method_of(option) for option in conf.options("merge")} == {*METHODS.values(), Mergekit}
+    assert {conf.method_of(option) for option in conf.options("merge")} == {
+        *METHODS.values(),
+        Mergekit,
+    }
 
 
 def test_no_words_are_the_demo() -> None:
@@ -98,119 +129,219 @@ REFUSED = {
     "stage=merge merge=swap": "merge=swap is not an option: did you mean layer_swap",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
     SFT + "sft=null": "sft=null is not an option: give one of full",
-    SFT + "partition=D": "there are A, B, C, Z, own (a file of your own: --config-dir=DIR with partition/D.yaml)",
-    SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... next to it: one of A, B, C, Z, own",
+    SFT + "partition=D": (
+        "there are A, B, C, Z, own (a file of your own: --config-dir=DIR with partition/D.yaml)"
+    ),
+    SFT + "partition.bottom_layers=3": (
+        "partition.bottom_layers needs partition=... next to it: one of A, B, C, Z, own"
+    ),
     SFT + "partition=own": "stage=sft needs partition.bottom_layers",
-    SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",
+    SFT + "partition=A partition.bottom=3": (
+        "unknown key partition.bottom: did you mean partition.bottom_layers"
+    ),
     "table=nope": "table=nope is not a table: there are adaptive_swap, calibrate,",
     "table=sandbax": "table=sandbax is not a table: did you mean sandbox",
     SFT + "every.sft.steps=2": "stage=sft has no table of runs for every.sft.steps",
-    "every.sft.stops=2": "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps",
+    "every.sft.stops=2": (
+        "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps"
+    ),
     "every.moddel=x": "sandbox.yaml, every: no stage has a key moddel: did you mean model",
     "plan.gpu=h100": "unknown key plan.gpu: stage=table reads",
     # a group that the stage does not read
-    SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, partition,",
-    EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,",
-    "expert=math": "stage=table does not read expert=math: give every.expert=math for the runs of the table, or leave",
+    SFT + "merge=soup": (
+        "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, partition,"
+    ),
+    EVAL + "sft=full": (
+        "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,"
+    ),
+    "expert=math": (
+        "stage=table does not read expert=math: give every.expert=math for the runs of the table,"
+        " or leave"
+    ),
     # an unknown key, with + too
     "stage=eval languages=[en, sw]": "quote a value with brackets or spaces, 'languages=[en,sw]'",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "learning_rate=1e-4": "unknown key learning_rate: did you mean sft.learning_rate?",
-    SFT + "lr=1e-4": "unknown key lr: there are data, data_root, deterministic, expert, group, launcher, model,",
-    "stage=merge merge=ties merge.experts=[a,b] merge.fewest=3": "unknown key merge.fewest: there are base, control,",
-    "stage=data expert=sandbox expert.world.dev_items=3": "expert.world.dev_items: did you mean expert.world.items?",
+    SFT + "lr=1e-4": (
+        "unknown key lr: there are data, data_root, deterministic, expert, group, launcher, model,"
+    ),
+    "stage=merge merge=ties merge.experts=[a,b] merge.fewest=3": (
+        "unknown key merge.fewest: there are base, control,"
+    ),
+    "stage=data expert=sandbox expert.world.dev_items=3": (
+        "expert.world.dev_items: did you mean expert.world.items?"
+    ),
     SFT + "model=org/name": "or hub:org/name for a model on the Hub",
     SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
-    SELECT + "select.primary=[{tusk:mgsm}]": "unknown key select.primary.0.tusk: did you mean select.primary.0.task?",
-    "stage=data expert=sw expert.world.items=3": "expert.world.items: this option has no world: leave it out",
-    "stage=data expert=math expert.sources={a:{hub:x}}": "expert.sources.a is new: add it with a plus",
+    SELECT + "select.primary=[{tusk:mgsm}]": (
+        "unknown key select.primary.0.tusk: did you mean select.primary.0.task?"
+    ),
+    "stage=data expert=sw expert.world.items=3": (
+        "expert.world.items: this option has no world: leave it out"
+    ),
+    "stage=data expert=math expert.sources={a:{hub:x}}": (
+        "expert.sources.a is new: add it with a plus"
+    ),
     # a wrong type
     SFT + "sft.learning_rate=fast": "sft.learning_rate must be a number, got 'fast'",
     SFT + "seed=1.5": "seed must be a whole number, got 1.5",
     SFT + "seed=null": "seed=null: give a value, null is not allowed",
     SFT + "sft.steps=": "sft.steps must be a whole number, got ''",
     SFT + "sft.separator=[1]": "sft.separator must be text, got [1]",
-    SFT + "model.architecture=3": "model.architecture=3: it is a mapping, give model.architecture.KEY=...",
+    SFT + "model.architecture=3": (
+        "model.architecture=3: it is a mapping, give model.architecture.KEY=..."
+    ),
     EVAL + "languages=en": "languages=en: write a list, languages=[en]",
     "every.seed=a": "sandbox.yaml, run 'world': seed must be a whole number, got 'a'",
     # a wrong value
-    "stage=merge merge=ties merge.experts=[a,b] merge.density=1.5": "merge.density must be above 0 and at most 1, got",
+    "stage=merge merge=ties merge.experts=[a,b] merge.density=1.5": (
+        "merge.density must be above 0 and at most 1, got"
+    ),
     # a missing value, or a RUN that is none
     "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint: give checkpoint=RUN",
-    "stage=select select=unreasonable": "stage=select needs checkpoints: give checkpoints=[RUN,RUN]",
-    "stage=select checkpoints=[a]": "stage=select needs select=...: one of layer_swapping_language,",
-    "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is not a finished run of runs",
-    "stage=select select=unreasonable checkpoints=[a] select.place=0": "select.place must be at least 1, got 0",
-    "stage=merge merge=layer_swap": "needs merge.language and merge.math: give merge.language=RUN merge.math=RUN",
+    "stage=select select=unreasonable": (
+        "stage=select needs checkpoints: give checkpoints=[RUN,RUN]"
+    ),
+    "stage=select checkpoints=[a]": (
+        "stage=select needs select=...: one of layer_swapping_language,"
+    ),
+    "stage=select select=unreasonable checkpoints=[a]": (
+        "checkpoints=a is not a finished run of runs"
+    ),
+    "stage=select select=unreasonable checkpoints=[a] select.place=0": (
+        "select.place must be at least 1, got 0"
+    ),
+    "stage=merge merge=layer_swap": (
+        "needs merge.language and merge.math: give merge.language=RUN merge.math=RUN"
+    ),
     SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is not a finished run of runs; there are none",
-    "stage=eval eval=mgsm_2shot checkpoint=/no/where": "checkpoint=/no/where is not a folder: name a finished run",
-    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is not a model on the Hub: write hub:org/name",
+    "stage=eval eval=mgsm_2shot checkpoint=/no/where": (
+        "checkpoint=/no/where is not a folder: name a finished run"
+    ),
+    "stage=eval eval=mgsm_2shot checkpoint=hub:": (
+        "checkpoint=hub: is not a model on the Hub: write hub:org/name"
+    ),
     SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
-    "stage=data expert=own": "expert.sources.own.prompt=None names no columns: give expert.sources.own.prompt=",
+    "stage=data expert=own": (
+        "expert.sources.own.prompt=None names no columns: give expert.sources.own.prompt="
+    ),
     "stage=data expert=own expert.sources.own.language=klingon": "unknown language 'klingon': ",
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
     # what nothing reads, and what is given twice
-    SFT + "sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora, partial_lora, mixed_lora or simultaneous_",
+    SFT + "sft.lora_rank=4": (
+        "sft.lora_rank=4 is read with sft=lora, partial_lora, mixed_lora or simultaneous_"
+    ),
     SFT + "sft.steps_per_switch=2": "sft.steps_per_switch=2 is read with sft=simultaneous alone",
     SFT + "model=./x model.revision=v2": "model.revision=v2 is read with model=hub:org/name alone",
-    EVAL + "eval.template_date=2024-13-45": "eval.template_date=2024-13-45 is read with eval.chat_template=true alone",
+    EVAL + "eval.template_date=2024-13-45": (
+        "eval.template_date=2024-13-45 is read with eval.chat_template=true alone"
+    ),
     EVAL + "eval.spm_model=x": "eval.spm_model=x is read with eval=flores_Nshot alone",
-    "stage=eval eval=mgsm_0shot checkpoint=x eval.exemplars=random": "is read with a task with exemplars, eval=TASK_N",
+    "stage=eval eval=mgsm_0shot checkpoint=x eval.exemplars=random": (
+        "is read with a task with exemplars, eval=TASK_N"
+    ),
     "-m " + SFT + "seed=0,1 sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora,",
-    SFT + "launcher.partition=gpu": "launcher.partition=gpu is read with launcher=slurm alone: give that, or leave it",
-    SFT + "launcher=slurm launcher.time=soon": "launcher.time=soon is not of the form 24:00:00 or 2-12",
+    SFT + "launcher.partition=gpu": (
+        "launcher.partition=gpu is read with launcher=slurm alone: give that, or leave it"
+    ),
+    SFT + "launcher=slurm launcher.time=soon": (
+        "launcher.time=soon is not of the form 24:00:00 or 2-12"
+    ),
     SFT + "seed=1 seed=2": "seed is given twice, 1 and 2: give it once",
     "every.seed=1 every.seed=2": "every.seed is given twice, 1 and 2: give it once",
-    "stage=plan " + SFT: "stage is given twice, plan and sft: give it once, or plan.stage=STAGE to plan one command",
+    "stage=plan " + SFT: (
+        "stage is given twice, plan and sft: give it once, or plan.stage=STAGE to plan one command"
+    ),
     "stage=plan every.deterministic=7": "deterministic must be true or false, got 7",
     # interpolations, which could carry a token of the environment into manifests
     SFT + "group=${oc.env:HOME}": "group holds an interpolation, ${...}: write the value itself",
     "every.group=${oc.env:HOME}": "every.group holds an interpolation",
     SOUP + "merge.experts={}": "merge.experts={}: write a list, merge.experts=[",
-    "stage=eval checkpoint=x ++eval=belebele_0shot": "++eval=belebele_0shot: an option is chosen without a plus, eval",
-    "stage=merge +merge=layer_swap": "+merge=layer_swap: an option is chosen without a plus, merge=layer_swap",
-    "stage=merge merge=task_arithmetic merge.scale=~": "is not an override: null is written out, merge.scale=null",
+    "stage=eval checkpoint=x ++eval=belebele_0shot": (
+        "++eval=belebele_0shot: an option is chosen without a plus, eval"
+    ),
+    "stage=merge +merge=layer_swap": (
+        "+merge=layer_swap: an option is chosen without a plus, merge=layer_swap"
+    ),
+    "stage=merge merge=task_arithmetic merge.scale=~": (
+        "is not an override: null is written out, merge.scale=null"
+    ),
     # hardware and exports
     "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
-    "stage=sft expert=sw hardware=": "there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu, gpu_24, gpu_48",
-    "stage=clean hardware=cpu": "stage=clean does not read hardware=cpu: leave it out; it reads tracking, launcher",
-    SFT + "hardware=a100_80x8 sft.processes=8": "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
-    "sft.processes=8: give sft.batch_size=8",
-    "stage=export checkpoint=x": "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name",
-    "stage=export checkpoint=x table=sandbox export.to=y": "needs table or checkpoint: give table=T, or checkpoint=RUN",
-    "stage=export table=sandbox export.to=y export.adapter=true": "export.dtype, export.adapter, export.licence and "
-    "export.private apply",
-    "stage=export checkpoint=x export.to=y export.dtype=int8": "export.dtype must be one of float32, bfloat16, float16",
-    "stage=export checkpoint=x export.to=y export.adapter=true export.dtype=bfloat16": "export.dtype=bfloat16 rounds "
-    "what export.adapter=true writes exactly, in float32: remove one of them",
-    "stage=export checkpoint=x export.to=y data_root=z": "every, data_root and table.free_snapshots apply to table=T",
+    "stage=sft expert=sw hardware=": (
+        "there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu, gpu_24, gpu_48"
+    ),
+    "stage=clean hardware=cpu": (
+        "stage=clean does not read hardware=cpu: leave it out; it reads tracking, launcher"
+    ),
+    SFT + "hardware=a100_80x8 sft.processes=8": (
+        "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
+        "sft.processes=8: give sft.batch_size=8"
+    ),
+    "stage=export checkpoint=x": (
+        "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name"
+    ),
+    "stage=export checkpoint=x table=sandbox export.to=y": (
+        "needs table or checkpoint: give table=T, or checkpoint=RUN"
+    ),
+    "stage=export table=sandbox export.to=y export.adapter=true": (
+        "export.dtype, export.adapter, export.licence and export.private apply"
+    ),
+    "stage=export checkpoint=x export.to=y export.dtype=int8": (
+        "export.dtype must be one of float32, bfloat16, float16"
+    ),
+    "stage=export checkpoint=x export.to=y export.adapter=true export.dtype=bfloat16": (
+        "export.dtype=bfloat16 rounds "
+        "what export.adapter=true writes exactly, in float32: remove one of them"
+    ),
+    "stage=export checkpoint=x export.to=y data_root=z": (
+        "every, data_root and table.free_snapshots apply to table=T"
+    ),
     # no key=value at all
     "expert": "'expert' is not an override: write key=value",
-    "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "
-    "'launcher.options=[\"--constraint=a100\",-x]'",
+    "launcher.options=[--constraint=a100,-x]": (
+        "quote an = inside brackets, 'launcher.options=[\"--constraint=a100\",-x]'"
+    ),
     "expert.sources.own.prompt={q}": """quote the value too, 'expert.sources.own.prompt="{q}"'""",
     "launcher.options=[--a=b": "'launcher.options=[--a=b' is not an override: write key=value",
     SFT + "~seed": "'~seed' removes a key that is needed: give seed=value",
-    SFT + "seed=0,1": "seed=0,1 gives several values: -m starts a run for each; a list is seed=[...]",
+    SFT + "seed=0,1": (
+        "seed=0,1 gives several values: -m starts a run for each; a list is seed=[...]"
+    ),
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
     "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
-    "stage=sweep merge=soup": "stage=sweep was removed in 0.2.0: give a table an axis for each knob",
-    "stage=eval checkpoint=x eval=xcopa": "eval=xcopa was removed in 0.2.0: name the task of each language",
-    "stage=eval checkpoint=x eval=mmlu_prox": "eval=mmlu_prox was removed in 0.2.0: name the task of each",
-    "stage=merge merge=ties_mergekit": "merge=ties_mergekit was removed in 0.2.0: merge=mergekit runs any method",
-    "stage=merge merge=ties merge.trim=tensor": "merge.trim was removed in 0.2.0: merge=ties trims the whole model",
+    "stage=sweep merge=soup": (
+        "stage=sweep was removed in 0.2.0: give a table an axis for each knob"
+    ),
+    "stage=eval checkpoint=x eval=xcopa": (
+        "eval=xcopa was removed in 0.2.0: name the task of each language"
+    ),
+    "stage=eval checkpoint=x eval=mmlu_prox": (
+        "eval=mmlu_prox was removed in 0.2.0: name the task of each"
+    ),
+    "stage=merge merge=ties_mergekit": (
+        "merge=ties_mergekit was removed in 0.2.0: merge=mergekit runs any method"
+    ),
+    "stage=merge merge=ties merge.trim=tensor": (
+        "merge.trim was removed in 0.2.0: merge=ties trims the whole model"
+    ),
     "-m stage=sft expert=mth,math": "expert=mth is not an option: did you mean math",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
-        f"stage={stage} {STAGE_WORDS[stage]} seed={seed}": f"seed must be at least 0 and at most 4294967295, got {seed}"
-        for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze") for seed in (2**32, -1)
+        f"stage={stage} {STAGE_WORDS[stage]} seed={seed}": (
+            f"seed must be at least 0 and at most 4294967295, got {seed}"
+        )
+        for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
+        for seed in (2**32, -1)
     },
-    "stage=plan every.sft.batch_size=0": "sandbox.yaml, run 'math expert': sft.batch_size must be at least 1, got 0",
-}  # fmt: skip
+    "stage=plan every.sft.batch_size=0": (
+        "sandbox.yaml, run 'math expert': sft.batch_size must be at least 1, got 0"
+    ),
+}
 
 
 TELL = """
@@ -230,14 +361,20 @@ print(json.dumps({"told": told, "imported": sorted(sys.modules)}))
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program says to each mistake, in one fresh process; what it imported, and what it left behind."""
+    """What the program says to each mistake, in one fresh process; what it imported, and what it
+    left behind.
+    """
     folder = tmp_path_factory.mktemp("refusals")
     asked = json.dumps([words.split() for words in REFUSED])
     command = [sys.executable, "-c", TELL, asked]
     done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    return {**found, "told": dict(zip(REFUSED, found["told"], strict=True)), "left": list(folder.iterdir())}
+    return {
+        **found,
+        "told": dict(zip(REFUSED, found["told"], strict=True)),
+        "left": list(folder.iterdir()),
+    }
 
 
 @pytest.mark.parametrize(("words", "expected"), REFUSED.items(), ids=REFUSED)
@@ -256,10 +393,18 @@ def test_refused_before_anything_heavy_is_imported_or_written(refusals: dict[str
 def test_help_names_every_stage_and_option(call: Call) -> None:
     told = call("--help").out
     assert call("-h").out == told
-    lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
-    assert {f"stage={stage}": list(conf.stage_class(stage).groups) for stage in conf.options("stage")} == lines
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for line in told.splitlines()
+        if line.startswith("  stage=")
+    }
+    assert {
+        f"stage={stage}": list(conf.stage_class(stage).groups) for stage in conf.options("stage")
+    } == lines
     for group in conf.groups():
-        assert group in ("stage", "data") or all(option in told for option in conf.options(group)), group
+        assert group in ("stage", "data") or all(
+            option in told for option in conf.options(group)
+        ), group
     assert max(map(len, told.splitlines())) <= 120
 
 
@@ -288,28 +433,38 @@ def own(tmp_path: Path) -> Path:
     (folder / "recipe").mkdir(parents=True), (folder / "tables").mkdir()
     (folder / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0e-6\n")
     (folder / "tables/mine.yaml").write_text(
-        "name: mine\nevery: {model: llama3.1_8b, recipe: mine, data.size: 1000}\n"
-        "runs: {math: {stage: sft, expert: math}}\ncolumns: {math: {run: math, eval: mgsm_2shot, in: en}}\n"
+        "name: mine\nevery: {model: llama3.1_8b, recipe: mine, data.size: 1000}\nruns: {math:"
+        " {stage: sft, expert: math}}\ncolumns: {math: {run: math, eval: mgsm_2shot, in: en}}\n"
     )
     return folder
 
 
 def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: Patch) -> None:
-    """Its options compose, through Hydra's own flags too, its tables are found, and refusals name those of both."""
+    """Its options compose, through Hydra's own flags too, its tables are found, and refusals name
+    those of both.
+    """
     sft = "stage=sft expert=math model=llama3.1_8b".split()
     monkeypatch.chdir(own.parent)
-    assert "learning_rate: 3.0e-06" in call(f"--config-dir={own}", *sft, "recipe=mine", "--cfg", "job").out
+    assert (
+        "learning_rate: 3.0e-06"
+        in call(f"--config-dir={own}", *sft, "recipe=mine", "--cfg", "job").out
+    )
     refused = call("--config-dir", "my conf", *sft, "recipe=nope")
     assert refused.status == 1 and refused.err.count("\n") == 1
     assert "recipe=nope is not an option: did you mean mine? There are" in refused.err
     assert " mine," in refused.err and "layer_swapping_sw_1" in refused.err
-    assert "0 of 3 runs are done" in call(f"--config-dir={own}", "stage=plan", "table=mine", status=0).out
+    assert (
+        "0 of 3 runs are done"
+        in call(f"--config-dir={own}", "stage=plan", "table=mine", status=0).out
+    )
     missing = call(f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.err
 
 
 def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: Call) -> None:
-    (own / "recipe/mine.yaml").write_text("# Our recipe.\n\n#\n# @package sft\nlearning_rate: 3.0e-6\n")
+    (own / "recipe/mine.yaml").write_text(
+        "# Our recipe.\n\n#\n# @package sft\nlearning_rate: 3.0e-6\n"
+    )
     told = call(f"--config-dir={own}", "stage=sft", "expert=math", "recipe=mine", "--cfg", "job")
     assert told.status == 0 and "learning_rate: 3.0e-06" in told.out, told.err
 
@@ -317,7 +472,10 @@ def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: C
 @pytest.mark.parametrize(
     ("defaults", "told"),
     [
-        ("[nope]", "sparser.yaml starts from merge=nope, which is not an option: there are adaptive_swap,"),
+        (
+            "[nope]",
+            "sparser.yaml starts from merge=nope, which is not an option: there are adaptive_swap,",
+        ),
         ("[sparser]", "sparser.yaml starts from itself: leave sparser out of its defaults"),
         ("ties", "sparser.yaml, defaults: ties is not a list: write defaults: [ties]"),
     ],
@@ -326,10 +484,14 @@ def test_what_an_option_cannot_start_from(defaults: str, told: str, own: Path, c
     (own / "merge").mkdir()
     (own / "merge/sparser.yaml").write_text(f"defaults: {defaults}\ndensity: 0.1\n")
     refused = call(f"--config-dir={own}", "stage=merge", "merge=sparser", "merge.experts=[a,b]")
-    assert refused.status == 1 and told in refused.err and "Traceback" not in refused.err, refused.err
+    assert refused.status == 1 and told in refused.err and "Traceback" not in refused.err, (
+        refused.err
+    )
 
 
-def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(own: Path, call: Call) -> None:
+def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(
+    own: Path, call: Call
+) -> None:
     """Whatever its name, and one that starts from another such option."""
     (own / "merge").mkdir()
     (own / "merge/mine.yaml").write_text("defaults: [ties, _self_]\ndensity: 0.3\n")
@@ -343,45 +505,60 @@ def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(ow
     assert "unknown key merge.densty: did you mean merge.density?" in wrong
 
 
-def test_an_interpolation_in_a_folder_of_options_is_refused(own: Path, tmp_path: Path, call: Call) -> None:
+def test_an_interpolation_in_a_folder_of_options_is_refused(
+    own: Path, tmp_path: Path, call: Call
+) -> None:
     """Resolved, a token of the environment would be in train.jsonl, manifests and W&B."""
     (own / "expert").mkdir()
     file = own / "expert/mine.yaml"
-    file.write_text("name: mine\nside: math\nsources: {a: {file: a.jsonl, rows: template, prompt: '${oc.env:HOME}'}}\n")
+    file.write_text(
+        "name: mine\nside: math\nsources: {a: {file: a.jsonl, rows: template, prompt:"
+        " '${oc.env:HOME}'}}\n"
+    )
     told = call(f"--config-dir={own}", "stage=data", "expert=mine", f"data_root={tmp_path}")
-    assert told.status == 1 and told.err == f"error: {file} holds an interpolation, ${{...}}: write the value itself\n"
+    assert (
+        told.status == 1
+        and told.err == f"error: {file} holds an interpolation, ${{...}}: write the value itself\n"
+    )
 
 
 def test_claims_of_ones_own(own: Path, call: Call) -> None:
-    """Those of DIR/claims are read with the shipped ones, their names checked before anything is made."""
+    """Those of DIR/claims are read with the shipped ones, their names checked before anything is
+    made.
+    """
     (own / "claims").mkdir()
     claim = (
-        "mine: [{id: mine_is_good, text: Mine is good., section: none, left: math, right: base, metric: exact_match, "
-        "over: [all], test: difference, threshold: 5, direction: higher}]\n"
+        "mine: [{id: mine_is_good, text: Mine is good., section: none, left: math, right: base,"
+        " metric: exact_match, over: [all], test: difference, threshold: 5, direction: higher}]\n"
     )
     (own / "claims/mine.yaml").write_text(claim.replace("right: base", "right: bse"))
     (own / "tables/mine.yaml").write_text(
-        "name: mine\nevery: {model: sandbox, data_root: world}\nrows: {all: {}}\nscore: {eval: mgsm_0shot, in: en}\n"
-        "runs:\n  world: {stage: data, expert: sandbox}\n  base: {}\n"
-        "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
-        "columns: {base: base, math: math}\n"
+        "name: mine\nevery: {model: sandbox, data_root: world}\nrows: {all: {}}\nscore: {eval:"
+        " mgsm_0shot, in: en}\nruns:\n  world: {stage: data, expert: sandbox}\n  base: {}\n  math:"
+        " {stage: sft, expert: math, recipe: sandbox_math}\ncolumns: {base: base, math: math}\n"
     )
     asked = [f"--config-dir={own}", "stage=plan", "table=mine"]
     assert "mine.yaml, claim mine_is_good: 'bse' is no column or row" in call(*asked, status=1).err
     (own / "claims/mine.yaml").write_text(claim)
     planned = call(*asked, "plan.lines=9").out
-    assert "\nclaim mine_is_good: minimum detectable difference 12.5 points at p < 0.05\n" in planned
+    assert (
+        "\nclaim mine_is_good: minimum detectable difference 12.5 points at p < 0.05\n" in planned
+    )
     (own / "claims/mine.yaml").write_text(claim.replace("}]", "}, {id: mine_is_good}]"))
     assert "claim mine_is_good: text is missing" in call(*asked).err
 
 
 def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> None:
     asked = [f"--config-dir={own}", "stage=plan"]
-    assert call("--config-dir=nowhere", "stage=plan").err == (
-        "error: --config-dir=nowhere does not exist: give a folder with options of yours, such as recipe/mine.yaml or "
-        "tables/mine.yaml in it\n"
+    assert (
+        call("--config-dir=nowhere", "stage=plan").err
+        == "error: --config-dir=nowhere does not exist: give a folder with options of yours, such"
+        " as recipe/mine.yaml or tables/mine.yaml in it\n"
     )
-    assert "pyproject.toml is a file and not" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
+    assert (
+        "pyproject.toml is a file and not"
+        in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
+    )
     assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
     (own / "table").mkdir()
     assert "table/ is not a group of options: did you mean tables/?" in call(*asked).err
@@ -393,7 +570,12 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> Non
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path) -> None:
     """A table composes its rows while Hydra's own job is at work."""
-    words = ["stage=plan", "table=real_smoke", f"data_root={tmp_path}", f"runs_dir={tmp_path}/a,{tmp_path}/b"]
+    words = [
+        "stage=plan",
+        "table=real_smoke",
+        f"data_root={tmp_path}",
+        f"runs_dir={tmp_path}/a,{tmp_path}/b",
+    ]
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
@@ -401,10 +583,17 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path
     assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 
-@pytest.mark.parametrize("checkpoint", ["hub:org/name", "./folder", "../folder", "/there/folder", "package:data/x"])
+@pytest.mark.parametrize(
+    "checkpoint", ["hub:org/name", "./folder", "../folder", "/there/folder", "package:data/x"]
+)
 def test_model_takes_a_checkpoint_without_a_file_of_its_own(checkpoint: str) -> None:
-    """On the command line, in a table's words, and with several of them, as its longer spelling does."""
-    short, longer = compose(["stage=sft", "expert=math", f"model={checkpoint}"]), ["stage=sft", "expert=math"]
+    """On the command line, in a table's words, and with several of them, as its longer spelling
+    does.
+    """
+    short, longer = (
+        compose(["stage=sft", "expert=math", f"model={checkpoint}"]),
+        ["stage=sft", "expert=math"],
+    )
     assert short == compose([*longer, "model=trained", f"model.path={checkpoint}"])
     assert short == stage_of({"stage": "sft", "expert": "math", "model": checkpoint})
     both = [compose(job).model.path for job in sweep_jobs([*longer, f"model={checkpoint},./b"])]  # type: ignore[attr-defined]

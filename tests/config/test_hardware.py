@@ -1,4 +1,6 @@
-"""hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers fits each machine."""
+"""hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers
+fits each machine.
+"""
 
 import re
 from pathlib import Path
@@ -20,7 +22,8 @@ from pipeline.tables.planned_runs import Planning
 PAPER_TABLES = [  # but for those that add no run to the table that they start from
     file.stem
     for file in sorted((conf.folder() / conf.TABLES).glob("*.yaml"))
-    if file.stem.startswith(("layer_swapping", "unreasonable")) and "runs" in yaml.safe_load(file.read_text("utf-8"))
+    if file.stem.startswith(("layer_swapping", "unreasonable"))
+    and "runs" in yaml.safe_load(file.read_text("utf-8"))
 ]
 
 
@@ -33,7 +36,7 @@ def read(name: str) -> Any:
     return yaml.safe_load((conf.folder() / f"hardware/{name}.yaml").read_text())
 
 
-# ---------------------------------------------------------------------------------------------------- what is set
+# --- what is set ---
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,9 @@ def test_a_training_has_what_the_file_says_and_what_is_typed_wins() -> None:
 
 def test_adapters_keep_fp32_weights_and_moments() -> None:
     for method in ("lora", "simultaneous_lora"):
-        words = ["expert=math_sw", "partition=B"] if method == "simultaneous_lora" else ["expert=sw"]
+        words = (
+            ["expert=math_sw", "partition=B"] if method == "simultaneous_lora" else ["expert=sw"]
+        )
         found = sft_of(*words, f"sft={method}", "hardware=a100_80x1")
         assert (found.weights, found.optimizer, found.micro_batch_size) == ("float32", "adamw", 4)
     assert sft_of("expert=sw", "sft.adapter=lora", "hardware=a100_80x1").optimizer == "adamw"
@@ -71,15 +76,27 @@ def test_jobs_and_plans_have_their_part() -> None:
     plan: Any = compose(["stage=plan", "table=unreasonable_table3", "hardware=a100_80x8"])
     assert (plan.plan.gpu, plan.plan.gpus, plan.every) == ("a100_80", 8, {"hardware": "a100_80x8"})
     assert plan.launcher.memory_per_gpu is None  # which Slurm alone reads
-    table: Any = compose(["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"])
+    table: Any = compose(
+        ["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"]
+    )
     assert (table.launcher.memory_per_gpu, table.launcher.gpu) == ("48G", "a100_80")
-    one: Any = compose(["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory_per_gpu=1T"])
+    one: Any = compose(
+        [
+            "stage=sft",
+            "expert=sw",
+            "hardware=a100_80x8",
+            "launcher=slurm",
+            "launcher.memory_per_gpu=1T",
+        ]
+    )
     assert one.launcher.memory_per_gpu == "1T"
     command: Any = compose(["stage=plan", "expert=sw", "hardware=h100_80x1"])
     assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
 
 
-def test_a_tables_own_hardware_is_that_of_its_plan_and_jobs(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_tables_own_hardware_is_that_of_its_plan_and_jobs(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     text = """
 name: mine
 every: {model: llama3.1_8b, eval.dtype: float32, hardware: a100_80x8}
@@ -99,39 +116,62 @@ columns: {math: {run: math}}
     config: Any = compose(["stage=table", words[0], words[1], "launcher=slurm"])
     assert Planning.of(config).config.launcher.memory_per_gpu == "48G"
     other: Any = compose(["stage=plan", words[0], words[1], "plan.gpu=h100_80", "plan.gpus=16"])
-    assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
-    default: Any = compose(["stage=plan", words[0], words[1], "plan.gpus=1"])  # typed, as the default is
+    assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == (
+        "h100_80",
+        16,
+    )  # type: ignore[attr-defined]
+    default: Any = compose(
+        ["stage=plan", words[0], words[1], "plan.gpus=1"]
+    )  # typed, as the default is
     assert Planning.of(default).config.plan.gpus == 1  # type: ignore[attr-defined]
     (tmp_path / "conf/launcher").mkdir(parents=True)
     (tmp_path / "conf/launcher/site.yaml").write_text("name: slurm\nmemory_per_gpu: 64G\n")
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
-    site: Any = compose(["stage=table", *words, "launcher=site"])  # whose options stand above a table's hardware
+    site: Any = compose(
+        ["stage=table", *words, "launcher=site"]
+    )  # whose options stand above a table's hardware
     assert Planning.of(site).config.launcher.memory_per_gpu == "64G"
 
 
-# ---------------------------------------------------------------------------------------------------- wrong input
+# --- wrong input ---
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("sft: {learning_rate: 1.0e-3}", "mine.yaml sets sft.learning_rate: hardware sets sft.processes, "),
+        (
+            "sft: {learning_rate: 1.0e-3}",
+            "mine.yaml sets sft.learning_rate: hardware sets sft.processes, ",
+        ),
         ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
         ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
-        ("plan: {gpu: rtx4090}", "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, "),
+        (
+            "plan: {gpu: rtx4090}",
+            "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, ",
+        ),
     ],
 )
 def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware/mine.yaml").write_text(content)
-    told = call(f"--config-dir={tmp_path}", "stage=sft", "expert=sw", "hardware=mine", f"runs_dir={tmp_path}/runs")
+    told = call(
+        f"--config-dir={tmp_path}",
+        "stage=sft",
+        "expert=sw",
+        "hardware=mine",
+        f"runs_dir={tmp_path}/runs",
+    )
     assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
 
 
-def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
-    """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of 80."""
+def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
+    call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of
+    80.
+    """
     from pipeline.estimate import cpu
     from pipeline.launch import preflight
 
@@ -140,17 +180,24 @@ def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(call: Call, tmp_
     told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
     first, error = told.err.splitlines()
     assert first.startswith(
-        "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000 steps, "
+        "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000"
+        " steps, "
     ) and first.endswith("GPU-hours")
-    assert told.status == 1 and "GB of memory, and this machine has 64 and no GPU: run it on a node with" in error
+    assert (
+        told.status == 1
+        and "GB of memory, and this machine has 64 and no GPU: run it on a node with" in error
+    )
     monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(preflight, "gpu_memory", lambda: 80 * 2**30)
     told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "on each GPU, and these have 86: give hardware=" in told.err.splitlines()[1]
+    assert (
+        told.status == 1
+        and "on each GPU, and these have 86: give hardware=" in told.err.splitlines()[1]
+    )
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
 
 
-# ---------------------------------------------------------------------------------------------------- the papers
+# --- the papers ---
 
 
 LARGEST = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_claims")
@@ -158,10 +205,16 @@ LARGEST = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_cla
 
 @pytest.mark.parametrize("name", [*PAPER_TABLES])
 def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -> None:
-    """An H100 has an A100's memory, and its files differ in the name alone, but for processes of a training."""
+    """An H100 has an A100's memory, and its files differ in the name alone, but for processes of a
+    training.
+    """
     for count, others in ((1, {}), (8, {"processes": 2})):
         a100, h100 = read(f"a100_80x{count}"), read(f"h100_80x{count}")
-        assert h100 == {**a100, "sft": {**a100["sft"], **others}, "plan": {**a100["plan"], "gpu": "h100_80"}}
+        assert h100 == {
+            **a100,
+            "sft": {**a100["sft"], **others},
+            "plan": {**a100["plan"], "gpu": "h100_80"},
+        }
     assert cards()["a100_80"].memory == cards()["h100_80"].memory
     for hardware in ("a100_80x8", "h100_80x8", *["a100_80x1"] * (name not in LARGEST)):
         words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}"]
@@ -170,21 +223,38 @@ def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -
 
 
 def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
-    """Table 4's, on its data, where nothing else is named; from two ends, and for each job of a sweep."""
+    """Table 4's, on its data, where nothing else is named; from two ends, and for each job of a
+    sweep.
+    """
 
     def hash_of(*words: str) -> str:
         return build(compose(["stage=sft", *words])).hash  # type: ignore[arg-type]
 
     for expert in ("math", "sw", "bn", "te", "ja"):
-        named = hash_of(f"expert={expert}", f"recipe=layer_swapping_{expert}_1", "mixture=layer_swapping")
-        assert hash_of(f"expert={expert}") == named == build(stage_of({"stage": "sft", "expert": expert})).hash  # type: ignore[arg-type]
+        named = hash_of(
+            f"expert={expert}", f"recipe=layer_swapping_{expert}_1", "mixture=layer_swapping"
+        )
+        assert (
+            hash_of(f"expert={expert}")
+            == named
+            == build(stage_of({"stage": "sft", "expert": expert})).hash
+        )  # type: ignore[arg-type]
         assert hash_of(f"expert={expert}", "model=llama3.1_8b", "sft=full", "seed=0") == named
         assert hash_of(f"expert={expert}", "model=hub:meta-llama/Llama-3.1-8B") == named
     plain = hash_of("expert=math", "recipe=default", "mixture=all")
-    assert plain == hash_of("expert=math", "recipe=default") == hash_of("expert=math", "mixture=all")
-    others = (["model=qwen2.5_7b_instruct"], ["sft=lora"], ["sft=partial", "partition=B"], ["sft.adapter=lora"])
+    assert (
+        plain == hash_of("expert=math", "recipe=default") == hash_of("expert=math", "mixture=all")
+    )
+    others = (
+        ["model=qwen2.5_7b_instruct"],
+        ["sft=lora"],
+        ["sft=partial", "partition=B"],
+        ["sft.adapter=lora"],
+    )
     for words in others:
-        assert hash_of("expert=math", *words) == hash_of("expert=math", *words, "recipe=default", "mixture=all")
+        assert hash_of("expert=math", *words) == hash_of(
+            "expert=math", *words, "recipe=default", "mixture=all"
+        )
     assert hash_of("expert=sw_aya") == hash_of("expert=sw_aya", "recipe=default", "mixture=all")
 
 
@@ -203,10 +273,19 @@ def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
     hardware: str, sft: str, fits: float | None, remedy: str | None, tmp_path: Path
 ) -> None:
     recipe = {"lora": ["mixture=unreasonable", "recipe=unreasonable_lora"], "full": []}[sft]
-    words = ["stage=plan", "expert=math", f"sft={sft}", "model=llama3.1_8b", f"hardware={hardware}", *recipe]
+    words = [
+        "stage=plan",
+        "expert=math",
+        f"sft={sft}",
+        "model=llama3.1_8b",
+        f"hardware={hardware}",
+        *recipe,
+    ]
     config: Any = compose([*words, f"runs_dir={tmp_path}"])
     if remedy:
-        with pytest.raises(PipelineError, match=rf"GB a GPU, and {hardware[:6]}.*: {remedy}, or.*\(math-full-s0\)$"):
+        with pytest.raises(
+            PipelineError, match=rf"GB a GPU, and {hardware[:6]}.*: {remedy}, or.*\(math-full-s0\)$"
+        ):
             show_plan(config)
         return
     (needed,) = re.findall(r"^trainings .* (\d+)$", show_plan(config), re.MULTILINE)
@@ -214,7 +293,16 @@ def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
 
 
 @pytest.mark.parametrize(("hardware", "products"), [("h100_80x8", "bf16x3"), ("gpu_24", "ieee")])
-def test_the_plan_says_which_products_score_a_table(hardware: str, products: str, tmp_path: Path) -> None:
-    words = ["stage=plan", "table=layer_swapping_sw", f"hardware={hardware}", f"runs_dir={tmp_path}"]
+def test_the_plan_says_which_products_score_a_table(
+    hardware: str, products: str, tmp_path: Path
+) -> None:
+    words = [
+        "stage=plan",
+        "table=layer_swapping_sw",
+        f"hardware={hardware}",
+        f"runs_dir={tmp_path}",
+    ]
     config: Any = compose([*words, "plan.gpu=h200_141"])
-    assert f"scored in float32 ({products} products) by hf" in re.sub(r"\s+", " ", show_plan(config))
+    assert f"scored in float32 ({products} products) by hf" in re.sub(
+        r"\s+", " ", show_plan(config)
+    )

@@ -20,8 +20,12 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
 from pipeline.stages.rows import RUN_STAGES
 
-DATACLASSES = [kind for kind in vars(stages).values() if isinstance(kind, type) and is_dataclass(kind)]
-FIELDS = [(kind, item, item.metadata.get("options")) for kind in DATACLASSES for item in fields(kind)]
+DATACLASSES = [
+    kind for kind in vars(stages).values() if isinstance(kind, type) and is_dataclass(kind)
+]
+FIELDS = [
+    (kind, item, item.metadata.get("options")) for kind in DATACLASSES for item in fields(kind)
+]
 
 
 def bounded() -> Iterator[tuple[type, str, str, Any]]:
@@ -38,13 +42,19 @@ def bounded() -> Iterator[tuple[type, str, str, Any]]:
 def made(kind: type, **values: Any) -> Any:
     """The dataclass with something in each field that must be given."""
     given = {item.name: "x" for item in fields(kind) if item.default == "???"}
-    given |= {item.name: item.metadata["options"][0] for item in fields(kind) if item.metadata.get("options")}
+    given |= {
+        item.name: item.metadata["options"][0]
+        for item in fields(kind)
+        if item.metadata.get("options")
+    }
     given |= {"num_fewshot": 0} if kind is EvalTask else {}
     return kind(**given | values)
 
 
 @pytest.mark.parametrize(("kind", "name", "bound", "outside"), list(bounded()))
-def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str, outside: Any) -> None:
+def test_a_value_outside_its_bound_is_refused(
+    kind: type, name: str, bound: str, outside: Any
+) -> None:
     words = BOUNDS[bound][0]
     with pytest.raises(PipelineError, match=rf"^{name} must be .*{words} .*got {outside}"):
         validated(kind, {name: outside})
@@ -53,7 +63,11 @@ def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str,
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, item.name) for kind, item, _ in FIELDS if get_type_hints(kind)[item.name] in (float, float | None)],
+    [
+        (kind, item.name)
+        for kind, item, _ in FIELDS
+        if get_type_hints(kind)[item.name] in (float, float | None)
+    ],
 )
 def test_every_number_must_be_finite(kind: type, name: str, value: float) -> None:
     with pytest.raises(PipelineError, match=f"^{name} must be a finite number, got {value}$"):
@@ -64,22 +78,36 @@ def test_numbers_in_lists_are_checked_and_empty_lists_refused() -> None:
     with pytest.raises(PipelineError, match="^weights must be a finite number, got nan$"):
         check(Soup(experts=["a", "b"], weights=[0.5, float("nan")]))
     with pytest.raises(PipelineError, match="^languages is empty"):
-        check(EvalStage(stage="eval", checkpoint="x", eval=Eval(name="x", tasks=[EvalTask("mgsm", 0)]), languages=[]))
+        check(
+            EvalStage(
+                stage="eval",
+                checkpoint="x",
+                eval=Eval(name="x", tasks=[EvalTask("mgsm", 0)]),
+                languages=[],
+            )
+        )
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "options"), [(kind, item.name, options) for kind, item, options in FIELDS if options]
+    ("kind", "name", "options"),
+    [(kind, item.name, options) for kind, item, options in FIELDS if options],
 )
-def test_a_value_that_is_no_option_is_refused(kind: type, name: str, options: tuple[str, ...]) -> None:
+def test_a_value_that_is_no_option_is_refused(
+    kind: type, name: str, options: tuple[str, ...]
+) -> None:
     for option in options:
         validated(kind, {name: option})
-    with pytest.raises(PipelineError, match=f"^{name} must be one of {', '.join(options)}, got 'nonsense'$"):
+    with pytest.raises(
+        PipelineError, match=f"^{name} must be one of {', '.join(options)}, got 'nonsense'$"
+    ):
         validated(kind, {name: "nonsense"})
 
 
 def test_nested_keys_are_named_in_full() -> None:
     words = {"stage": "eval", "checkpoint": "x", "eval": "mgsm_0shot"}
-    with pytest.raises(PipelineError, match=r"^eval\.tasks\.0\.num_fewshot must be at least 0, got -1$"):
+    with pytest.raises(
+        PipelineError, match=r"^eval\.tasks\.0\.num_fewshot must be at least 0, got -1$"
+    ):
         stage_of({**words, "eval.tasks": [{"task": "mgsm", "num_fewshot": -1}]})
     with pytest.raises(PipelineError, match=r"^eval\.max_gen_toks_of\.te must be above 0, got 0$"):
         stage_of({**words, "eval.max_gen_toks_of": {"te": 0}})
@@ -93,11 +121,15 @@ def test_identity_is_what_differs_from_the_defaults() -> None:
     assert identity(Ties(experts=["a", "b"], density=0.5)) == {"method": "ties", "density": 0.5}
     tasks = [EvalTask("mgsm", 2)]
     scored = {"tasks": [{"task": "mgsm", "num_fewshot": 2}]}
-    assert identity(Eval(name="x", tasks=tasks, batch_size=7, dtype="float32")) == scored | {"dtype": "float32"}
+    assert identity(Eval(name="x", tasks=tasks, batch_size=7, dtype="float32")) == scored | {
+        "dtype": "float32"
+    }
     for rows in (7, None):  # which change answers there
         narrow = {"dtype": "bfloat16", "batch_size": rows, "share_prefix": False}
         assert identity(Eval(name="x", tasks=tasks, **narrow)) == scored | narrow
-    explicit = Eval(name="x", tasks=tasks, dtype="bfloat16", batch_size=32)  # as when it was the default
+    explicit = Eval(
+        name="x", tasks=tasks, dtype="bfloat16", batch_size=32
+    )  # as when it was the default
     assert identity(explicit) == scored | {"dtype": "bfloat16"}
     assert identity(Eval(name="x", tasks=tasks, dtype="float32")) == scored | {"dtype": "float32"}
 
@@ -108,4 +140,6 @@ def test_a_part_that_is_there_differs_from_none() -> None:
 
 
 def test_each_stage_that_makes_a_run_has_a_row() -> None:
-    assert {name for name, kind in OWN_STAGES.items() if issubclass(kind, stages.RunStage)} == RUN_STAGES.keys()
+    assert {
+        name for name, kind in OWN_STAGES.items() if issubclass(kind, stages.RunStage)
+    } == RUN_STAGES.keys()

@@ -1,4 +1,6 @@
-"""docs/explanation/papers.md: each knob that it names exists and has the default that the page says."""
+"""docs/explanation/papers.md: each knob that it names exists and has the default that the page
+says.
+"""
 
 import re
 from functools import reduce
@@ -28,14 +30,23 @@ MERGED = {
     "soup": ["merge.experts=[x,y]"],
     "ties": ["merge.experts=[x,y]"],
 }
-STAGES = {"eval": "eval", "select": "select", "analyze": "analyze", "merge": "merge"}  # of a key's group; else sft
+STAGES = {
+    "eval": "eval",
+    "select": "select",
+    "analyze": "analyze",
+    "merge": "merge",
+}  # of a key's group; else sft
 
 
 def knobs() -> list[tuple[str, str, Any, dict[str, str]]]:
-    """(row, key, value, options beside it) of each knob in the last column; options alone are a knob of their own."""
+    """(row, key, value, options beside it) of each knob in the last column; options alone are a
+    knob of their own.
+    """
     found = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        cells = (
+            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        )
         words = WORD.findall(cells[-1]) if cells else []
         options = {key: value for key, value in words if key in conf.groups()}
         values = [(key, yaml.safe_load(value)) for key, value in words if key not in options]
@@ -51,8 +62,12 @@ def test_the_page_names_many_knobs() -> None:
         assert any(key.startswith(f"{group}.") for key in named), group
 
 
-@pytest.mark.parametrize(("row", "key", "value", "options"), [one for one in knobs() if "every." not in one[1]])
-def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: Any, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("row", "key", "value", "options"), [one for one in knobs() if "every." not in one[1]]
+)
+def test_a_knob_has_the_default_that_the_page_says(
+    row: str, key: str, value: Any, options: dict[str, str]
+) -> None:
     stage = STAGES.get(key.partition(".")[0], "sft")
     allowed = set(conf.groups_read(stage)) | {"checkpoint", "checkpoints"}
     asked = {name: of for name, of in {**NEEDED[stage], **options}.items() if name in allowed}
@@ -64,13 +79,23 @@ def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: An
         config.merge = config.merge.settled(config.partition)
     if not key:
         return
-    found = reduce(lambda at, name: at[int(name)] if name.isdigit() else getattr(at, name), key.split("."), config)
+    found = reduce(
+        lambda at, name: at[int(name)] if name.isdigit() else getattr(at, name),
+        key.split("."),
+        config,
+    )
     assert found == value and type(found) is type(value), (row, words)
 
 
-@pytest.mark.parametrize(("key", "value"), [one[1:3] for one in knobs() if one[1].startswith("every.")])
+@pytest.mark.parametrize(
+    ("key", "value"), [one[1:3] for one in knobs() if one[1].startswith("every.")]
+)
 def test_what_the_papers_tables_say_of_all_their_runs(key: str, value: Any) -> None:
-    names = [path.stem for path in TABLES.glob("*.yaml") if path.stem.startswith(("layer_swapping", "unreasonable"))]
+    names = [
+        path.stem
+        for path in TABLES.glob("*.yaml")
+        if path.stem.startswith(("layer_swapping", "unreasonable"))
+    ]
     assert len(names) > 15
     for name in names:
         table = read_table(*shipped(name), shipped, {})

@@ -1,4 +1,6 @@
-"""The words of a table's rows: the same stage that typing them gives, for the rows of every shipped table."""
+"""The words of a table's rows: the same stage that typing them gives, for the rows of every shipped
+table.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,14 +29,42 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
 
 def typed(line: dict[str, Any]) -> list[str]:
     """As one types it: what is put into a mapping takes a plus."""
-    return [f"{'+' if isinstance(value, dict) else ''}{name}={written(value)}" for name, value in line.items()]
+    return [
+        f"{'+' if isinstance(value, dict) else ''}{name}={written(value)}"
+        for name, value in line.items()
+    ]
 
 
-ODD = ["", " x", "1e-5", "null", "a, b 'c'", 'say "x"', "a\\", "\\'", "[x]", "{a:1}", "a=b", "x:y", "~", "é\n", "x@10"]
+ODD = [
+    "",
+    " x",
+    "1e-5",
+    "null",
+    "a, b 'c'",
+    'say "x"',
+    "a\\",
+    "\\'",
+    "[x]",
+    "{a:1}",
+    "a=b",
+    "x:y",
+    "~",
+    "é\n",
+    "x@10",
+]
 
 
 def test_a_value_written_as_an_override_is_read_as_it_was() -> None:
-    for value in (*ODD, 1, 1.5, True, None, [1, "a b", ["x"]], {"te": 1024, "bn": "x y"}, [{"task": "mgsm"}]):
+    for value in (
+        *ODD,
+        1,
+        1.5,
+        True,
+        None,
+        [1, "a b", ["x"]],
+        {"te": 1024, "bn": "x y"},
+        [{"task": "mgsm"}],
+    ):
         assert values_of([override_of("+a.b", value)]) == {"+a.b": value}
     assert override_of("table", "sandbox") == "table=sandbox"  # quoted only where it needs to be
 
@@ -61,7 +91,12 @@ CHANGED = {  # key -> values, of one training
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_changed_value_is_what_typing_it_gives(key: str) -> None:
     for value in CHANGED[key]:
-        line = {"stage": "sft", "expert": "math", "sft": "lora" if "lora" in key else "full", key: value}
+        line = {
+            "stage": "sft",
+            "expert": "math",
+            "sft": "lora" if "lora" in key else "full",
+            key: value,
+        }
         words = [f"{name}={written(one)}" for name, one in line.items()]
         assert stage_of(line) == compose(words), value
 

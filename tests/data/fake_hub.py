@@ -1,4 +1,6 @@
-"""A hub on this machine: repositories of models and data sets by revision, served as huggingface_hub asks for them."""
+"""A hub on this machine: repositories of models and data sets by revision, served as
+huggingface_hub asks for them.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class Hub:
-    """repositories: 'models/org/name' or 'datasets/org/name' -> revision -> path -> bytes; heads: what main is."""
+    """repositories: 'models/org/name' or 'datasets/org/name' -> revision -> path -> bytes; heads:
+    what main is.
+    """
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -23,11 +27,19 @@ class Hub:
         self.gated: set[str] = set()
         self.token: str | None = None  # opens gated repositories
         self.renamed: dict[str, str] = {}  # former name of a repository -> its name
-        self.busy: dict[str, int] = {}  # path -> how often it is still answered with 429, to be asked a second later
-        self.cut: dict[str, int] = {}  # path -> how often the connection still breaks in the middle of its content
-        self.linked: tuple[str, ...] = ()  # endings of files that a resolved address redirects to, as of large files
+        self.busy: dict[
+            str, int
+        ] = {}  # path -> how often it is still answered with 429, to be asked a second later
+        self.cut: dict[
+            str, int
+        ] = {}  # path -> how often the connection still breaks in the middle of its content
+        self.linked: tuple[
+            str, ...
+        ] = ()  # endings of files that a resolved address redirects to, as of large files
         self.files: dict[str, bytes] = {}  # that are in no repository, by the path of their address
-        self.tls: SSLContext | None = None  # as a proxy it answers for these hosts by their certificate
+        self.tls: SSLContext | None = (
+            None  # as a proxy it answers for these hosts by their certificate
+        )
         self.hosts: tuple[str, ...] = ()
         self.asked: list[str] = []
         self.down = False  # 503 for whatever is asked
@@ -40,7 +52,9 @@ class Hub:
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         }
-        digest = hashlib.sha1(b"".join(key.encode() + value for key, value in files.items()), usedforsecurity=False)
+        digest = hashlib.sha1(
+            b"".join(key.encode() + value for key, value in files.items()), usedforsecurity=False
+        )
         revision = revision or digest.hexdigest()
         self.repositories.setdefault(name, {})[revision] = files
         self.heads[name] = revision
@@ -48,11 +62,17 @@ class Hub:
 
     def find(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         revisions = self.repositories.get(name, {})
-        found = self.heads.get(name) if revision == "main" else self.tags.get((name, revision), revision)
+        found = (
+            self.heads.get(name)
+            if revision == "main"
+            else self.tags.get((name, revision), revision)
+        )
         return (found, revisions[found]) if found in revisions else None
 
 
-API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$")
+API = re.compile(
+    r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$"
+)
 FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
 
@@ -84,11 +104,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_CONNECT(self) -> None:  # noqa: N802
         if self.hub.tls is None or self.path.partition(":")[0] not in self.hub.hosts:
-            return self.answer(502)
+            self.answer(502)
+            return
         self.send_response(200)
         self.end_headers()
         self.connection = self.hub.tls.wrap_socket(self.connection, server_side=True)
-        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", buffering=0)
+        self.rfile, self.wfile = (
+            self.connection.makefile("rb"),
+            self.connection.makefile("wb", buffering=0),
+        )
         self.close_connection = False
 
     def do_HEAD(self) -> None:  # noqa: N802
@@ -125,27 +149,52 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, X_Error_Code="RevisionNotFound" if there else "RepoNotFound")
         revision, files = found
         entries = {
-            path: {"type": "file", "path": path, "size": len(data), "oid": "0" * 40} for path, data in files.items()
+            path: {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
+            for path, data in files.items()
         }
-        folders = {str(parent) for path in files for parent in Path(path).parents if str(parent) != "."}
+        folders = {
+            str(parent) for path in files for parent in Path(path).parents if str(parent) != "."
+        }
         entries |= {path: {"type": "directory", "path": path, "oid": "0" * 40} for path in folders}
         if what == "tree":
             prefix = f"{inside}/" if inside else ""
             chosen = [entry for path, entry in entries.items() if path.startswith(prefix)]
-            recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() in ("true", "1")
-            chosen = chosen if recursive else [one for one in chosen if "/" not in one["path"][len(prefix) :]]
+            recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[
+                0
+            ].lower() in ("true", "1")
+            chosen = (
+                chosen
+                if recursive
+                else [one for one in chosen if "/" not in one["path"][len(prefix) :]]
+            )
             if inside and not chosen:
                 return self.answer(404, X_Error_Code="EntryNotFound")
             reply: Any = chosen
         elif what == "paths-info":
             text = body.decode()
-            asked = json.loads(text)["paths"] if text.startswith("{") else parse_qs(text).get("paths", [])
+            asked = (
+                json.loads(text)["paths"]
+                if text.startswith("{")
+                else parse_qs(text).get("paths", [])
+            )
             reply = [entries[path] for path in asked if path in entries]
         else:
             gated = "auto" if f"{kind}/{name}" in self.hub.gated else False
             siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
-            reply = {"id": name, "sha": revision, "siblings": siblings, "private": False, "gated": gated, "tags": []}
-            reply |= {"disabled": False, "downloads": 0, "likes": 0, "lastModified": "2026-01-01T00:00:00.000Z"}
+            reply = {
+                "id": name,
+                "sha": revision,
+                "siblings": siblings,
+                "private": False,
+                "gated": gated,
+                "tags": [],
+            }
+            reply |= {
+                "disabled": False,
+                "downloads": 0,
+                "likes": 0,
+                "lastModified": "2026-01-01T00:00:00.000Z",
+            }
         return self.answer(200, json.dumps(reply).encode(), Content_Type="application/json")
 
     def file(self, match: re.Match[str]) -> None:
@@ -165,10 +214,18 @@ class Handler(BaseHTTPRequestHandler):
         if path.endswith(self.hub.linked):
             elsewhere = f"/files/{etag}"
             self.hub.files[elsewhere] = data
-            told = {"X_Linked_Size": str(len(data)), "X_Linked_ETag": f'"{etag}"', "X_Repo_Commit": found[0]}
-            host = self.hub.address.replace("127.0.0.1", "localhost")  # another one, as the Hub's store is
+            told = {
+                "X_Linked_Size": str(len(data)),
+                "X_Linked_ETag": f'"{etag}"',
+                "X_Repo_Commit": found[0],
+            }
+            host = self.hub.address.replace(
+                "127.0.0.1", "localhost"
+            )  # another one, as the Hub's store is
             return self.answer(302, Location=f"{host}{elsewhere}", **told)
-        return self.answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=found[0], Accept_Ranges="bytes")
+        return self.answer(
+            200, data, ETag=f'"{etag}"', X_Repo_Commit=found[0], Accept_Ranges="bytes"
+        )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Conversations keep what their turns hold; what is left out is counted in the data card and in the plan."""
+"""Conversations keep what their turns hold; what is left out is counted in the data card and in the
+plan.
+"""
 
 import json
 import shutil
@@ -77,24 +79,35 @@ def test_answers_that_are_not_to_be_trained_on(mark: dict[str, Any]) -> None:
     assert read(ASK, EMPTY)[0] == "empty"
 
 
-# ------------------------------------------------------------------------------------------------ trained on
+# --- trained on ---
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {% if m.thinking %}<{{ m.thinking }}> {% endif %}{{ m.content }}"
-    "{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m.role }}: {% if m.thinking %}<{{ m.thinking }}> {% endif %}{{"
+    " m.content }}{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}{% if"
+    " add_generation_prompt %}assistant: {% endif %}"
 )
 
 
 @pytest.fixture
 def chat(base: Path, tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """Words of a training on the conversations of talk.jsonl, by a template that writes `thinking`."""
+    """Words of a training on the conversations of talk.jsonl, by a template that writes
+    `thinking`.
+    """
     monkeypatch.chdir(tmp_path)
     shutil.copytree(base, tmp_path / "base")
     for record in ("manifest.json", "world.json"):
         (tmp_path / "base" / record).unlink(missing_ok=True)
     (tmp_path / "base/chat_template.jinja").write_text(TEMPLATE)
     rows = "expert.sources.own={url: ./talk.jsonl, rows: conversation, column: talk}"
-    return ["expert=own", "model=trained", "model.path=./base", rows, *FEW, *QUIET, "data.benchmarks=none"]
+    return [
+        "expert=own",
+        "model=trained",
+        "model.path=./base",
+        rows,
+        *FEW,
+        *QUIET,
+        "data.benchmarks=none",
+    ]
 
 
 def write(*talks: list[dict[str, Any]]) -> None:
@@ -109,7 +122,10 @@ def several(*turns: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def test_the_thought_is_trained_on_and_other_keys_are_counted(chat: list[str], call: Call) -> None:
     write(*several(TELL | {"thinking": "Adding.", "mood": "calm"}))
     done = call("stage=sft", "sft.template=chat", *chat, status=0)
-    assert "sft.template=chat does not write mood of 8 turns" in done.err and "thinking" not in done.err
+    assert (
+        "sft.template=chat does not write mood of 8 turns" in done.err
+        and "thinking" not in done.err
+    )
     row = json.loads((Path(done.out.strip()) / "rows.jsonl").read_text().splitlines()[0])
     assert "assistant: <Adding.> 4.</s>" in row["text"]
     trained = [token for token in row["labels"] if token != -100]
@@ -120,13 +136,23 @@ def test_the_thought_is_trained_on_and_other_keys_are_counted(chat: list[str], c
 
 def test_the_plan_and_the_card_count_what_is_left_out(chat: list[str], call: Call) -> None:
     write(*several(TELL), [TELL, MORE, LAST], [ASK, TELL | {"weight": 0}])
-    plan = call("stage=plan", "plan.stage=sft", "plan.lines=1", "sft.template=chat", *chat, status=0).out
-    assert "talk.jsonl: of 1 of 10 conversations turns are left out: before the first question" in plan
-    assert "talk.jsonl: 1 of 10 rows are dropped, as they are a conversation of which each answer is marked" in plan
+    plan = call(
+        "stage=plan", "plan.stage=sft", "plan.lines=1", "sft.template=chat", *chat, status=0
+    ).out
+    assert (
+        "talk.jsonl: of 1 of 10 conversations turns are left out: before the first question" in plan
+    )
+    assert (
+        "talk.jsonl: 1 of 10 rows are dropped, as they are a conversation of which each answer is"
+        " marked" in plan
+    )
     folder = Path(call("stage=sft", "sft.template=chat", *chat, status=0).out.strip())
     (data,) = folder.parent.glob("data-*")
     card = (data / "data_card.md").read_text()
-    assert "Conversations in part are kept, and turns are left out" in card and "weight: 0 or train: false" in card
+    assert (
+        "Conversations in part are kept, and turns are left out" in card
+        and "weight: 0 or train: false" in card
+    )
     facts = json.loads((data / "manifest.json").read_text())["facts"]["counts"]["own"]
     assert (facts["in_part"], facts["not_trained"], facts["taken"]) == (1, 1, 9)
 
@@ -135,4 +161,6 @@ def test_a_marked_answer_is_no_answer_to_train_all_turns_on(chat: list[str], cal
     write(*several(TELL | {"weight": 0}, MORE, LAST))
     call("stage=sft", "sft.template=chat", *chat, status=0)
     refused = call("stage=sft", "sft.template=chat", "sft.loss_on=all", *chat, status=1).err
-    assert "it has a turn with weight: 0 or train: false, and sft.loss_on=all trains on it" in refused
+    assert (
+        "it has a turn with weight: 0 or train: false, and sft.loss_on=all trains on it" in refused
+    )

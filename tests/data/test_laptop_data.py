@@ -19,7 +19,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.real_data
-def test_the_laptop_table_is_planned_on_what_the_script_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_laptop_table_is_planned_on_what_the_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -27,9 +29,12 @@ def test_the_laptop_table_is_planned_on_what_the_script_writes(tmp_path: Path, m
     splits = ("train", "test")
     for code in ("en", "te", "sw", "bn"):
         for split in splits:
-            repositories.jsonl(hub / f"mgsm/{code}/{split}.jsonl", read(real / f"mgsm/{code}/{split}.jsonl"))
+            repositories.jsonl(
+                hub / f"mgsm/{code}/{split}.jsonl", read(real / f"mgsm/{code}/{split}.jsonl")
+            )
     repositories.readme(
-        hub / "mgsm", {code: {s: f"{code}/{s}.jsonl" for s in splits} for code in ("en", "te", "sw", "bn")}
+        hub / "mgsm",
+        {code: {s: f"{code}/{s}.jsonl" for s in splits} for code in ("en", "te", "sw", "bn")},
     )
     for split in splits:
         repositories.jsonl(hub / f"gsm8k/main/{split}.jsonl", read(real / f"gsm8k/{split}.jsonl"))
@@ -40,13 +45,29 @@ def test_the_laptop_table_is_planned_on_what_the_script_writes(tmp_path: Path, m
     download = names["main"]
     download.__globals__.update(copies)
     download(root)
-    for file in ("gsm8k/test.jsonl", "gsm8k/train.jsonl", "mgsm/te/test.jsonl", "mgsm/sw/train.jsonl"):
+    for file in (
+        "gsm8k/test.jsonl",
+        "gsm8k/train.jsonl",
+        "mgsm/te/test.jsonl",
+        "mgsm/sw/train.jsonl",
+    ):
         assert read(root / file) == read(real / file)
-    assert {row["language"] for row in read(root / "aya/train.jsonl")} <= {"Telugu", "Swahili", "Bengali", "English"}
+    assert {row["language"] for row in read(root / "aya/train.jsonl")} <= {
+        "Telugu",
+        "Swahili",
+        "Bengali",
+        "English",
+    }
     few = read(root / "aya/train.jsonl")  # Aya has more
     more = [
-        row | {name: f"{number} {row[name]}" for name in ("inputs", "targets")} for row in few for number in range(400)
+        row | {name: f"{number} {row[name]}" for name in ("inputs", "targets")}
+        for row in few
+        for number in range(400)
     ]
     repositories.jsonl(root / "aya/train.jsonl", more)
-    words = ["every.model.path=package:data/sandbox_base", f"data_root={root}", f"runs_dir={tmp_path}/runs"]
+    words = [
+        "every.model.path=package:data/sandbox_base",
+        f"data_root={root}",
+        f"runs_dir={tmp_path}/runs",
+    ]
     assert main(["stage=plan", "table=laptop_real", *words]) == 0

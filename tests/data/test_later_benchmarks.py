@@ -1,4 +1,6 @@
-"""Benchmark files that are added after a training set was built: compared with its rows, not part of its hash."""
+"""Benchmark files that are added after a training set was built: compared with its rows, not part
+of its hash.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,19 +20,28 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 
-WORDS = "{} hens of the old farm near the river lay eggs every single morning of the whole long week {}"
+WORDS = (
+    "{} hens of the old farm near the river lay eggs every single morning of the whole long week {}"
+)
 TOPICS = ("brown", "white", "red", "black", "grey", "spotted", "small", "large")
 
 
 def question(topic: str, number: int = 4) -> dict[str, Any]:
-    return {"question": WORDS.format(topic, "again and again " + topic), "answer": None, "answer_number": number}
+    return {
+        "question": WORDS.format(topic, "again and again " + topic),
+        "answer": None,
+        "answer_number": number,
+    }
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Eight rows to train on, and a benchmark in English that shares text with none of them."""
     root = tmp_path / "root"
-    rows = [{"question": f"{topic}: {' '.join(f'{topic}{n}' for n in range(20))}", "answer": "1"} for topic in TOPICS]
+    rows = [
+        {"question": f"{topic}: {' '.join(f'{topic}{n}' for n in range(20))}", "answer": "1"}
+        for topic in TOPICS
+    ]
     jsonl(root / "gsm8k/train.jsonl", rows)
     jsonl(root / "mgsm/en/test.jsonl", [question("brown")])
     return root
@@ -38,7 +49,11 @@ def data(tmp_path: Path) -> Path:
 
 def shares_with(topic: str) -> dict[str, Any]:
     """A question that shares 19 words in a row with the row of a topic."""
-    return {"question": " ".join(f"{topic}{n}" for n in range(1, 20)), "answer": None, "answer_number": 1}
+    return {
+        "question": " ".join(f"{topic}{n}" for n in range(1, 20)),
+        "answer": None,
+        "answer_number": 1,
+    }
 
 
 @pytest.fixture
@@ -61,11 +76,17 @@ def recorded(folder: Path) -> dict[str, str]:
     return manifest.facts["benchmarks"]
 
 
-def test_a_set_is_identified_by_its_sources_and_knobs_alone(words: list[str], data: Path, tmp_path: Path) -> None:
+def test_a_set_is_identified_by_its_sources_and_knobs_alone(
+    words: list[str], data: Path, tmp_path: Path
+) -> None:
     before = run_of(words).hash
     jsonl(data / "mgsm/sw/test.jsonl", [question("white")])
-    jsonl(tmp_path / "other" / "flores/sw/devtest.jsonl", [{"id": 1, "sentence": "moja mbili tatu"}])
-    assert run_of(words).hash == run_of([*words, f"data.benchmarks={tmp_path}/other"]).hash == before
+    jsonl(
+        tmp_path / "other" / "flores/sw/devtest.jsonl", [{"id": 1, "sentence": "moja mbili tatu"}]
+    )
+    assert (
+        run_of(words).hash == run_of([*words, f"data.benchmarks={tmp_path}/other"]).hash == before
+    )
     jsonl(data / "gsm8k/train.jsonl", [{"question": "another", "answer": "1"}])
     assert run_of(words).hash != before
     with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
@@ -88,13 +109,18 @@ def test_a_benchmark_that_comes_later_is_named_until_the_set_is_built_again(
     assert (folder / "train.jsonl").read_bytes() == rows
     make([*words, "redo=true"])
     assert recorded(folder).keys() == {"mgsm/en/test.jsonl", "mgsm/ha/test.jsonl"}
-    assert len(read_jsonl(folder / "train.jsonl")) + len(read_jsonl(folder / "validation.jsonl")) == len(TOPICS) - 1
+    assert (
+        len(read_jsonl(folder / "train.jsonl")) + len(read_jsonl(folder / "validation.jsonl"))
+        == len(TOPICS) - 1
+    )
     capsys.readouterr()
     make(words)
     assert "not compared" not in capsys.readouterr().err
 
 
-def test_sets_of_the_hub_are_recorded_by_their_locked_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_of_the_hub_are_recorded_by_their_locked_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(benchmarks, "MGSM", ("sw",))
     bare = benchmarks.compared_with(None, Lock())
     assert set(bare.values()) == {""} and any(name.startswith("facebook/belebele") for name in bare)

@@ -10,7 +10,10 @@ from pipeline.data.load import open_source, read_examples
 from pipeline.errors import PipelineError
 from pipeline.stages.lengths import rows_of
 
-ROWS = [{"translation": {"en": f"{n} cows", "sw": f"Ng'ombe {n}"}, "about": {"by": {"name": "Ada"}}} for n in range(3)]
+ROWS = [
+    {"translation": {"en": f"{n} cows", "sw": f"Ng'ombe {n}"}, "about": {"by": {"name": "Ada"}}}
+    for n in range(3)
+]
 
 
 @pytest.fixture(params=["a.jsonl", "a.parquet"])
@@ -21,7 +24,10 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     else:
-        kinds = {"translation": Translation(languages=["en", "sw"]), "about": {"by": {"name": Value("string")}}}
+        kinds = {
+            "translation": Translation(languages=["en", "sw"]),
+            "about": {"by": {"name": Value("string")}},
+        }
         Dataset.from_list(ROWS, features=Features(kinds)).to_parquet(path)
     return path
 
@@ -35,8 +41,10 @@ def read(file: Path, prompt: str, completion: str, **more: str) -> list[str]:
     return [f"{row['prompt']} | {row['completion']}" for row in rows if isinstance(row, dict)]
 
 
-@pytest.mark.parametrize(("english", "other"), [("{translation.en}", "{translation.sw}"),
-                                                ("{translation[en]}", "{translation[sw]}")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("english", "other"),
+    [("{translation.en}", "{translation.sw}"), ("{translation[en]}", "{translation[sw]}")],
+)
 def test_nested_columns_in_two_spellings(file: Path, english: str, other: str) -> None:
     assert read(file, english, f"{other}!") == [f"{n} cows | Ng'ombe {n}!" for n in range(3)]
     assert read(file, english, "{about.by.name}") == [f"{n} cows | Ada" for n in range(3)]
@@ -45,14 +53,20 @@ def test_nested_columns_in_two_spellings(file: Path, english: str, other: str) -
 
 
 def test_a_nested_column_that_is_not_there_is_named(file: Path) -> None:
-    with pytest.raises(PipelineError, match=r"has no column translations\.en: it has translation, about"):
+    with pytest.raises(
+        PipelineError, match=r"has no column translations\.en: it has translation, about"
+    ):
         read(file, "{translations.en}", "{translation.sw}")
-    with pytest.raises(PipelineError, match=r"has no column translation\.en\.x: it has translation, about"):
+    with pytest.raises(
+        PipelineError, match=r"has no column translation\.en\.x: it has translation, about"
+    ):
         read(file, "{translation.en.x}", "{translation.sw}")
 
 
 def test_a_column_with_a_dot_in_its_name_comes_first(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"q.en": "flat", "q": {"en": "deep"}, "a": "b"}) + "\n")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"q.en": "flat", "q": {"en": "deep"}, "a": "b"}) + "\n"
+    )
     assert read(tmp_path / "a.jsonl", "{q.en}", "{a}") == ["flat | b"]
     assert read(tmp_path / "a.jsonl", "{q[en]}", "{a}") == ["deep | b"]
 
@@ -65,8 +79,16 @@ def test_a_label_is_its_name(stream: bool, tmp_path: Path) -> None:
     rows = [{"text": f"film {n}", "label": label} for n, label in enumerate((0, 1, 0, -1))]
     Dataset.from_list(rows, features=kinds).to_parquet(tmp_path / "a.parquet")
     source = Source(
-        file="a.parquet", rows="template", prompt="{text}", completion="{label}", stream=stream, candidates=None
+        file="a.parquet",
+        rows="template",
+        prompt="{text}",
+        completion="{label}",
+        stream=stream,
+        candidates=None,
     )
     found = list(read_examples("own", source, open_source("own", source, tmp_path)))
     names = {row["prompt"]: row["completion"] for row in found if isinstance(row, dict)}
-    assert names == {"film 0": "negative", "film 1": "positive", "film 2": "negative"} and "empty" in found
+    assert (
+        names == {"film 0": "negative", "film 1": "positive", "film 2": "negative"}
+        and "empty" in found
+    )

@@ -23,7 +23,9 @@ def reference(text: str, n: int) -> list[tuple[str, ...]]:
     inside = False
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
     text = unicodedata.normalize("NFKC", text.casefold()).casefold()
-    for letter in (letter for letter in text if not unicodedata.name(letter, "").startswith("COMBINING")):
+    for letter in (
+        letter for letter in text if not unicodedata.name(letter, "").startswith("COMBINING")
+    ):
         letter = str(unicodedata.digit(letter)) if unicodedata.category(letter) == "Nd" else letter
         if UNSPACED.match(letter) and unicodedata.category(letter)[0] in "LMN":
             words.append((letter, 1))
@@ -68,7 +70,9 @@ def made_up(draw: random.Random) -> str:
 
 @pytest.mark.parametrize("n", [2, 4, 13])
 def test_ngrams_are_those_of_the_definition(n: int) -> None:
-    """As many in each text, equal where the reference's are equal and different where they differ."""
+    """As many in each text, equal where the reference's are equal and different where they
+    differ.
+    """
     draw = random.Random(n)
     texts = [made_up(draw) for _ in range(400)]
     numbers, owner = hash_ngrams(texts, n)
@@ -85,7 +89,8 @@ def test_numbers_do_not_depend_on_the_batch_or_on_what_lies_between_words() -> N
     numbers, owner = hash_ngrams(["x " * 50, text, "", "emoji 😀 and Han 𠀀𠀁"], 4)
     assert numbers[owner == 1].tolist() == alone.tolist()
     other, _ = hash_ngrams(
-        ["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"], 4
+        ["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"],
+        4,
     )
     assert other.tolist() == alone.tolist()
     assert len(hash_ngrams([], 4)[0]) == len(hash_ngrams(["", "\x00"], 4)[0]) == 0
@@ -93,11 +98,14 @@ def test_numbers_do_not_depend_on_the_batch_or_on_what_lies_between_words() -> N
 
 NATIVE = {"te": 0x0C66, "bn": 0x09E6, "th": 0x0E50}  # the digit zero
 COPIES: dict[str, Callable[[str, str], str]] = {
-    "without joiners": lambda text, _: "".join(one for one in text if unicodedata.category(one) != "Cf"),
+    "without joiners": lambda text, _: "".join(
+        one for one in text if unicodedata.category(one) != "Cf"
+    ),
     "more joiners": lambda text, _: "\u200b".join(text),
     "soft hyphens": lambda text, _: text.replace("e", "e\u00ad"),
     "native digits": lambda text, code: "".join(
-        chr(NATIVE[code] + int(one)) if one in "0123456789" and code in NATIVE else one for one in text
+        chr(NATIVE[code] + int(one)) if one in "0123456789" and code in NATIVE else one
+        for one in text
     ),
     "upper case": lambda text, _: text.upper(),
     "ss for ß": lambda text, _: text.replace("ß", "ss"),
@@ -114,8 +122,14 @@ COPIES: dict[str, Callable[[str, str], str]] = {
 @pytest.mark.parametrize("code", ["te", "bn", "th", "de", "sw"])
 @pytest.mark.parametrize("copy", COPIES)
 def test_copies_of_mgsm_are_found_all(copy: str, code: str) -> None:
-    """What a copy changes that says the same: 195 of 250 were found in Telugu without joiners, 156 with bn's digits."""
-    lines = (Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl").read_text().splitlines()
+    """What a copy changes that says the same: 195 of 250 were found in Telugu without joiners, 156
+    with bn's digits.
+    """
+    lines = (
+        (Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl")
+        .read_text()
+        .splitlines()
+    )
     questions = [json.loads(line)["question"] for line in lines]
     found = [NgramSet([[one]], 13).marks_of([COPIES[copy](one, code)])[0] for one in questions]
     assert (sum(found), len(found)) == (250, 250)
@@ -131,7 +145,9 @@ def test_a_set_says_which_sets_a_text_shares_with() -> None:
     inside = f"before it {' '.join(texts[3].split()[20:25])} after it"
     assert sets.marks_of([inside, "before it"]).tolist() == [1, 0]
     assert NgramSet([], 5).marks_of(texts[:2]).tolist() == [0, 0]
-    assert len(np.unique(sets.numbers)) == len({one for text in texts[:150] for one in reference(text, 5)})
+    assert len(np.unique(sets.numbers)) == len(
+        {one for text in texts[:150] for one in reference(text, 5)}
+    )
 
 
 def lay_benchmarks(root: Path) -> None:
@@ -140,12 +156,17 @@ def lay_benchmarks(root: Path) -> None:
     options = {f"mc_answer{n}": f"{n}" for n in range(1, 5)}
     repositories.jsonl(root / "mgsm/sw/test.jsonl", [{"question": f"mgsm {words}"}])
     repositories.jsonl(root / "mgsm/sw/train.jsonl", [{"question": f"shown {words[::-1]}"}])
-    repositories.jsonl(root / "belebele/te/test.jsonl", [{"flores_passage": f"b {words}", "question": "q?", **options}])
+    repositories.jsonl(
+        root / "belebele/te/test.jsonl",
+        [{"flores_passage": f"b {words}", "question": "q?", **options}],
+    )
     repositories.jsonl(root / "flores/bn/devtest.jsonl", [{"sentence": f"flores {words}"}])
     row = {"question": "short?", **{f"option_{letter}": letter for letter in "abcd"}}
     repositories.jsonl(root / "global_mmlu/ja/test.jsonl", [row])
     repositories.jsonl(root / "global_mmlu/ja/dev.jsonl", [row])
-    repositories.jsonl(root / "mbpp/en/test.jsonl", [{"text": f"mbpp {words}", "code": f"code {words}"}])
+    repositories.jsonl(
+        root / "mbpp/en/test.jsonl", [{"text": f"mbpp {words}", "code": f"code {words}"}]
+    )
 
 
 def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Path) -> None:
@@ -158,8 +179,10 @@ def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Pa
     assert len(found.ngrams.short) == 2  # a question with its options, in words
     words = " ".join(f"w{n}" for n in range(12))
     assert found.shared([f"x mgsm {words} y", f"flores {words}", words, "shown"])[0].tolist() == [
-        *(1 << list(BENCHMARKS).index(name) for name in ("mgsm", "flores")), 0, 0,
-    ]  # fmt: skip
+        *(1 << list(BENCHMARKS).index(name) for name in ("mgsm", "flores")),
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("line", ["not json", '{"answer": 1}', '{"question": null}', "[]"])
@@ -172,5 +195,7 @@ def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> 
 
 def test_a_text_is_marked_with_any_of_sixteen_benchmarks() -> None:
     known_ngrams = NgramSet([[f"the words of benchmark {bit}"] for bit in range(16)], 3)
-    found = known_ngrams.marks_of(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"])
+    found = known_ngrams.marks_of(
+        ["of benchmark 15", "of benchmark 3", "of the 15", "the words of"]
+    )
     assert found.tolist() == [1 << 15, 1 << 3, 0, 2**16 - 1]

@@ -1,4 +1,6 @@
-"""Training sets of a Hub that does not answer: asked for once, refused in a sentence, or taken from the cache."""
+"""Training sets of a Hub that does not answer: asked for once, refused in a sentence, or taken from
+the cache.
+"""
 
 import os
 from pathlib import Path
@@ -33,18 +35,33 @@ for stream in (True, False):
 def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
     with serving() as hub:
         hub.down = True
-        where = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub"), "NO_PROXY": "127.0.0.1"}
-        where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_DATASETS_CACHE": str(tmp_path / "sets")}
+        where = {
+            "HF_ENDPOINT": hub.address,
+            "HF_HOME": str(tmp_path / "hub"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        where |= {
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+            "HF_DATASETS_CACHE": str(tmp_path / "sets"),
+        }
         done = forked.python("-c", READ, env=os.environ | where)
     told = done.stdout.splitlines()
     assert len(told) == 4 and all("503" in one for one in told)
-    remedy = "source mine (org/rows) cannot be reached: run the same words with stage=prefetch where it can; "
+    remedy = (
+        "source mine (org/rows) cannot be reached: run the same words with stage=prefetch where it"
+        " can; "
+    )
     assert all(one.startswith(remedy) for one in told)
-    assert [one for one in hub.asked if "rows" in one] == ["GET /api/datasets/org/rows"] * 4  # once a training set
+    assert [one for one in hub.asked if "rows" in one] == [
+        "GET /api/datasets/org/rows"
+    ] * 4  # once a training set
     assert "Retry" not in done.stderr
 
 
-def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_stands_in_and_other_refusals_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """load_dataset_builder stands for the cache that stage=prefetch or an earlier run left."""
 
     class Answer(Exception):

@@ -38,10 +38,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_shipped_files_are_what_the_generator_writes(tmp_path: Path):
-    """Every byte of the archive, unpacked with all its items; the tokenizer's format is its library's."""
+    """Every byte of the archive, unpacked with all its items; the tokenizer's format is its
+    library's.
+    """
     counts = write(tmp_path / "ours", SHIPPED)
     told = small_world.write(tmp_path / "shipped", "training sets and items", LARGEST, LARGEST)
-    assert told == counts and {name: told[name] for name in TRAINING} == TRAINING | {"aya/train.jsonl": 3 * 16000}
+    assert told == counts and {name: told[name] for name in TRAINING} == TRAINING | {
+        "aya/train.jsonl": 3 * 16000
+    }
     ours, shipped = (
         {
             str(path.relative_to(folder)): path.read_bytes()
@@ -69,7 +73,9 @@ def english(text: str, language: str) -> str:
 
 
 def test_a_problem_follows_from_its_words():
-    """A reader who knows the words and the forms of sentences, and has not seen how problems are made, solves all."""
+    """A reader who knows the words and the forms of sentences, and has not seen how problems are
+    made, solves all.
+    """
     draw = random.Random(7)
     for _ in range(2000):
         told, _, answer = draw_problem(draw)
@@ -124,10 +130,16 @@ def test_told_documents_ask_and_compute_nothing():
 
 
 def test_no_text_has_a_problem_in_qac():
-    """The base's text and the instructions for a language expert have no computation in qac, and no such label."""
+    """The base's text and the instructions for a language expert have no computation in qac, and no
+    such label.
+    """
     assert not [kind for language, kind in KINDS if language == "qac" and "problem" in kind]
     world, draw = ConstructedWorld(0), random.Random(5)
-    texts = ["".join(make_document(world, kind, "qac", draw)) for language, kind in KINDS if language == "qac"]
+    texts = [
+        "".join(make_document(world, kind, "qac", draw))
+        for language, kind in KINDS
+        if language == "qac"
+    ]
     texts += ["".join(document) for document in make_instructions(world, "qac", 500)]
     assert not [text for text in texts if "Step-by-Step" in text or re.search(r"\d [-+*] \d", text)]
 
@@ -137,7 +149,9 @@ def test_a_clone_is_a_bijection_without_english_words(language: str):
     words = draw_lexicon(language, 0)
     assert len(set(words.values())) == len(words) and not set(words) & set(words.values())
     assert words == draw_lexicon(language, 0) and words != draw_lexicon(language, 1)
-    others = {word for other in CLONES if other != language for word in draw_lexicon(other, 0).values()}
+    others = {
+        word for other in CLONES if other != language for word in draw_lexicon(other, 0).values()
+    }
     assert not others & set(words.values())
 
 
@@ -154,7 +168,14 @@ def test_benchmarks_are_parallel_over_languages(written: Path):
                 json.loads(english(json.dumps(row), clone).replace(f'"{clone}"', '"en"'))
                 for row in rows(written / name.format(clone))
             ]
-            keys = ("question", "sentence", "flores_passage", "mc_answer1", "option_a", "answer_number")
+            keys = (
+                "question",
+                "sentence",
+                "flores_passage",
+                "mc_answer1",
+                "option_a",
+                "answer_number",
+            )
             for theirs, ours in zip(back, base, strict=True):
                 assert {key: theirs[key] for key in keys if key in theirs} == {
                     key: ours[key] for key in keys if key in ours
@@ -162,7 +183,9 @@ def test_benchmarks_are_parallel_over_languages(written: Path):
 
 
 def test_no_benchmark_item_is_in_a_training_file(written: Path):
-    train = (written / "text/train.jsonl").read_text() + (written / "orca_math/train.jsonl").read_text()
+    train = (written / "text/train.jsonl").read_text() + (
+        written / "orca_math/train.jsonl"
+    ).read_text()
     train += (written / "aya/train.jsonl").read_text()
     train = "\n".join(english(train, clone) for clone in ("en", *CLONES))
     for split in ("dev", "test"):
@@ -175,7 +198,9 @@ def test_no_benchmark_item_is_in_a_training_file(written: Path):
 
 
 def test_larger_worlds_test_what_smaller_ones_kept_apart():
-    """The base must not have read the items of a larger world: the pool is kept apart whatever is written."""
+    """The base must not have read the items of a larger world: the pool is kept apart whatever is
+    written.
+    """
     world = ConstructedWorld(0)
     first = world.hold_out("problem", "test", POOL, draw_problem)
     again = ConstructedWorld(0).hold_out("problem", "test", POOL, draw_problem)
@@ -183,7 +208,9 @@ def test_larger_worlds_test_what_smaller_ones_kept_apart():
 
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():
-    """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
+    """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's
+    tokenizer.
+    """
     from pipeline.runs.find import find_run
     from pipeline.runs.unchanged import check_unchanged
 
@@ -197,6 +224,8 @@ def test_the_shipped_base_is_whole_small_and_of_this_world():
 
 def test_problems_carry_their_equations(written: Path):
     for row in rows(written / "mgsm/qac/test.jsonl"):
-        assert row["answer"] is None and row["equation_solution"].endswith(f"= {row['answer_number']}.")
+        assert row["answer"] is None and row["equation_solution"].endswith(
+            f"= {row['answer_number']}."
+        )
         for left, right in re.findall(r"([-+*\d ]+) = (-?\d+)\.", row["equation_solution"]):
             assert eval(left) == int(right)  # noqa: S307

@@ -8,22 +8,35 @@ from made_up import REAL_DATA, byte_tokenizer, fact, passage, sentence, worked, 
 
 @pytest.fixture
 def data_root(tmp_path: Path) -> Path:
-    """Every benchmark in en and qac: 10 MGSM problems (answer 10 + i), 9 passages, 2 subjects of facts, 6 sentences."""
+    """Every benchmark in en and qac: 10 MGSM problems (answer 10 + i), 9 passages, 2 subjects of
+    facts, 6 sentences.
+    """
     root = tmp_path / "data"
     for code in ("en", "qac"):
-        shots = [worked(f"Question: {i}?", f"Step-by-Step Answer: So. The answer is {i}.", i) for i in range(1, 9)]
+        shots = [
+            worked(f"Question: {i}?", f"Step-by-Step Answer: So. The answer is {i}.", i)
+            for i in range(1, 9)
+        ]
         write_rows(root / "mgsm" / code / "train.jsonl", shots)
         for split, count in (("test", 10), ("dev", 4)):
-            problems = [worked(f"{split} problem {i} in {code}", None, 10 + i) for i in range(count)]
+            problems = [
+                worked(f"{split} problem {i} in {code}", None, 10 + i) for i in range(count)
+            ]
             write_rows(root / "mgsm" / code / f"{split}.jsonl", problems)
-        write_rows(root / "belebele" / code / "test.jsonl", [passage(i, str(i % 4 + 1)) for i in range(9)])
+        write_rows(
+            root / "belebele" / code / "test.jsonl", [passage(i, str(i % 4 + 1)) for i in range(9)]
+        )
         dev = [fact(i, ("colors", "homes")[i % 2], "ABCD"[i % 4]) for i in range(6)]
         write_rows(root / "global_mmlu" / code / "dev.jsonl", dev)
         test = [fact(100 + i, "homes" if i < 3 else "colors", "ABCD"[i % 4]) for i in range(8)]
         write_rows(root / "global_mmlu" / code / "test.jsonl", test)
         for split in ("dev", "devtest"):
-            lines = [sentence(i, f"{code} {split} says the word number {i} here.") for i in range(6)]
-            write_rows(root / "flores" / code / f"{split}.jsonl", lines[::-1] if code == "qac" else lines)
+            lines = [
+                sentence(i, f"{code} {split} says the word number {i} here.") for i in range(6)
+            ]
+            write_rows(
+                root / "flores" / code / f"{split}.jsonl", lines[::-1] if code == "qac" else lines
+            )
     return root
 
 
@@ -35,7 +48,10 @@ def real_data() -> Path:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A checkpoint with random weights that like digits: Llama of 2 layers and width 32, a token a byte, 8192 long."""
+    """A checkpoint with random weights that like digits:
+
+    Llama of 2 layers and width 32, a token a byte, 8192 long.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

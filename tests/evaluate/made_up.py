@@ -1,4 +1,6 @@
-"""Rows of made-up benchmarks, a model that answers from a script, and the mark of tests on real data."""
+"""Rows of made-up benchmarks, a model that answers from a script, and the mark of tests on real
+data.
+"""
 
 import json
 import os
@@ -27,21 +29,27 @@ def byte_tokenizer() -> tuple[list[str], PreTrainedTokenizerFast]:
     """Its words by their ids, and a tokenizer with a token a byte."""
     words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     return words, PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
 def likelihood(model: torch.nn.Module, tokenizer: Any, prompt: str, answer: str) -> float:
     """Of an answer after a prompt, by transformers alone."""
-    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
+    before, whole = (
+        tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer)
+    )
     with torch.no_grad():
         logits = torch.log_softmax(model(whole).logits[0].double(), -1)
     return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
 
 
 class Scripted(LM):
-    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the order asked.
+    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the
+    order asked.
 
     It reports its answers as `Answering` does, and takes prompts of any length.
     """
@@ -115,10 +123,15 @@ def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **
     """An eval run as the stage gets it. `languages` and `redo` are the stage's own knobs."""
     own = {name: knobs.pop(name) for name in ("languages", "redo") if name in knobs}
     config = EvalStage(
-        stage="eval", runs_dir=str(folder / "runs"), eval=choice(*tasks, **knobs), data_root=str(data_root)
+        stage="eval",
+        runs_dir=str(folder / "runs"),
+        eval=choice(*tasks, **knobs),
+        data_root=str(data_root),
     )
     config = replace(config, **({"languages": ["en", "qac"]} | own))
-    return Run(config, "eval", {"checkpoint": External(checkpoint.name, "hash", checkpoint)}, version=1)
+    return Run(
+        config, "eval", {"checkpoint": External(checkpoint.name, "hash", checkpoint)}, version=1
+    )
 
 
 class Notes:
@@ -130,11 +143,18 @@ class Notes:
 
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    file.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
 
 
 def worked(question: str, answer: str | None, number: int) -> dict[str, Any]:
-    return {"question": question, "answer": answer, "answer_number": number, "equation_solution": None}
+    return {
+        "question": question,
+        "answer": answer,
+        "answer_number": number,
+        "equation_solution": None,
+    }
 
 
 def passage(number: int, right: str) -> dict[str, Any]:
@@ -145,7 +165,9 @@ def passage(number: int, right: str) -> dict[str, Any]:
         "flores_passage": f"Passage {number}.",
         "question": f"Which {number}?",
     }
-    return row | options | {"correct_answer_num": right, "dialect": "x", "ds": "2023-05-03T00:00:00"}
+    return (
+        row | options | {"correct_answer_num": right, "dialect": "x", "ds": "2023-05-03T00:00:00"}
+    )
 
 
 def fact(number: int, subject: str, right: str) -> dict[str, Any]:
@@ -161,7 +183,12 @@ def fact(number: int, subject: str, right: str) -> dict[str, Any]:
 
 def problem(number: int) -> dict[str, Any]:
     tests = [f"assert add({one}, {number}) == {one + number}" for one in range(3)]
-    return {"task_id": number, "text": f"Add {number}.", "code": "def add(a, b): return a + b", "test_list": tests}
+    return {
+        "task_id": number,
+        "text": f"Add {number}.",
+        "code": "def add(a, b): return a + b",
+        "test_list": tests,
+    }
 
 
 def sentence(number: int, text: str) -> dict[str, Any]:
@@ -178,4 +205,6 @@ def sentence(number: int, text: str) -> dict[str, Any]:
 
 def needs_real_data(test: Any) -> Any:
     """For tests that read the real MGSM from the folder PIPELINE_TEST_DATA."""
-    return pytest.mark.real_data(pytest.mark.skipif(not REAL_DATA, reason="PIPELINE_TEST_DATA names no folder")(test))
+    return pytest.mark.real_data(
+        pytest.mark.skipif(not REAL_DATA, reason="PIPELINE_TEST_DATA names no folder")(test)
+    )

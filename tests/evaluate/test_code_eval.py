@@ -24,7 +24,10 @@ from pipeline.hub.lock import Lock
         ('if __name__ == "__main__":\n    input()', "passed"),
         ("def f(n): return n + 1\nassert f(1) == 2", "passed"),
         (
-            "import re, math, heapq, collections, itertools, json, random, datetime\nassert math.gcd(4, 6) == 2",
+            (
+                "import re, math, heapq, collections, itertools, json, random, datetime\nassert"
+                " math.gcd(4, 6) == 2"
+            ),
             "passed",
         ),
         ("print('x' * 10**6)", "passed"),
@@ -38,7 +41,10 @@ from pipeline.hub.lock import Lock
         ("bytearray(2**31)", "MemoryError"),
         ("while True: pass", "timed out"),
         ("import time\ntime.sleep(100)", "timed out"),
-        ("import os\nwhile True: os.write(4, b'x' * 1000)", "timed out"),  # its way to the parent is full
+        (
+            "import os\nwhile True: os.write(4, b'x' * 1000)",
+            "timed out",
+        ),  # its way to the parent is full
         ("open('/escaped', 'w')", "PermissionError"),
         ("import os\nos.mkdir('/escaped')", "PermissionError"),
         ("import os\nos.remove(os.__file__)", "PermissionError"),
@@ -49,7 +55,9 @@ from pipeline.hub.lock import Lock
         ("import os\nos.kill(os.getppid(), 0)", "PermissionError"),
     ],
 )
-def test_what_comes_of_a_program(program: str, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_of_a_program(
+    program: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(code_eval, "GRACE", 2)
     begun = time.monotonic()
     assert str(code_eval.run_program(program, seconds=1)) == outcome
@@ -73,11 +81,19 @@ os._exit(CODE)
     [
         ("raise type('passed', (Exception,), {'__module__': 'builtins'})", "Exception"),
         ("raise type('x passed', (Exception,), {'__module__': 'builtins'})", "Exception"),
-        ("class Odd(type):\n    __name__ = 1 / 0\nraise Odd('passed', (Exception,), {})", "ZeroDivisionError"),
+        (
+            "class Odd(type):\n    __name__ = 1 / 0\nraise Odd('passed', (Exception,), {})",
+            "ZeroDivisionError",
+        ),
         (EVERY_PIPE.replace("LINE", "b'passed'").replace("CODE", "0"), "killed"),
         (EVERY_PIPE.replace("LINE", "b'0' * 32 + b' passed'").replace("CODE", "0"), "killed"),
         (EVERY_PIPE.replace("LINE", "b'not confined: no seccomp'").replace("CODE", "1"), "killed"),
-        (EVERY_PIPE.replace("LINE", "b'0' * 32 + b' unconfined no seccomp'").replace("CODE", "1"), "killed"),
+        (
+            EVERY_PIPE.replace("LINE", "b'0' * 32 + b' unconfined no seccomp'").replace(
+                "CODE", "1"
+            ),
+            "killed",
+        ),
         (EVERY_PIPE.replace("LINE", "bytes(range(256))").replace("os._exit(CODE)", ""), "killed"),
         ("print('passed')\nraise SystemExit(0)", "SystemExit"),
         ("import os\nos._exit = os.write = os.read = None\nassert False", "AssertionError"),
@@ -88,7 +104,9 @@ def test_a_pass_is_not_for_the_taking(program: str, outcome: str) -> None:
 
 
 def test_no_frame_or_object_holds_what_a_pass_takes() -> None:
-    """Whatever 32 hexadecimal digits the program finds, frames first, it sends as what a pass might look like."""
+    """Whatever 32 hexadecimal digits the program finds, frames first, it sends as what a pass might
+    look like.
+    """
     program = """
 import gc, os, re, sys
 def send(held):
@@ -110,7 +128,9 @@ for one in gc.get_objects():
     send(one if isinstance(one, (tuple, list)) else list(one.values()) if isinstance(one, dict) else [])
 """
     for ending in ("''", "' passed'"):
-        assert code_eval.run_program(program.replace("ENDING", ending) + "raise KeyError") != "passed"
+        assert (
+            code_eval.run_program(program.replace("ENDING", ending) + "raise KeyError") != "passed"
+        )
 
 
 def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
@@ -119,10 +139,26 @@ def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
 
     passed, killed = repr("passed"), repr("killed")
     assert of(0, "nonce passed") == passed
-    assert [of(1, "nonce passed"), of(-9, "nonce passed"), of(0, "other passed"), of(0, "passed")] == [killed] * 4
-    assert [of(0, "nonce passed twice"), of(0, "nonce raised KeyError"), of(0, ""), of(1, "nonce")] == [killed] * 4
+    assert [
+        of(1, "nonce passed"),
+        of(-9, "nonce passed"),
+        of(0, "other passed"),
+        of(0, "passed"),
+    ] == [killed] * 4
+    assert [
+        of(0, "nonce passed twice"),
+        of(0, "nonce raised KeyError"),
+        of(0, ""),
+        of(1, "nonce"),
+    ] == [killed] * 4
     assert of(1, "nonce raised KeyError") == repr("KeyError")
-    for name in ("passed", "print", "__doc__", "Exception\nsecret", "wandb0123456789"):  # no built-in exceptions
+    for name in (
+        "passed",
+        "print",
+        "__doc__",
+        "Exception\nsecret",
+        "wandb0123456789",
+    ):  # no built-in exceptions
         assert of(1, f"nonce raised {name}") == repr("Exception")
     assert of(-signal.SIGXCPU, "") == repr("timed out")
     assert of(1, "nonce unconfined no Landlock") == repr("not confined: no Landlock")
@@ -153,20 +189,33 @@ raise type(there[0].decode(), (Exception,), {"__module__": "builtins"})
 def no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a machine where nobody is logged in anywhere."""
     for name in list(os.environ):
-        if code_eval._SECRET.search(name) or name in ("NETRC", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
+        if code_eval._SECRET.search(name) or name in (
+            "NETRC",
+            "HF_HOME",
+            "XDG_CACHE_HOME",
+            "HF_TOKEN_PATH",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.mark.usefixtures("no_secrets")
-def test_a_key_of_the_parent_never_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With Landlock it is out of reach; without, nothing is run beside it. Either is this kernel's."""
+def test_a_key_of_the_parent_never_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With Landlock it is out of reach; without, nothing is run beside it.
+
+    Either is this kernel's.
+    """
     monkeypatch.setenv("WANDB_API_KEY", "key0123456789")
     holder = subprocess.Popen(["sleep", "60"])  # has the key from its start, as this process would
     netrc = tmp_path / "a file"
     netrc.write_text("password key0123456789")
     try:
-        stolen, read = code_eval.run_program(STEAL), code_eval.run_program(f"open({str(netrc)!r}).read()")
+        stolen, read = (
+            code_eval.run_program(STEAL),
+            code_eval.run_program(f"open({str(netrc)!r}).read()"),
+        )
     finally:
         holder.kill()
         holder.wait()
@@ -176,7 +225,9 @@ def test_a_key_of_the_parent_never_comes_back(monkeypatch: pytest.MonkeyPatch, t
         assert str(code_eval.run_program("import os\nos.listdir('/proc')")) == "PermissionError"
         code_eval.check_confinement()
     else:
-        with pytest.raises(PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"):
+        with pytest.raises(
+            PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"
+        ):
             code_eval.check_confinement()
 
 
@@ -211,10 +262,15 @@ def in_file(name: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
     ],
 )
 def test_without_landlock_nothing_runs_beside_a_secret(
-    put: Callable[[pytest.MonkeyPatch, Path], None], named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    put: Callable[[pytest.MonkeyPatch, Path], None],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     put(monkeypatch, tmp_path)
-    with pytest.raises(PipelineError, match=f"no Landlock, so programs of a model could read {named}: take") as refused:
+    with pytest.raises(
+        PipelineError, match=f"no Landlock, so programs of a model could read {named}: take"
+    ) as refused:
         code_eval.check_confinement()
     assert "0123456789" not in str(refused.value)
 
@@ -229,7 +285,9 @@ def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("without_landlock")
 def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
-    """Files that only a capability opens, not even their owner: on a user's account nobody opens them anyway."""
+    """Files that only a capability opens, not even their owner: on a user's account nobody opens
+    them anyway.
+    """
     closed = tmp_path / "closed"
     closed.write_text("secret")
     closed.chmod(0)
@@ -239,7 +297,10 @@ def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_secrets")
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(('"x86_64"', '"another processor"'), "x86-64"), (("= 444, 445", "= 9444, 445"), "no Landlock")],
+    [
+        (('"x86_64"', '"another processor"'), "x86-64"),
+        (("= 444, 445", "= 9444, 445"), "no Landlock"),
+    ],
     ids=["processor", "kernel"],
 )
 def test_where_programs_cannot_be_confined_is_refused(
@@ -257,16 +318,22 @@ def test_where_programs_cannot_be_confined_is_refused(
 def test_what_dies_or_babbles_is_one_failed_problem() -> None:
     forged = EVERY_PIPE.replace("LINE", "b'not confined: x'").replace("CODE", "1")
     odd = ["import os\nos.abort()", forged, "\0", "\ud800", "x" * 10**6, "def f(): return 1"]
-    found = code_eval.outcomes([[one] for one in odd], [{"test_list": ["assert f() == 1"]}] * len(odd))
+    found = code_eval.outcomes(
+        [[one] for one in odd], [{"test_list": ["assert f() == 1"]}] * len(odd)
+    )
     kinds = ["killed", "killed", "SyntaxError", "SyntaxError", "NameError", "passed"]
     assert [str(one) for one in found] == kinds
     assert [code_eval.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
 
 
-@pytest.mark.parametrize(("program", "outcome"), [
-    ("import time\nwhile time.process_time() < 1.5: pass", "passed"), ("import time\ntime.sleep(100)", "timed out"),
-    ("while True: pass", "timed out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("import time\nwhile time.process_time() < 1.5: pass", "passed"),
+        ("import time\ntime.sleep(100)", "timed out"),
+        ("while True: pass", "timed out"),
+    ],
+)
 def test_a_program_is_limited_by_its_computing_time(
     program: str, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,22 +347,40 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     root = tmp_path / "data"
     write_rows(root / "mbpp/sw/test.jsonl", [problem(number) for number in range(4)])
     right = "def add(a, b):\n    return a + b\n"
-    answers = [right + "[DONE] more", f"Here:\n```python\n{right}```\nas asked", "def add(a, b): return 9", "I cannot."]
+    answers = [
+        right + "[DONE] more",
+        f"Here:\n```python\n{right}```\nas asked",
+        "def add(a, b): return 9",
+        "I cannot.",
+    ]
 
     def answer(prompt: str) -> str:
         return answers[int(prompt.split("Add ")[1][0])]
 
-    definitions = task_specs(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
+    definitions = task_specs(
+        choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks"
+    )
     lm = Scripted(answer)
     scores = score_tasks(
-        lm, definitions, load_tasks(definitions, Lock()), choice(asked("mbpp", 0)), none_stored(tmp_path)
+        lm,
+        definitions,
+        load_tasks(definitions, Lock()),
+        choice(asked("mbpp", 0)),
+        none_stored(tmp_path),
     )
     row = scores.rows[0]
     assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]
-    assert [sample["extracted"] for sample in samples] == ["passed", "passed", "AssertionError", "SyntaxError"]
+    assert [sample["extracted"] for sample in samples] == [
+        "passed",
+        "passed",
+        "AssertionError",
+        "SyntaxError",
+    ]
     assert [sample["correct"] for sample in samples] == [True, True, False, False]
-    assert lm.prompts[1] == (
-        "You are an expert Python programmer, and here is your task: Add 1. Your code should pass these tests:\n\n"
-        "assert add(0, 1) == 1\nassert add(1, 1) == 2\nassert add(2, 1) == 3\n[BEGIN]\n"
+    assert (
+        lm.prompts[1]
+        == "You are an expert Python programmer, and here is your task: Add 1. Your code should"
+        " pass these tests:\n\nassert add(0, 1) == 1\nassert add(1, 1) == 2\nassert add(2, 1) =="
+        " 3\n[BEGIN]\n"
     )

@@ -1,6 +1,8 @@
-"""What the harness' own command line says of the same checkpoint and questions, one task of each kind.
+"""What the harness' own command line says of the same checkpoint and questions, one task of each
+kind.
 
-The slowest test of the room. It answers from prefixes computed once, where the command line computes each prompt whole.
+The slowest test of the room. It answers from prefixes computed once, where the command line
+computes each prompt whole.
 """
 
 import json
@@ -18,7 +20,9 @@ LENGTH = 16  # max_gen_toks
 
 @pytest.fixture
 def every_kind(data_root: Path) -> Path:
-    """The made-up benchmarks, with the real MGSM in Swahili, a subject that the harness knows, and MBPP."""
+    """The made-up benchmarks, with the real MGSM in Swahili, a subject that the harness knows, and
+    MBPP.
+    """
     assert REAL_DATA
     (data_root / "mgsm/sw").symlink_to(Path(REAL_DATA).resolve() / "mgsm/sw")
     for task in ("belebele", "flores"):
@@ -26,12 +30,17 @@ def every_kind(data_root: Path) -> Path:
     for split in ("dev", "test"):
         file = data_root / f"global_mmlu/qac/{split}.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        write_rows(data_root / f"global_mmlu/sw/{split}.jsonl", [row | {"subject": "virology"} for row in rows])
+        write_rows(
+            data_root / f"global_mmlu/sw/{split}.jsonl",
+            [row | {"subject": "virology"} for row in rows],
+        )
     write_rows(data_root / "mbpp/sw/test.jsonl", [problem(number) for number in range(3)])
     return data_root
 
 
-def theirs(root: Path, folder: Path, tiny: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+def theirs(
+    root: Path, folder: Path, tiny: Path
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """The command line's results and samples, by our names of the tasks."""
     bodies: dict[str, dict[str, Any]] = {
         "belebele_sw_2shot": {
@@ -42,20 +51,34 @@ def theirs(root: Path, folder: Path, tiny: Path) -> tuple[dict[str, Any], dict[s
             "include": str(STOCK / "global_mmlu/full/sw/global_mmlu_full_sw_virology.yaml"),
             **local_files(root / "global_mmlu/sw", dev="dev", test="test"),
         },
-    }  # fmt: skip
+    }
     ours = folder.parent / "ours/tasks"  # FLORES and MBPP have no stock task that can be read
-    tasks = [stock_mgsm(root, "sw", LENGTH), *((name, {"num_fewshot": 2} | body) for name, body in bodies.items())]
+    tasks = [
+        stock_mgsm(root, "sw", LENGTH),
+        *((name, {"num_fewshot": 2} | body) for name, body in bodies.items()),
+    ]
     tasks += [ours / name for name in ("flores.en-sw.yaml", "mbpp.sw.yaml")]
     rows = {"mgsm_sw_2shot": list(range(60)), "belebele_sw_2shot": list(range(2, 9))}
-    rows |= {"global_mmlu_sw_2shot": list(range(8)), "flores_en-sw_2shot": list(range(6)), "mbpp_sw_0shot": [0, 1, 2]}
+    rows |= {
+        "global_mmlu_sw_2shot": list(range(8)),
+        "flores_en-sw_2shot": list(range(6)),
+        "mbpp_sw_0shot": [0, 1, 2],
+    }
     return answered_by_lm_eval(tiny, tasks, rows, folder)
 
 
 @needs_real_data
 def test_the_command_line_says_the_same(every_kind: Path, tmp_path: Path, tiny: Path) -> None:
-    """The same prompts, answers and likelihoods, the same numbers read from them, the same scores, to the digit."""
+    """The same prompts, answers and likelihoods, the same numbers read from them, the same scores,
+    to the digit.
+    """
     tasks = [asked(task, 2) for task in ("mgsm", "belebele", "global_mmlu", "flores")]
-    knobs: dict[str, Any] = {"max_gen_toks": LENGTH, "batch_size": 16, "run_code": True, "limit": 60}
+    knobs: dict[str, Any] = {
+        "max_gen_toks": LENGTH,
+        "batch_size": 16,
+        "run_code": True,
+        "limit": 60,
+    }
     run = run_of(tmp_path, tiny, every_kind, *tasks, asked("mbpp", 0), languages=["sw"], **knobs)
     make(run, tmp_path / "ours", Notes())
     (tmp_path / "ours").rename(run.folder)  # task files name their rows there
@@ -63,7 +86,9 @@ def test_the_command_line_says_the_same(every_kind: Path, tmp_path: Path, tiny: 
     stock, stock_samples = theirs(every_kind, tmp_path / "theirs", tiny)
 
     report = json.loads((tmp_path / "ours/scores.json").read_text())
-    assert assert_same_answers(report, tmp_path / "ours", stock, stock_samples) == 60 + 7 + 8 + 6 + 3
+    assert (
+        assert_same_answers(report, tmp_path / "ours", stock, stock_samples) == 60 + 7 + 8 + 6 + 3
+    )
     extracted = {sample["filtered_resps"][0] for sample in stock_samples["mgsm_sw_2shot"]}
     assert len(extracted - {"[invalid]"}) > 5  # there is something to agree on
     first = json.loads((tmp_path / "ours/samples/mgsm.sw.jsonl").open(encoding="utf-8").readline())

@@ -1,4 +1,6 @@
-"""Merge methods and benchmarks of other packages: four examples, built and unpacked as pip would; and broken ones."""
+"""Merge methods and benchmarks of other packages: four examples, built and unpacked as pip would;
+and broken ones.
+"""
 
 import json
 import re
@@ -88,7 +90,10 @@ def test_an_elementwise_method(
 
 
 def test_a_method_with_a_knob(
-    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+    built: Path,
+    install: Callable[[Path], None],
+    models: dict[str, list[Path]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from pipeline.merge.stage import merge_of
 
@@ -97,9 +102,16 @@ def test_a_method_with_a_knob(
     run = build(compose(merge_words(models, "merge=clipped", "merge.most=0.02", "merge.scale=0.5")))  # type: ignore[arg-type]
     merge = merge_of(run)
     for name in merge.names:
-        changes = [(expert[name].float() - base[name].float()).clamp(-0.02, 0.02) for expert in (math, language)]
-        assert torch.equal(as_torch(merge, name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16())
-    assert Task(**json.loads(json.dumps(vars(Task.of(run))))).run().hash == run.hash  # as another process reads it
+        changes = [
+            (expert[name].float() - base[name].float()).clamp(-0.02, 0.02)
+            for expert in (math, language)
+        ]
+        assert torch.equal(
+            as_torch(merge, name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16()
+        )
+    assert (
+        Task(**json.loads(json.dumps(vars(Task.of(run))))).run().hash == run.hash
+    )  # as another process reads it
     assert build(compose(merge_words(models, "merge=clipped"))).hash != run.hash  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="merge.most must be above 0, got -1"):
         compose(merge_words(models, "merge=clipped", "merge.most=-1"))
@@ -110,7 +122,9 @@ def test_a_method_with_a_knob(
 
 
 def test_dare(built: Path, install: Callable[[Path], None], models: dict[str, list[Path]]) -> None:
-    """About half of the entries are kept, times two, of each expert others; none or all of them in task arithmetic."""
+    """About half of the entries are kept, times two, of each expert others; none or all of them in
+    task arithmetic.
+    """
     from pipeline.merge.stage import merge_of
 
     install(built)
@@ -127,7 +141,9 @@ def test_dare(built: Path, install: Callable[[Path], None], models: dict[str, li
         torch.testing.assert_close(dropped, 2 * change * kept, rtol=1e-3, atol=1e-5)
         assert abs(kept[change != 0].float().mean() - 0.5) < 5 * 0.5 / kept.numel() ** 0.5
         assert torch.equal(merged("merge=dare_linear"), merged("merge=dare_linear"))
-        assert torch.equal(merged("merge=dare_linear", "merge.density=1"), merged("merge=task_arithmetic"))
+        assert torch.equal(
+            merged("merge=dare_linear", "merge.density=1"), merged("merge=task_arithmetic")
+        )
 
 
 def test_the_version_is_of_the_hash(
@@ -136,32 +152,57 @@ def test_the_version_is_of_the_hash(
     later = tmp_path / "site"
     shutil.copytree(built, later)
     (info,) = later.glob("example_largest-*.dist-info")
-    (info / "METADATA").write_text((info / "METADATA").read_text().replace("Version: 1.0", "Version: 1.1"))
+    (info / "METADATA").write_text(
+        (info / "METADATA").read_text().replace("Version: 1.0", "Version: 1.1")
+    )
     decided = []
     for site in (built, later):
         install(site)
         decided.append(build(compose(merge_words(models, "merge=largest"))).decided_by)  # type: ignore[arg-type]
     assert describe_changes(*decided) == ["packages.largest example-larg -> example-larg"]
     assert decided[1]["packages"] == {"largest": "example-largest 1.1"}
-    assert "packages" not in build(compose(merge_words(models, "merge=soup", "merge.base=null"))).decided_by  # type: ignore[arg-type]
+    assert (
+        "packages"
+        not in build(compose(merge_words(models, "merge=soup", "merge.base=null"))).decided_by
+    )  # type: ignore[arg-type]
 
 
 def right_answers(folder: Path, rows: list[dict[str, int]]) -> int:
     """By transformers alone."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     prompts = [f"{row['number']} is" for row in rows]
-    pairs = [[likelihood(model, tokenizer, prompt, f" {word}") for word in ("even", "odd")] for prompt in prompts]
+    pairs = [
+        [likelihood(model, tokenizer, prompt, f" {word}") for word in ("even", "odd")]
+        for prompt in prompts
+    ]
     return sum((odd > even) == row["label"] for (even, odd), row in zip(pairs, rows, strict=True))
 
 
 def test_a_benchmark(
-    built: Path, install: Callable[[Path], None], tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    built: Path,
+    install: Callable[[Path], None],
+    tiny: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     install(built)
     rows = [{"number": number * 37 % 101, "label": number * 37 % 101 % 2} for number in range(10)]
     write_rows(tmp_path / "data/parity/sw/test.jsonl", rows)
-    words = ["stage=eval", "eval=mgsm_0shot", "eval.name=parity", "eval.tasks=[{task: parity, num_fewshot: 0}]"]
-    words += [f"checkpoint={tiny}", f"data_root={tmp_path / 'data'}", "languages=[sw]", f"runs_dir={tmp_path / 'runs'}"]
+    words = [
+        "stage=eval",
+        "eval=mgsm_0shot",
+        "eval.name=parity",
+        "eval.tasks=[{task: parity, num_fewshot: 0}]",
+    ]
+    words += [
+        f"checkpoint={tiny}",
+        f"data_root={tmp_path / 'data'}",
+        "languages=[sw]",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
     assert main([*words, "tracking.mode=disabled"]) == 0
     folder = Path(capfd.readouterr().out.strip())
     (row,) = json.loads((folder / "scores.json").read_text())["rows"]
@@ -172,7 +213,7 @@ def test_a_benchmark(
     assert "unknown task 'parit': did you mean parity?" in capfd.readouterr().err
 
 
-# ---------------------------------------------------------------------------------------------- what is broken
+# --- what is broken ---
 
 METHOD = """
 from dataclasses import dataclass
@@ -193,7 +234,9 @@ def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
     info = site / "example_broken-0.9.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-broken\nVersion: 0.9\n")
-    (info / "entry_points.txt").write_text(f"[cross_lingual_merging.{group}]\nbroken = example_broken:Mine\n")
+    (info / "entry_points.txt").write_text(
+        f"[cross_lingual_merging.{group}]\nbroken = example_broken:Mine\n"
+    )
     (site / "example_broken.py").write_text(source)
     return site
 
@@ -201,17 +244,30 @@ def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("import numpy as np", "import nonsense", "cannot be imported .ModuleNotFoundError: No module"),
+        (
+            "import numpy as np",
+            "import nonsense",
+            "cannot be imported .ModuleNotFoundError: No module",
+        ),
         ("class Mine", "class Yours", "cannot be imported .AttributeError: .*Mine"),
-        ("(TaskVectors)", "", "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge"),
+        (
+            "(TaskVectors)",
+            "",
+            "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge",
+        ),
         ('"broken"', '"other"', 'Mine must have method: str = "broken"'),
         ("vectors[0]", "vectors[0].astype(np.float64)", "became float64 .*, not float32"),
     ],
 )
 def test_a_broken_method_is_one_sentence_that_names_the_package(
-    before: str, after: str, words: str, install: Callable[[Path], None], tmp_path: Path,
-    models: dict[str, list[Path]], capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    before: str,
+    after: str,
+    words: str,
+    install: Callable[[Path], None],
+    tmp_path: Path,
+    models: dict[str, list[Path]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert before in METHOD
     install(write_broken(tmp_path / "site", METHOD.replace(before, after)))
     further = ["merge=broken", f"runs_dir={tmp_path / 'runs'}", "tracking.mode=disabled"]
@@ -222,13 +278,17 @@ def test_a_broken_method_is_one_sentence_that_names_the_package(
     assert "\n" not in str(raised.value)
 
 
-def test_two_packages_with_one_name_are_refused(install: Callable[[Path], None], tmp_path: Path) -> None:
+def test_two_packages_with_one_name_are_refused(
+    install: Callable[[Path], None], tmp_path: Path
+) -> None:
     site = write_broken(tmp_path / "site", METHOD)
     other = site / "example_other-1.0.dist-info"
     shutil.copytree(site / "example_broken-0.9.dist-info", other)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: example-other\nVersion: 1.0\n")
     install(site)
-    with pytest.raises(PipelineError, match="broken is of package example-.* and example-.*: uninstall one"):
+    with pytest.raises(
+        PipelineError, match="broken is of package example-.* and example-.*: uninstall one"
+    ):
         compose(["stage=merge", "merge=broken", "merge.experts=[a,b]"])
 
 
@@ -237,7 +297,9 @@ def test_packages_are_listed_and_not_imported_until_used(
 ) -> None:
     install(write_broken(tmp_path / "site", "raise SystemExit('imported')"))
     assert main(["--help"]) == 0
-    assert re.search(r"merge= .*\badaptive_swap, broken, dare, layer_swap, ", capsys.readouterr().out)
+    assert re.search(
+        r"merge= .*\badaptive_swap, broken, dare, layer_swap, ", capsys.readouterr().out
+    )
     compose(["stage=merge", "merge=soup", "merge.experts=[a,b]"])
     with pytest.raises(PipelineError, match="merge=soupe is not an option: did you mean soup"):
         compose(["stage=merge", "merge=soupe", "merge.experts=[a,b]"])

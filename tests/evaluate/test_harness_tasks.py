@@ -1,4 +1,6 @@
-"""Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and rows."""
+"""Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and
+rows.
+"""
 
 import json
 import os
@@ -47,46 +49,73 @@ def arc(number: int) -> dict[str, Any]:
     texts = [f"thing {number + place}" for place in range(3 + number % 2)]
     labels = list(LETTERS[: len(texts)])
     return {
-        **{"id": str(number), "question": f"Which thing is {number}?", "answerKey": labels[number % 3]},
+        "id": str(number),
+        "question": f"Which thing is {number}?",
+        "answerKey": labels[number % 3],
         "choices": {"text": texts, "label": labels},
     }
 
 
 def gsm8k(number: int) -> dict[str, Any]:
-    return {"question": f"What is {number} and 1?", "answer": f"<<{number}+1={number + 1}>>\n#### {number % 4}"}
+    return {
+        "question": f"What is {number} and 1?",
+        "answer": f"<<{number}+1={number + 1}>>\n#### {number % 4}",
+    }
 
 
 def mmlu_prox(number: int) -> dict[str, Any]:
     subject = members("mmlu_prox_sw")[number % 14].removeprefix("mmlu_prox_sw_").replace("_", " ")
     options = {f"option_{place}": f"{number + place}" if place < 3 else None for place in range(10)}
     thoughts = {"cot_content": f"Jibu: {number}. Jibu ni (A)."}
-    return {"question": f"Ni {number}?", "category": subject, "answer": LETTERS[number % 3], **options, **thoughts}
+    return {
+        "question": f"Ni {number}?",
+        "category": subject,
+        "answer": LETTERS[number % 3],
+        **options,
+        **thoughts,
+    }
 
 
 ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, and what makes a row
     "arc_easy": ({"test": 7, "train": 3, "validation": 2}, arc),
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
-    "wikitext": ({"test": 3}, lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"}),
+    "wikitext": (
+        {"test": 3},
+        lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"},
+    ),
     "lambada_openai": ({"test": 5}, lambda number: {"text": f"{number} and {number} and {number}"}),
     "cola": (
         {"validation": 40, "train": 3},
-        lambda number: {"sentence": f"{number} {'and' * (number % 5)}.", "label": number % 2, "idx": number},
+        lambda number: {
+            "sentence": f"{number} {'and' * (number % 5)}.",
+            "label": number % 2,
+            "idx": number,
+        },
     ),
     "winogrande": (
         {"validation": 6, "train": 2},
         lambda number: {
-            **{"sentence": f"{number} and _ are here", "answer": str(number % 2 + 1)},
-            **{"option1": "one", "option2": "all"},
+            "sentence": f"{number} and _ are here",
+            "answer": str(number % 2 + 1),
+            "option1": "one",
+            "option2": "all",
         },
     ),
     "xnli_sw": (
         {"validation": 5, "train": 3},
-        lambda number: {"premise": f"Ni {number}.", "hypothesis": f"Si {number}.", "label": number % 3},
+        lambda number: {
+            "premise": f"Ni {number}.",
+            "hypothesis": f"Si {number}.",
+            "label": number % 3,
+        },
     ),
     "xcopa_sw": (
         {"test": 6, "validation": 3},
         lambda number: {
-            **{"premise": f"Ni {number}.", "choice1": f"Si {number}.", "choice2": "Ndiyo.", "label": number % 2},
+            "premise": f"Ni {number}.",
+            "choice1": f"Si {number}.",
+            "choice2": "Ndiyo.",
+            "label": number % 2,
             "question": ["cause", "effect"][number % 2],
         },
     ),
@@ -106,7 +135,8 @@ def rows(tmp_path: Path) -> Path:
     for task, (splits, row) in ROWS.items():
         for split, count in splits.items():
             write_rows(
-                tmp_path / f"rows/harness/{task}/{split}.jsonl", [row(len(split) + index) for index in range(count)]
+                tmp_path / f"rows/harness/{task}/{split}.jsonl",
+                [row(len(split) + index) for index in range(count)],
             )
     return tmp_path / "rows"
 
@@ -119,14 +149,26 @@ def stock_model(checkpoint: Path) -> HFLM:
 def scored(
     folder: Path, tiny: Path, task: str, shots: int = 0, **knobs: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The facts of an evaluation of a task in English, in folder/work, and the rows of its scores."""
+    """The facts of an evaluation of a task in English, in folder/work, and the rows of its
+    scores.
+    """
     (folder / "work").mkdir()
-    run = run_of(folder, tiny, folder / "rows", asked(task, shots), languages=["en"], dtype="float32", **knobs)
+    run = run_of(
+        folder,
+        tiny,
+        folder / "rows",
+        asked(task, shots),
+        languages=["en"],
+        dtype="float32",
+        **knobs,
+    )
     facts = make(run, folder / "work", Notes())  # type: ignore[arg-type]
     return facts, json.loads((folder / "work/scores.json").read_text())["rows"]
 
 
-def by_stock(checkpoint: Path, task: str | Path, own: Path | None = None, **knobs: Any) -> dict[str, Any]:
+def by_stock(
+    checkpoint: Path, task: str | Path, own: Path | None = None, **knobs: Any
+) -> dict[str, Any]:
     """What the harness says of a task: one of a folder, or a file."""
     manager = TaskManager(include_defaults=False, include_path=str(own) if own else None)
     tasks: Any = [str(task)]
@@ -139,8 +181,9 @@ def by_stock(checkpoint: Path, task: str | Path, own: Path | None = None, **knob
 def stock_scores(
     task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path
 ) -> tuple[dict[str, float], list[tuple[str, Any]]]:
-    """What the harness says of its own files, with the place of the rows alone replaced: scores, and each question's
-    prompt and response."""
+    """What the harness says of its own files, with the place of the rows alone replaced: scores,
+    and each question's prompt and response.
+    """
     files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
     here = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
     absent: dict[str, Any] = {"xnli_sw": {"test_split": None}, "wikitext": {"training_split": None}}
@@ -149,7 +192,12 @@ def stock_scores(
     folder.mkdir()
     for part in members(task):
         stock = dict(file_of(part).body)
-        body = {"include": str(harness_index().tasks[part]), "task": f"{part}_here", **here, **absent.get(task, {})}
+        body = {
+            "include": str(harness_index().tasks[part]),
+            "task": f"{part}_here",
+            **here,
+            **absent.get(task, {}),
+        }
         if stock["output_type"] == "generate_until":
             body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
         (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
@@ -159,7 +207,9 @@ def stock_scores(
         (folder / "group.yaml").write_text(yaml.safe_dump(group))
     found = by_stock(checkpoint, f"{task}_here", folder, num_fewshot=shots)
     numbers = found["results"][f"{task}_here"]
-    scores = {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
+    scores = {
+        name: value for name, value in numbers.items() if "," in name and "_stderr" not in name
+    }
     questions = {
         (place, one["doc_id"]): (one["arguments"][0][0], one["resps"][0][0])
         for place, part in enumerate(members(task))
@@ -175,7 +225,9 @@ def stock_scores(
         *[("cola", 0), ("winogrande", 0), ("xcopa_sw", 2), ("mmlu_prox_sw", 1)],
     ],
 )
-def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
+def test_scores_are_the_harness_own(
+    task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path
+) -> None:
     where = "sw" if task.endswith("_sw") else "en"
     knobs: dict[str, Any] = {"dtype": "float32", "languages": [where], "max_gen_toks": 12}
     work = tmp_path / "work"
@@ -188,8 +240,18 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     assert ours.keys() == stock.keys()
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
-    assert (first["task"], first["language"], first["n"]) == (task, where, 7 if task == "arc_easy" else first["n"])
-    whole_set = ("mcc", "perplexity", "bits_per_byte", "byte_perplexity", "word_perplexity")  # means of no numbers
+    assert (first["task"], first["language"], first["n"]) == (
+        task,
+        where,
+        7 if task == "arc_easy" else first["n"],
+    )
+    whole_set = (
+        "mcc",
+        "perplexity",
+        "bits_per_byte",
+        "byte_perplexity",
+        "word_perplexity",
+    )  # means of no numbers
     assert [row["metric"] for row in whole if row["stderr"] is None] == [
         row["metric"] for row in whole if row["metric"] in whole_set
     ]
@@ -199,10 +261,14 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
         assert [line["response"] for line in lines] == [response for _, response in questions]
     if first["metric"] in ("acc", "exact_match") and task != "lambada_openai":
         assert mean(line["correct"] for line in lines) == pytest.approx(first["value"])
-    elif first["metric"] == "mcc":  # of pairs of the right and the chosen answer: none is right or wrong by itself
+    elif (
+        first["metric"] == "mcc"
+    ):  # of pairs of the right and the chosen answer: none is right or wrong by itself
         assert {line["correct"] for line in lines} == {None}
     if task == "winogrande":  # its options are two prompts
-        for line, stored in zip(lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True):
+        for line, stored in zip(
+            lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True
+        ):
             assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
             assert line["correct"] == (line["response"][0] == stored["answer"])
     assert len(lines) == max(count for split, count in ROWS[task][0].items() if split != "train")
@@ -219,29 +285,49 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("by_size", "inside"), [(True, False), (False, False), (False, True)])
-def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, inside: bool, tmp_path: Path, tiny: Path) -> None:
-    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are the group's; `inside`:
-    also where one of them is in a group that is defined inside of the group's file."""
+def test_a_group_is_aggregated_as_the_harness_does(
+    by_size: bool, inside: bool, tmp_path: Path, tiny: Path
+) -> None:
+    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are
+    the group's; `inside`: also where one of them is in a group that is defined inside of the
+    group's file.
+    """
     own, files = tmp_path / "own", {}
     own.mkdir()
     for name, count in (("small", 3), ("large", 7)):
         files[name] = tmp_path / f"rows/harness/sums_{name}/test.jsonl"
-        write_rows(files[name], [{"text": f"{number} and", "label": number % 2} for number in range(count)])
+        write_rows(
+            files[name], [{"text": f"{number} and", "label": number % 2} for number in range(count)]
+        )
         body = {
-            **{"task": f"sums_{name}", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test"},
-            **{"doc_to_text": "text", "doc_to_target": "label", "doc_to_choice": ["one", "three"]},
-            **{"dataset_kwargs": {"data_files": {"test": str(files[name])}}, "metric_list": [{"metric": "acc"}]},
+            "task": f"sums_{name}",
+            "dataset_path": "json",
+            "output_type": "multiple_choice",
+            "test_split": "test",
+            "doc_to_text": "text",
+            "doc_to_target": "label",
+            "doc_to_choice": ["one", "three"],
+            "dataset_kwargs": {"data_files": {"test": str(files[name])}},
+            "metric_list": [{"metric": "acc"}],
         }
         (own / f"{name}.yaml").write_text(yaml.safe_dump(body))
     aggregate = {"metric": "acc", "aggregation": "mean", "weight_by_size": by_size}
-    large = {"group": "the larger", "task": ["sums_large"], "aggregate_metric_list": [{"metric": "acc"}]}
+    large = {
+        "group": "the larger",
+        "task": ["sums_large"],
+        "aggregate_metric_list": [{"metric": "acc"}],
+    }
     listed = ["sums_small", large if inside else "sums_large"]
     group = {"group": "sums", "task": listed, "aggregate_metric_list": [aggregate]}
     (own / "sums.yaml").write_text(yaml.safe_dump(group))
     include(str(own))
     facts, rows = scored(tmp_path, tiny, "sums")
     stock = by_stock(tiny, "sums", own, bootstrap_iters=2)
-    assert [(row["subject"], row["n"]) for row in rows] == [(None, 10), ("sums_small", 3), ("sums_large", 7)]
+    assert [(row["subject"], row["n"]) for row in rows] == [
+        (None, 10),
+        ("sums_small", 3),
+        ("sums_large", 7),
+    ]
     expected = stock["groups"]["sums"]
     assert rows[0]["value"] == facts["scores"]["sums/en/acc"] == pytest.approx(expected["acc,none"])
     assert rows[0]["stderr"] == pytest.approx(expected["acc_stderr,none"])
@@ -249,7 +335,9 @@ def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, inside: bool, 
         assert row["value"] == pytest.approx(stock["results"][row["subject"]]["acc,none"])
     questions = read_jsonl(tmp_path / "work/samples/sums.en.jsonl")
     assert len({question["doc_id"] for question in questions}) == 10
-    assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
+    assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(
+        expected["acc,none"]
+    )
 
 
 OF_A_TAG = {"group": "arcs", "task": ["ai2_arc", {"group": "more", "task": ["arc_challenge_chat"]}]}
@@ -257,10 +345,19 @@ OF_A_TAG = {"group": "arcs", "task": ["ai2_arc", {"group": "more", "task": ["arc
 
 @pytest.mark.parametrize(
     ("group", "folder"),
-    [("mmlu_continuation", "mmlu"), ("lm_syneval", "lm_syneval"), ("darijammlu", "darijammlu"), ("arcs", "arc")],
+    [
+        ("mmlu_continuation", "mmlu"),
+        ("lm_syneval", "lm_syneval"),
+        ("darijammlu", "darijammlu"),
+        ("arcs", "arc"),
+    ],
 )
-def test_members_of_a_group_are_those_of_the_harness(group: str, folder: str, tmp_path: Path) -> None:
-    """Groups inside of groups, also two deep; names with brackets; a tag whose tasks are in another folder."""
+def test_members_of_a_group_are_those_of_the_harness(
+    group: str, folder: str, tmp_path: Path
+) -> None:
+    """Groups inside of groups, also two deep; names with brackets; a tag whose tasks are in another
+    folder.
+    """
     from lm_eval.tasks._index import Kind, TaskIndex
 
     (tmp_path / "arcs.yaml").write_text(yaml.safe_dump(OF_A_TAG))
@@ -284,14 +381,22 @@ def test_members_of_a_group_are_those_of_the_harness(group: str, folder: str, tm
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ({"task": "arc_easy", "num_fewshot": 25}, "sets num_fewshot of arc_easy in its own file: write that as a task"),
-        ({"group": "inner", "task": ["arc_easy"], "num_fewshot": 25}, "sets num_fewshot of inner in its own file"),
+        (
+            {"task": "arc_easy", "num_fewshot": 25},
+            "sets num_fewshot of arc_easy in its own file: write that as a task",
+        ),
+        (
+            {"group": "inner", "task": ["arc_easy"], "num_fewshot": 25},
+            "sets num_fewshot of inner in its own file",
+        ),
         ({"dataset_path": "json"}, "sets dataset_path of an entry without a name in its own file"),
         ("arc_esy", "has a task arc_esy, which is not known"),
     ],
 )
 def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_path: Path) -> None:
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump({"group": "changed", "task": ["arc_challenge", entry]}))
+    (tmp_path / "changed.yaml").write_text(
+        yaml.safe_dump({"group": "changed", "task": ["arc_challenge", entry]})
+    )
     (tmp_path / "one.yaml").write_text(yaml.safe_dump({"task": "own_one", **PLAIN}))
     include(str(tmp_path))
     with pytest.raises(PipelineError, match=f"the group changed {why}"):
@@ -300,9 +405,14 @@ def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_pat
 
 def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
     words = ["stage=eval", "checkpoint=hub:a/b", "languages=[en]"]
-    why = r"ai2_arc is a tag of 2 tasks, without a score: give eval.tasks=\[arc_challenge{0},arc_easy{0}\]"
+    why = (
+        r"ai2_arc is a tag of 2 tasks, without a score: give"
+        r" eval.tasks=\[arc_challenge{0},arc_easy{0}\]"
+    )
     for name, shots in (("ai2_arc", ""), ("ai2_arc_5shot", "_5shot")):
-        with pytest.raises(PipelineError, match=f"eval={name} is not an option: {why.format(shots)}"):
+        with pytest.raises(
+            PipelineError, match=f"eval={name} is not an option: {why.format(shots)}"
+        ):
             compose([*words, f"eval={name}"])
     compose([*words, "eval.tasks=[arc_challenge_5shot,arc_easy_5shot]"])
     config: Any = compose([*words, "eval.tasks=[ai2_arc]"])
@@ -311,19 +421,29 @@ def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
 
 
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
-    """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a table."""
+    """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a
+    table.
+    """
     words = {"stage": "eval", "checkpoint": "hub:a/b", "languages": ["en"]}
     for name, tasks in (
-        ("mgsm_3shot", ["mgsm"]), ("belebele_1shot", ["belebele"]), ("mgsm_en_cot_4shot", ["mgsm_en_cot"]),
+        ("mgsm_3shot", ["mgsm"]),
+        ("belebele_1shot", ["belebele"]),
+        ("mgsm_en_cot_4shot", ["mgsm_en_cot"]),
         ("mgsm_steps_2shot", ["mgsm_steps", "mgsm_steps_nums", "mgsm_steps_shuffled"]),
-    ):  # fmt: skip
+    ):
         shots = int(re.findall(r"(\d+)shot", name)[0])
         configs: list[Any] = [stage_of({**words, "eval": name})]
-        configs.append(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", f"eval={name}"]))
+        configs.append(
+            compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", f"eval={name}"])
+        )
         for config in configs:
             assert config.eval.name == name
-            assert [(one.task, one.num_fewshot) for one in config.eval.tasks] == [(task, shots) for task in tasks]
-    three = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", "eval=mgsm_3shot"]))  # type: ignore[arg-type]
+            assert [(one.task, one.num_fewshot) for one in config.eval.tasks] == [
+                (task, shots) for task in tasks
+            ]
+    three = build(
+        compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", "eval=mgsm_3shot"])
+    )  # type: ignore[arg-type]
     spelled = ["eval=mgsm_2shot", "eval.tasks=[{task: mgsm, num_fewshot: 3}]"]
     same = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", *spelled]))  # type: ignore[arg-type]
     assert (three.hash, three.label) == (same.hash, same.label)
@@ -334,10 +454,23 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "shots", "knobs", "why"),
     [
-        ("boolq", 0, {}, r"boolq: .*harness/boolq/validation.jsonl is missing: write the rows of its split there"),
+        (
+            "boolq",
+            0,
+            {},
+            (
+                r"boolq: .*harness/boolq/validation.jsonl is missing: write the rows of its split"
+                r" there"
+            ),
+        ),
         ("gsm8k", 1, {}, r"gsm8k: .*harness/gsm8k/train.jsonl is missing"),
         ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox: score mbpp"),
-        ("arc_easy", 0, {"split": "dev"}, "eval.split=dev: arc_easy scores the harness' split: leave it out"),
+        (
+            "arc_easy",
+            0,
+            {"split": "dev"},
+            "eval.split=dev: arc_easy scores the harness' split: leave it out",
+        ),
         ("arc_esy", 0, {}, "unknown task 'arc_esy': did you mean arc_easy?"),
     ],
 )
@@ -350,12 +483,21 @@ def test_what_cannot_be_scored_is_refused(
 
 
 PLAIN = {
-    **{"dataset_path": "json", "test_split": "test", "output_type": "generate_until", "doc_to_text": "text"},
-    **{"doc_to_target": "label", "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": [" "]}},
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "generate_until",
+    "doc_to_text": "text",
+    "doc_to_target": "label",
+    "metric_list": [{"metric": "exact_match"}],
+    "generation_kwargs": {"until": [" "]},
 }
 
 MUTUAL = "acc_mutual_info"
-CHOICES = {"output_type": "multiple_choice", "doc_to_choice": ["a", "b", "c"], "metric_list": [{"metric": "acc"}]}
+CHOICES = {
+    "output_type": "multiple_choice",
+    "doc_to_choice": ["a", "b", "c"],
+    "metric_list": [{"metric": "acc"}],
+}
 
 
 def write_own(folder: Path, task: str, **keys: Any) -> Path:
@@ -374,28 +516,52 @@ def write_own(folder: Path, task: str, **keys: Any) -> Path:
     ("keys", "message"),
     [
         ({"doc_to_text": "txt"}, "doc_to_text=txt is no column of its rows, did you mean text"),
-        ({"doc_to_target": "lable"}, "doc_to_target=lable is no column of its rows, did you mean label"),
-        ({**CHOICES, "doc_to_target": "lable"}, r"the target of row 1, 'lable', is none of its 3 choices"),
-        ({**CHOICES, "doc_to_target": "{{label|int + 1}}"}, r"the target of row 3, 3, is none of its 3 choices"),
+        (
+            {"doc_to_target": "lable"},
+            "doc_to_target=lable is no column of its rows, did you mean label",
+        ),
+        (
+            {**CHOICES, "doc_to_target": "lable"},
+            r"the target of row 1, 'lable', is none of its 3 choices",
+        ),
+        (
+            {**CHOICES, "doc_to_target": "{{label|int + 1}}"},
+            r"the target of row 3, 3, is none of its 3 choices",
+        ),
         ({**CHOICES, "doc_to_target": "{{label|int}}"}, None),
     ],
 )
 def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
     keys: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
-    """The harness itself takes the misspelt name of a column as text, and warns of labels out of range."""
+    """The harness itself takes the misspelt name of a column as text, and warns of labels out of
+    range.
+    """
     include(str(write_own(tmp_path, "own_sum", **keys)))
-    definitions = task_specs(choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks")
+    definitions = task_specs(
+        choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks"
+    )
     with pytest.raises(PipelineError, match=message) if message else nullcontext():
         assert len(load_tasks(definitions, Lock())) == 1
 
 
-def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Path, tiny: Path) -> None:
+def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
+    tmp_path: Path, tiny: Path
+) -> None:
     own = write_own(tmp_path, "own_sum", doc_to_text="!function own.text")
     (own / "own.py").write_text("def text(doc):\n    return doc['text']\n")
-    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        "eval=own_sum",
+        f"eval.include_path={own}",
+        "languages=[en]",
+    ]
     words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
-    with pytest.raises(PipelineError, match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function"):
+    with pytest.raises(
+        PipelineError,
+        match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function",
+    ):
         build(compose(words))
     hashes = []
     for more in ("", "", "# changed\n"):
@@ -410,42 +576,73 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Pa
 
 
 def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> None:
-    """A template beside the folder may be edited: the run would be found, and its scores are of the earlier one."""
-    own, common = write_own(tmp_path, "own_sum", include="../common.yaml", doc_to_text=None), tmp_path / "common.yaml"
+    """A template beside the folder may be edited: the run would be found, and its scores are of the
+    earlier one.
+    """
+    own, common = (
+        write_own(tmp_path, "own_sum", include="../common.yaml", doc_to_text=None),
+        tmp_path / "common.yaml",
+    )
     common.write_text("doc_to_text: text\n")
-    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        "eval=own_sum",
+        f"eval.include_path={own}",
+        "languages=[en]",
+    ]
     words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
-    with pytest.raises(PipelineError, match=r"own_sum includes .*/common.yaml, outside of eval.include_path="):
+    with pytest.raises(
+        PipelineError, match=r"own_sum includes .*/common.yaml, outside of eval.include_path="
+    ):
         build(compose(words))
     common.rename(own / "common.yaml")
-    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text().replace("../common", "common"))
+    (own / "own_sum.yaml").write_text(
+        (own / "own_sum.yaml").read_text().replace("../common", "common")
+    )
     assert build(compose(words)).hash
 
 
 def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:
-    """Two answers to each question, of which a filter takes the majority; the stock tool reads the same folder."""
-    filters = [{"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}]
+    """Two answers to each question, of which a filter takes the majority; the stock tool reads the
+    same folder.
+    """
+    filters = [
+        {"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}
+    ]
     rows = tmp_path / "rows/harness/own_vote/test.jsonl"
     kwargs = {"dataset_kwargs": {"data_files": {"test": str(rows)}}, "repeats": 2}
     generation = {"until": [" "], "max_gen_toks": 3}
-    own = write_own(tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, **kwargs)
+    own = write_own(
+        tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, **kwargs
+    )
     include(str(own))
     _, (row, *_) = scored(tmp_path, tiny, "own_vote")
     stock = by_stock(tiny, "own_vote", own)
     assert (row["filter"], row["n"]) == ("vote", 3)
     assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
-    answers = [line["extracted"] for line in read_jsonl(tmp_path / "work/samples/own_vote.en.jsonl")]
+    answers = [
+        line["extracted"] for line in read_jsonl(tmp_path / "work/samples/own_vote.en.jsonl")
+    ]
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
 
 
 def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Path) -> None:
-    """Two folders of eval.include_path, one after the other; within one command a name is of one of them."""
+    """Two folders of eval.include_path, one after the other; within one command a name is of one of
+    them.
+    """
     scored = {}
     for name, text in (("a", "{{text}}"), ("b", "one two three {{text}}")):
         (tmp_path / name).mkdir()
         own = write_own(tmp_path / name, "own_alike", doc_to_text=text)
-        words = {"languages": ["en"], "data_root": tmp_path / name / "rows", "runs_dir": tmp_path / "runs"}
-        frame = evaluate(checkpoint=tiny, eval="own_alike", include_path=own, max_gen_toks=3, **words)
+        words = {
+            "languages": ["en"],
+            "data_root": tmp_path / name / "rows",
+            "runs_dir": tmp_path / "runs",
+        }
+        frame = evaluate(
+            checkpoint=tiny, eval="own_alike", include_path=own, max_gen_toks=3, **words
+        )
         (file,) = (frame.attrs["folder"] / "samples").glob("*.jsonl")
         scored[name] = [line["prompt"] for line in read_jsonl(file)]
     assert scored["b"] == [f"one two three {prompt}" for prompt in scored["a"]]
@@ -456,11 +653,14 @@ def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Pat
 
 def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny: Path) -> None:
     """As the stock tool has it, a question whose scores lack a metric does not count in it."""
-    names = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("exact_match", "length")]
+    names = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("exact_match", "length")
+    ]
     own = write_own(tmp_path, "own_some", process_results="!function own.scores", metric_list=names)
     (own / "own.py").write_text(
-        "def scores(doc, answers):\n    some = {'length': len(answers[0])} if doc['label'] != '1' else {}\n"
-        "    return {'exact_match': float(doc['label'] == '2'), **some}\n"
+        "def scores(doc, answers):\n    some = {'length': len(answers[0])} if doc['label'] != '1'"
+        " else {}\n    return {'exact_match': float(doc['label'] == '2'), **some}\n"
     )
     include(str(own))
     _, found = scored(tmp_path, tiny, "own_some", max_gen_toks=5, run_code=True)
@@ -472,23 +672,37 @@ def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny:
 
 
 def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
-    """As AIME is: four answers to each question of local rows, after the model's thoughts. All of them are asked for in
-    one pass; scores by hand from the stored answers."""
+    """As AIME is: four answers to each question of local rows, after the model's thoughts.
+
+    All of them are asked for in one pass; scores by hand from the stored answers.
+    """
     own = write_own(tmp_path, "own_aime", generation_kwargs={"until": [], "max_gen_toks": 24})
     include(str(own))
     passes: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         real = torch_backend.decode
-        patch.setattr(torch_backend, "decode", lambda *given: passes.append(len(given[2])) or real(*given))
-        facts, found = scored(tmp_path, tiny, "own_aime", temperature=1.5, answers=4, think_end="38")
+        patch.setattr(
+            torch_backend, "decode", lambda *given: passes.append(len(given[2])) or real(*given)
+        )
+        facts, found = scored(
+            tmp_path, tiny, "own_aime", temperature=1.5, answers=4, think_end="38"
+        )
     assert passes == [12]
     samples = read_jsonl(tmp_path / "work/samples/own_aime.en.jsonl")
     answers = [[one["response"] for one in sample["answers"]] for sample in samples]
-    assert [len(each) for each in answers] == [4] * 3 and len({text for each in answers for text in each}) > 6
+    assert [len(each) for each in answers] == [4] * 3 and len(
+        {text for each in answers for text in each}
+    ) > 6
     assert any("thinking" in one for sample in samples for one in sample["answers"])
-    right = [[float(text.strip() == str(number)) for text in each] for number, each in enumerate(answers)]
+    right = [
+        [float(text.strip() == str(number)) for text in each] for number, each in enumerate(answers)
+    ]
     rows = {row["metric"]: row for row in found}
-    assert rows["exact_match"]["value"] == facts["scores"]["own_aime/en/exact_match"] == mean(map(mean, right))
+    assert (
+        rows["exact_match"]["value"]
+        == facts["scores"]["own_aime/en/exact_match"]
+        == mean(map(mean, right))
+    )
     assert rows["pass@4"]["value"] == mean(map(max, right)) and rows["pass@4"]["n"] == 3
     assert {"pass@1", "pass@2", "majority", "cut_off"} < rows.keys()
 
@@ -498,7 +712,9 @@ def test_what_has_another_answer_each_time_is_refused(tmp_path: Path, tiny: Path
     include(str(write_own(tmp_path, "own_drawn", generation_kwargs=how)))
     work = tmp_path / "work"
     work.mkdir()
-    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32")
+    run = run_of(
+        tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32"
+    )
     with pytest.raises(PipelineError, match="draws its answers by itself"):
         make(run, work, Notes())  # type: ignore[arg-type]
     drawn = replace(run, config=replace(run.config, eval=replace(run.config.eval, temperature=1.5)))
@@ -512,21 +728,29 @@ def test_a_system_prompt_and_exemplars_in_one_turn_are_the_harness_own(
 ) -> None:
     """Without a chat template the system prompt stands before the exemplars."""
     template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if"
+        " add_generation_prompt %}<a>{% endif %}"
     )
     config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (tiny / "tokenizer_config.json").write_text(json.dumps(config))
     how: dict[str, Any] = {"system_instruction": "Answer with a number."}
     ours = how | ({} if turns is None else {"chat_template": True, "fewshot_as_multiturn": turns})
-    theirs = how | ({} if turns is None else {"apply_chat_template": True, "fewshot_as_multiturn": turns})
-    own = write_own(tmp_path, "own_sum", fewshot_config={"samples": [{"text": "1 and", "label": "1"}] * 2})
+    theirs = how | (
+        {} if turns is None else {"apply_chat_template": True, "fewshot_as_multiturn": turns}
+    )
+    own = write_own(
+        tmp_path, "own_sum", fewshot_config={"samples": [{"text": "1 and", "label": "1"}] * 2}
+    )
     include(str(own))
     scored(tmp_path, tiny, "own_sum", 2, max_gen_toks=3, **ours)
     (file,) = (tmp_path / "work/tasks").glob("*.yaml")
     (lines,) = by_stock(tiny, file, **theirs)["samples"].values()
     prompts = [line["prompt"] for line in read_jsonl(tmp_path / "work/samples/own_sum.en.jsonl")]
     assert prompts == [line["arguments"][0][0] for line in lines]
-    assert "Answer with a number." in prompts[0] and prompts[0].count("<user>") == {None: 0, True: 3, False: 1}[turns]
+    assert (
+        "Answer with a number." in prompts[0]
+        and prompts[0].count("<user>") == {None: 0, True: 3, False: 1}[turns]
+    )
 
 
 @pytest.mark.parametrize("templated", [False, True])
@@ -535,7 +759,11 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (tiny / "tokenizer_config.json").write_text(json.dumps(config))
-    keys = {**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "acc"}, {"metric": MUTUAL}]}
+    keys = {
+        **CHOICES,
+        "doc_to_target": "{{label|int}}",
+        "metric_list": [{"metric": "acc"}, {"metric": MUTUAL}],
+    }
     include(str(write_own(tmp_path, "own_mutual", **keys)))
     _, found = scored(tmp_path, tiny, "own_mutual", chat_template=templated)
     (file,) = (tmp_path / "work/tasks").glob("*.yaml")
@@ -547,28 +775,52 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     )
     lines = read_jsonl(tmp_path / "work/samples/own_mutual.en.jsonl")
     for ours, theirs in zip(lines, stock["samples"][name], strict=True):
-        assert ours["prompt"] == theirs["arguments"][0][0] and ours["scores"][MUTUAL] == theirs[MUTUAL]
-        likelihoods = [likelihood for likelihood, _ in theirs["filtered_resps"][:3]]  # after the question
+        assert (
+            ours["prompt"] == theirs["arguments"][0][0] and ours["scores"][MUTUAL] == theirs[MUTUAL]
+        )
+        likelihoods = [
+            likelihood for likelihood, _ in theirs["filtered_resps"][:3]
+        ]  # after the question
         assert [*ours["loglikelihoods"].values()] == pytest.approx(likelihoods)
         best = likelihoods.index(max(likelihoods))
-        assert [*ours["loglikelihoods"]][best] == ours["response"] and len(ours["loglikelihoods"]) == 3
+        assert [*ours["loglikelihoods"]][best] == ours["response"] and len(
+            ours["loglikelihoods"]
+        ) == 3
 
 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"test_split": None}, "own_bad has no test data: set test_split or validation_split in own_bad.yaml"),
-        ({"metric_list": [{"metric": "./script"}]}, "its metric ./script is not the harness' own but a program"),
-        ({"process_results": "!function own.scores"}, "its metric exact_match is 'zero', which is not a number"),
+        (
+            {"test_split": None},
+            "own_bad has no test data: set test_split or validation_split in own_bad.yaml",
+        ),
+        (
+            {"metric_list": [{"metric": "./script"}]},
+            "its metric ./script is not the harness' own but a program",
+        ),
+        (
+            {"process_results": "!function own.scores"},
+            "its metric exact_match is 'zero', which is not a number",
+        ),
         ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself or is included twice: remove"),
-        ({**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "f1"}]}, "cannot be scored"),
+        (
+            {**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "f1"}]},
+            "cannot be scored",
+        ),
     ],
 )
 def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Path) -> None:
-    functions = "def scores(doc, answers):\n    return {'exact_match': 0}\n\ndef zero(values):\n    return 'zero'\n"
+    functions = (
+        "def scores(doc, answers):\n    return {'exact_match': 0}\n\ndef zero(values):\n    return"
+        " 'zero'\n"
+    )
     run_code = "process_results" in keys
     if run_code:
-        keys = {**keys, "metric_list": [{"metric": "exact_match", "aggregation": "!function own.zero"}]}
+        keys = {
+            **keys,
+            "metric_list": [{"metric": "exact_match", "aggregation": "!function own.zero"}],
+        }
     own = write_own(tmp_path, "own_bad", **keys)
     (own / "own.py").write_text(functions)
     include(str(own))
@@ -576,7 +828,13 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
         root, folder = tmp_path / "rows", tmp_path / "tasks"
         settings = choice(asked("own_bad", 0), run_code=run_code)
         definitions = task_specs(settings, ["en"], root, folder)
-        score_tasks(Scripted(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
+        score_tasks(
+            Scripted(),
+            definitions,
+            load_tasks(definitions, Lock()),
+            settings,
+            none_stored(tmp_path),
+        )
 
 
 def own_with_rows(folder: Path) -> Path:
@@ -584,7 +842,11 @@ def own_with_rows(folder: Path) -> Path:
     own = folder / "own"
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
     write_rows(own / "counting.jsonl", rows)
-    body = {"task": "own_counting", **PLAIN, "dataset_kwargs": {"data_files": {"test": str(own / "counting.jsonl")}}}
+    body = {
+        "task": "own_counting",
+        **PLAIN,
+        "dataset_kwargs": {"data_files": {"test": str(own / "counting.jsonl")}},
+    }
     (own / "counting.yaml").write_text(yaml.safe_dump(body))
     return own
 
@@ -594,7 +856,9 @@ def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
     words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
     told = session.folder / "told"
-    worker = forked.started(("-m", "pipeline.launch.worker", *words), [Path(os.devnull), told, told])
+    worker = forked.started(
+        ("-m", "pipeline.launch.worker", *words), [Path(os.devnull), told, told]
+    )
     while session.left and worker.is_alive():
         time.sleep(0.1)
         session.look()
@@ -607,11 +871,24 @@ def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
 def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     in_job: bool, beside: bool, tmp_path: Path, tiny: Path
 ) -> None:
-    """A worker has read no configuration: it is handed runs. Alone, and beside MGSM of data_root in one command."""
+    """A worker has read no configuration: it is handed runs.
+
+    Alone, and beside MGSM of data_root in one command.
+    """
     own, root = own_with_rows(tmp_path), tmp_path / "root"
-    write_rows(root / "mgsm/en/test.jsonl", [{"question": "1 and 1?", "answer": None, "answer_number": 2}])
-    tasks = ["eval.tasks=[own_counting,mgsm]", f"data_root={root}"] if beside else ["eval=own_counting"]
-    words = ["stage=eval", f"checkpoint={tiny}", *tasks, f"eval.include_path={own}", f"runs_dir={tmp_path / 'runs'}"]
+    write_rows(
+        root / "mgsm/en/test.jsonl", [{"question": "1 and 1?", "answer": None, "answer_number": 2}]
+    )
+    tasks = (
+        ["eval.tasks=[own_counting,mgsm]", f"data_root={root}"] if beside else ["eval=own_counting"]
+    )
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        *tasks,
+        f"eval.include_path={own}",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
     words += ["languages=[en]", "eval.max_gen_toks=3", "tracking.mode=disabled"]
     run = build(compose(words))  # type: ignore[arg-type]
     runs = order_runs([run])
@@ -628,13 +905,22 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
 
 
 def recite(folder: Path, tokenizer_of: Path, start: int, text: str, penalty: float) -> Path:
-    """A GPT-2 that writes `text` after `start` tokens: what it predicts depends on the position alone."""
+    """A GPT-2 that writes `text` after `start` tokens: what it predicts depends on the position
+    alone.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=128, n_embd=128, n_layer=1, n_head=2, tie_word_embeddings=False,
-        bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        n_positions=128,
+        n_embd=128,
+        n_layer=1,
+        n_head=2,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
     model = GPT2LMHeadModel(config)
     with torch.no_grad():
         for parameter in model.transformer.h.parameters():
@@ -650,14 +936,19 @@ def recite(folder: Path, tokenizer_of: Path, start: int, text: str, penalty: flo
     return folder
 
 
-@pytest.mark.parametrize("penalty", [None, 1.0001])  # by our decoding, and by transformers' generate
 @pytest.mark.parametrize(
-    "written", ["1.\n\n2</t>\n\n42\n\nmore", "1.\n\nno end of the thought", "</t>42", "1</t>2\n\n3</t>4"]
+    "penalty", [None, 1.0001]
+)  # by our decoding, and by transformers' generate
+@pytest.mark.parametrize(
+    "written",
+    ["1.\n\n2</t>\n\n42\n\nmore", "1.\n\nno end of the thought", "</t>42", "1</t>2\n\n3</t>4"],
 )
 def test_a_stop_string_in_a_thought_ends_no_answer(
     written: str, penalty: float | None, tmp_path: Path, tiny: Path
 ) -> None:
-    """The answer is the one that the harness cuts from the whole text, as its vLLM class generates it."""
+    """The answer is the one that the harness cuts from the whole text, as its vLLM class generates
+    it.
+    """
     stop = ["\n\n"]
     generation = {"until": stop, "max_gen_toks": 40}
     include(str(write_own(tmp_path, "own_think", generation_kwargs=generation)))
@@ -687,26 +978,47 @@ def test_variables_of_a_chat_template_are_the_harness_own(tmp_path: Path, tiny: 
     own = write_own(tmp_path, "own_sum")
     include(str(own))
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
-    stock = HFLM(model, tokenizer=AutoTokenizer.from_pretrained(tiny), batch_size=2, enable_thinking=False)
+    stock = HFLM(
+        model, tokenizer=AutoTokenizer.from_pretrained(tiny), batch_size=2, enable_thinking=False
+    )
     off = {"chat_template": True, "chat_template_args": {"enable_thinking": False}}
     scored(tmp_path, tiny, "own_sum", max_gen_toks=3, **off)
     (file,) = (tmp_path / "work/tasks").glob("*.yaml")
     manager = TaskManager(include_defaults=False)
-    found = simple_evaluate(stock, tasks=[str(file)], task_manager=manager, bootstrap_iters=0, apply_chat_template=True)
+    found = simple_evaluate(
+        stock, tasks=[str(file)], task_manager=manager, bootstrap_iters=0, apply_chat_template=True
+    )
     (lines,) = found["samples"].values()  # type: ignore[index]
     prompts = [line["prompt"] for line in read_jsonl(tmp_path / "work/samples/own_sum.en.jsonl")]
     assert prompts == [line["arguments"][0][0] for line in lines]
     assert all(prompt.endswith("<think></think>") for prompt in prompts)
-    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
-    plain = [*words, f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}", "eval.chat_template=true"]
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        "eval=own_sum",
+        f"eval.include_path={own}",
+        "languages=[en]",
+    ]
+    plain = [
+        *words,
+        f"data_root={tmp_path / 'rows'}",
+        f"runs_dir={tmp_path / 'runs'}",
+        "eval.chat_template=true",
+    ]
     hashes = {
         build(compose([*plain, *more])).hash
-        for more in ([], ["eval.chat_template_args={enable_thinking: false}"], ["eval.chat_template_args={a: 1}"])
+        for more in (
+            [],
+            ["eval.chat_template_args={enable_thinking: false}"],
+            ["eval.chat_template_args={a: 1}"],
+        )
     }
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize("key", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize(
+    "key", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
+)
 def test_a_length_has_any_of_its_names(key: str, tmp_path: Path, tiny: Path) -> None:
     """A task file may name it as transformers or vLLM do; 8192 positions hold no 8190 more."""
     include(str(write_own(tmp_path, "own_long", generation_kwargs={"until": [], key: 5})))
@@ -718,7 +1030,9 @@ def test_a_length_has_any_of_its_names(key: str, tmp_path: Path, tiny: Path) -> 
     assert all(sample["cut_off"] for sample in samples)
     forget_files()
     (tmp_path / "more").mkdir()
-    include(str(write_own(tmp_path / "more", "own_long", generation_kwargs={"until": [], key: 8190})))
+    include(
+        str(write_own(tmp_path / "more", "own_long", generation_kwargs={"until": [], key: 8190}))
+    )
     with pytest.raises(PipelineError, match="3 of 3 prompts do not fit"):
         scored(tmp_path / "more", tiny, "own_long")
 
@@ -738,7 +1052,13 @@ def test_each_metric_of_a_choice_is_the_harness_own(tmp_path: Path, tiny: Path) 
 
 
 def task_hash(tmp_path: Path, tiny: Path, own: Path, task: str = "own_sum") -> str:
-    words = ["stage=eval", f"checkpoint={tiny}", f"eval={task}", f"eval.include_path={own}", "languages=[en]"]
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        f"eval={task}",
+        f"eval.include_path={own}",
+        "languages=[en]",
+    ]
     forget_files()
     return build(compose([*words, f"runs_dir={tmp_path / 'runs'}"])).hash
 
@@ -750,7 +1070,9 @@ def test_only_files_that_a_task_reads_change_its_hash(tmp_path: Path, tiny: Path
     (own / "common.yaml").write_text("doc_to_text: text\n")
     rows.write_text(json.dumps({"text": "1 and", "label": "1"}) + "\n")
     with_rows = {"dataset_kwargs": {"data_files": {"test": str(rows)}}}
-    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text() + yaml.safe_dump(with_rows))
+    (own / "own_sum.yaml").write_text(
+        (own / "own_sum.yaml").read_text() + yaml.safe_dump(with_rows)
+    )
     first = task_hash(tmp_path, tiny, own)
     (own / "own_other.yaml").write_text((own / "own_other.yaml").read_text() + "# changed\n")
     (own / "notes.txt").write_text("a file of nobody\n")
@@ -763,7 +1085,9 @@ def test_only_files_that_a_task_reads_change_its_hash(tmp_path: Path, tiny: Path
 
 
 @pytest.mark.parametrize("named", ["data_dir", "dataset_path", "pattern"])
-def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(named: str, tmp_path: Path, tiny: Path) -> None:
+def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(
+    named: str, tmp_path: Path, tiny: Path
+) -> None:
     own = write_own(tmp_path, "own_sum")
     folder = own / "rows"
     keys: dict[str, Any] = {
@@ -774,7 +1098,9 @@ def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(named: str,
     write_own(tmp_path, "own_sum", **keys[named])
     hashes, scores = [], []
     for number, label in enumerate(("0", "38")):
-        write_rows(folder / "test.jsonl", [{"text": f"{place} and", "label": label} for place in range(3)])
+        write_rows(
+            folder / "test.jsonl", [{"text": f"{place} and", "label": label} for place in range(3)]
+        )
         hashes.append(task_hash(tmp_path, tiny, own))
         (tmp_path / str(number)).mkdir()
         include(str(own))
@@ -783,7 +1109,9 @@ def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(named: str,
     assert hashes[0] != hashes[1] and scores == ["0", "38"]
     outside = tmp_path / "elsewhere"
     folder.rename(outside)
-    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text().replace(str(folder), str(outside)))
+    (own / "own_sum.yaml").write_text(
+        (own / "own_sum.yaml").read_text().replace(str(folder), str(outside))
+    )
     with pytest.raises(PipelineError, match="outside of eval.include_path="):
         task_hash(tmp_path, tiny, own)
 
@@ -817,7 +1145,11 @@ def test_a_plan_finds_missing_columns_and_rows(
 
 
 def test_a_plan_finds_a_file_of_rows_that_is_not_there(tmp_path: Path) -> None:
-    own = write_own(tmp_path, "own_gone", dataset_kwargs={"data_files": {"test": str(tmp_path / "own/none.jsonl")}})
+    own = write_own(
+        tmp_path,
+        "own_gone",
+        dataset_kwargs={"data_files": {"test": str(tmp_path / "own/none.jsonl")}},
+    )
     include(str(own))
     with pytest.raises(PipelineError, match="own_gone reads .*none.jsonl, which is not there"):
         task_specs(choice(asked("own_gone", 0)), ["en"], None, tmp_path / "tasks")

@@ -50,35 +50,51 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    where = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
+    where = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "hub"),
+    }
     where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     try:
         done = forked.python("-c", EVALUATION, str(tmp_path / ".work"), env=os.environ | where)
     finally:
         server.shutdown()
         server.server_close()
-    assert [one for one in asked_for if "mgsm" in one or "belebele" in one] == ["GET /api/datasets/juletxara/mgsm"]
+    assert [one for one in asked_for if "mgsm" in one or "belebele" in one] == [
+        "GET /api/datasets/juletxara/mgsm"
+    ]
     assert "Retry" not in done.stderr
     assert done.stdout.startswith("the data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
-    told = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it\n"
+    told = (
+        "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has"
+        " it\n"
+    )
     assert done.stdout.endswith(told)
     assert "503" in done.stdout and ".work" not in done.stdout and done.stdout.count("\n") == 1
 
 
-def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cache stands for what stage=prefetch left: read with `datasets` offline, which then asks nobody."""
+def test_what_is_in_the_cache_is_read_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache stands for what stage=prefetch left: read with `datasets` offline, which then asks
+    nobody.
+    """
     rows = [worked(f"Question: {i}?", f"Step-by-Step Answer: So. {i}.", i) for i in range(2)]
     asked_for = []
 
     def load_dataset(path: str, name: str, **_: Any) -> Any:
         assert datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
-        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split in ("train", "test")})
+        return datasets.DatasetDict(
+            {split: datasets.Dataset.from_list(rows) for split in ("train", "test")}
+        )
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     refusal = OSError("no route to it")
-    monkeypatch.setattr(reach, "refusal_of_set", lambda repository: asked_for.append(repository) or refusal)
+    monkeypatch.setattr(
+        reach, "refusal_of_set", lambda repository: asked_for.append(repository) or refusal
+    )
     definitions = task_specs(choice(asked("mgsm", 2)), ["en", "sw"], None, tmp_path / "tasks")
     assert [len(task.eval_docs) for task in load_tasks(definitions, Lock())] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages

@@ -106,7 +106,9 @@ def test_the_last_number(text: str, meant: str | None) -> None:
     assert metrics.last_number(text) == (None if meant is None else Fraction(meant))
 
 
-@pytest.mark.parametrize(("code", "meant"), [("fr", 7200), ("ru", 7200), ("es", 7200), ("en", 200), ("sw", 200)])
+@pytest.mark.parametrize(
+    ("code", "meant"), [("fr", 7200), ("ru", 7200), ("es", 7200), ("en", 200), ("sw", 200)]
+)
 def test_a_plain_space_parts_thousands_where_the_language_writes_so(code: str, meant: int) -> None:
     assert metrics.last_number("7 200 ml", code) == meant
     assert metrics.last_number("7\u202f200 ml", code) == 7200
@@ -136,7 +138,9 @@ def test_the_share_of_a_script() -> None:
     assert metrics.share_in(language("qac").scripts, "ba da ga ka la ma") == 1
 
 
-def test_spbleu_is_bleu_over_the_pieces_of_a_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spbleu_is_bleu_over_the_pieces_of_a_model(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stand-in cuts each letter off: spBLEU is then BLEU over letters."""
     import sys
     from types import SimpleNamespace
@@ -150,34 +154,56 @@ def test_spbleu_is_bleu_over_the_pieces_of_a_model(tmp_path, monkeypatch: pytest
         def encode(self, text: str, out_type: type) -> list[str]:
             return list(text.replace(" ", "_"))
 
-    monkeypatch.setitem(sys.modules, "sentencepiece", SimpleNamespace(SentencePieceProcessor=Letters))
+    monkeypatch.setitem(
+        sys.modules, "sentencepiece", SimpleNamespace(SentencePieceProcessor=Letters)
+    )
     references, responses = ["the cat sat here", "a dog ran"], ["the cat sits here", "a dog ran"]
     found = metrics.spbleu(references, responses, str(tmp_path / "spm.model"))
-    spaced = [[" ".join(text.replace(" ", "_")) for text in side] for side in (responses, references)]
-    assert found == pytest.approx(sacrebleu.corpus_bleu(spaced[0], [spaced[1]], tokenize="none", force=True).score)
+    spaced = [
+        [" ".join(text.replace(" ", "_")) for text in side] for side in (responses, references)
+    ]
+    assert found == pytest.approx(
+        sacrebleu.corpus_bleu(spaced[0], [spaced[1]], tokenize="none", force=True).score
+    )
 
 
 def test_a_perfect_answer_has_100_in_every_metric_of_the_harness() -> None:
-    """As the harness' own functions score it: shares of 1, ROUGE and BLEU out of 100, EQ-Bench out of 100."""
+    """As the harness' own functions score it: shares of 1, ROUGE and BLEU out of 100, EQ-Bench out
+    of 100.
+    """
     from lm_eval.tasks.eq_bench.utils import calculate_score_fullscale
     from lm_eval.tasks.truthfulqa.utils import process_results_gen
 
     text = "Nothing happens to you if you eat watermelon seeds."
-    scores = process_results_gen({"correct_answers": [text], "incorrect_answers": ["You get sick"]}, [text])
+    scores = process_results_gen(
+        {"correct_answers": [text], "incorrect_answers": ["You get sick"]}, [text]
+    )
     feelings = {"joy": 7, "fear": 0, "anger": 2, "relief": 5}
     parts = {f"emotion{at}": name for at, name in enumerate(feelings, 1)}
     parts |= {f"emotion{at}_score": number for at, number in enumerate(feelings.values(), 1)}
     answer = "\n".join(f"{name}: {number}" for name, number in feelings.items())
     scores |= calculate_score_fullscale({"reference_answer_fullscale": str(parts)}, [answer])
-    shown = {name: percent_factor(name) * value for name, value in scores.items() if not name.endswith("_diff")}
-    assert len(shown) == 10 and {"rouge1_max", "rougeL_acc", "bleu_max", "bleu_acc", "eqbench"} <= {*shown}
+    shown = {
+        name: percent_factor(name) * value
+        for name, value in scores.items()
+        if not name.endswith("_diff")
+    }
+    assert len(shown) == 10 and {"rouge1_max", "rougeL_acc", "bleu_max", "bleu_acc", "eqbench"} <= {
+        *shown
+    }
     assert shown == pytest.approx(dict.fromkeys(shown, 100.0))
     assert {percent_factor(name) for name in scores if name.endswith("_diff")} == {1}
     assert percent_factor("rouge1") == percent_factor("rougeL") == 100  # as rouge_score gives it
 
 
-SWAHILI = "Roger alianza kwa mipira 5. Mikebe 2 yenye mipira 3 kila moja ni mipira 6. 5 + 6 = 11. Jibu ni 11."
-ENGLISH = "Roger started with 5 balls. 2 cans of 3 tennis balls each is 6 tennis balls. 5 + 6 = 11. The answer is 11."
+SWAHILI = (
+    "Roger alianza kwa mipira 5. Mikebe 2 yenye mipira 3 kila moja ni mipira 6. 5 + 6 = 11. Jibu"
+    " ni 11."
+)
+ENGLISH = (
+    "Roger started with 5 balls. 2 cans of 3 tennis balls each is 6 tennis balls. 5 + 6 = 11. The"
+    " answer is 11."
+)
 BENGALI = "রজারের শুরুতে ৫টি বল ছিল। ২টি ক্যানের প্রতিটিতে ৩টি বল। ৫ + ৬ = ১১। উত্তর হল ১১।"
 JAPANESE = "ロジャーは最初に5個のボールを持っていました。5 + 6 = 11です。答えは11です。"
 CHINESE = "罗杰一开始有5个网球。2罐网球每罐3个，一共是6个网球。5 + 6 = 11。答案是11。"
@@ -210,9 +236,14 @@ def test_the_language(text: str, code: str, wanted: bool | None) -> None:
 
 def test_how_a_language_is_told() -> None:
     assert {code: told_by(code) for code in ("sw", "ja", "bn", "te", "th", "ru", "qac")} == {
-        "sw": "py3langid", "ja": "py3langid", "bn": "script", "te": "script", "th": "script", "ru": "script",
+        "sw": "py3langid",
+        "ja": "py3langid",
+        "bn": "script",
+        "te": "script",
+        "th": "script",
+        "ru": "script",
         "qac": "script",
-    }  # fmt: skip
+    }
 
 
 def test_the_share_by_hand() -> None:
@@ -232,6 +263,10 @@ def test_mgsms_own_worked_answers(code: str) -> None:
 @pytest.mark.parametrize("code", ["en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te", "th"])
 def test_the_identifier_knows_mgsms_questions(code: str) -> None:
     file = Path(os.environ["PIPELINE_TEST_DATA"]) / "mgsm" / code / "test.jsonl"
-    asked = [json.loads(line)["question"] for line in file.read_text(encoding="utf-8").split("\n") if line]
+    asked = [
+        json.loads(line)["question"]
+        for line in file.read_text(encoding="utf-8").split("\n")
+        if line
+    ]
     told = [in_language(question, code) for question in asked]
     assert sum(one is True for one in told) >= 247, sum(one is True for one in told)

@@ -1,4 +1,6 @@
-"""mgsm_steps: items from the real MGSM and GSM8K, its scores by the stock harness and by torch alone."""
+"""mgsm_steps: items from the real MGSM and GSM8K, its scores by the stock harness and by torch
+alone.
+"""
 
 import csv
 import json
@@ -30,9 +32,21 @@ from pipeline.hub.lock import Lock
 from pipeline.languages import MGSM
 
 UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
-EXCLUDED = {  # questions whose operands a translation does not give: clocks, words without a list, changed quantities
-    "en": 0, "sw": 3, "bn": 1, "te": 2, "ja": 7, "de": 3, "fr": 2, "zh": 1, "ru": 3, "es": 1, "th": 5,
-}  # fmt: skip
+# questions whose operands a translation does not give: clocks, words without a list, changed
+# quantities
+EXCLUDED = {
+    "en": 0,
+    "sw": 3,
+    "bn": 1,
+    "te": 2,
+    "ja": 7,
+    "de": 3,
+    "fr": 2,
+    "zh": 1,
+    "ru": 3,
+    "es": 1,
+    "th": 5,
+}
 
 
 def rows(file: Path) -> list[dict]:
@@ -43,13 +57,19 @@ def rows(file: Path) -> list[dict]:
 def test_gsm8k_gives_634_steps_in_235_questions(real_data: Path) -> None:
     gsm8k = rows(real_data / "gsm8k/test.jsonl")
     problems = build_problems(gsm8k[:QUESTIONS])
-    assert sum(len(problem.scored) for problem in problems) == BENCHMARKS["mgsm_steps"].questions == 634
+    assert (
+        sum(len(problem.scored) for problem in problems)
+        == BENCHMARKS["mgsm_steps"].questions
+        == 634
+    )
     assert [problem.index for problem in problems if not problem.scored] == UNUSABLE
     assert problems == build_problems(gsm8k[:QUESTIONS])
     for problem, row in zip(problems, gsm8k, strict=False):
         for place in problem.scored:
             step = problem.steps[place]
-            assert f"<<{step.text}>>" in row["answer"].replace(",", "").replace("$", "").replace(" ", "")
+            assert f"<<{step.text}>>" in row["answer"].replace(",", "").replace("$", "").replace(
+                " ", ""
+            )
             four = [step.text, *step.alternatives]
             values = [Fraction(text.partition("=")[2]) for text in four]
             assert (
@@ -84,7 +104,12 @@ def test_numbers_of_a_text() -> None:
     for text in ("80 000 euros", "80,000", "80.000", "80\u202f000", "80\u00a0000"):
         assert has(text, 80000, "fr")
     assert has("à 13 h", 13, "fr") and not has("à 13 h", 1, "fr") and has("1,5 Liter", 1.5, "de")
-    assert has("১২০টি", 120, "bn") and has("๑๒", 12, "th") and has("8万ドル", 80000, "ja") and has("５個", 5, "ja")
+    assert (
+        has("১২০টি", 120, "bn")
+        and has("๑๒", 12, "th")
+        and has("8万ドル", 80000, "ja")
+        and has("５個", 5, "ja")
+    )
     assert has("mayai matatu", 3, "sw") and has("तीन", 3, "bn") is False
     assert read_numbers("Three ducks, $1,000.50 and 16.", "en") == [3, Fraction("1000.5"), 16]
     assert read_numbers("someone", "en") == []
@@ -92,12 +117,16 @@ def test_numbers_of_a_text() -> None:
 
 def test_an_item_and_one_whose_alternatives_collapse() -> None:
     answer = "<<8*2=16>>16 and <<16-3-4=9>>9, <<16+9=25>>25\n#### 25"
-    problem = build_problem(0, {"question": "8 hens lay 2 eggs each and one lays 3.", "answer": answer})
+    problem = build_problem(
+        0, {"question": "8 hens lay 2 eggs each and one lays 3.", "answer": answer}
+    )
     assert problem.scored == [0, 2]
     assert problem.steps[1].reason == "not one operation on two numbers"
     assert set(problem.steps[0].alternatives) == {"8+2=10", "8-2=6", "8/2=4"}
     first, second = build_items(problem, "Q?")
-    assert first["prompt"] == "Question: Q?\nAnswer:" and first["choices"][first["label"]] == " 8*2=16"
+    assert (
+        first["prompt"] == "Question: Q?\nAnswer:" and first["choices"][first["label"]] == " 8*2=16"
+    )
     assert second["prompt"] == "Question: Q?\nAnswer: 8*2=16\n16-3-4=9"
     assert second["choices"][second["label"]] == "\n16+9=25"
     lonely = build_problem(0, {"question": "One hen.", "answer": "<<1*1=1>>1"})
@@ -116,7 +145,9 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
             file.chmod(0o644)
         (tmp_path / "data" / folder).chmod(0o755)
     root, steps = tmp_path / "data", [asked("mgsm_steps", 1)]
-    with pytest.raises(PipelineError, match=f"make_mgsm_steps.py {root} en writes it from MGSM's and GSM8K's files"):
+    with pytest.raises(
+        PipelineError, match=f"make_mgsm_steps.py {root} en writes it from MGSM's and GSM8K's files"
+    ):
         task_specs(choice(*steps), ["en"], root, tmp_path / "t")
     with pytest.raises(PipelineError, match="has no mgsm/lg/test.jsonl"):
         write_items(root, "lg")
@@ -131,10 +162,20 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
 
 
 @needs_real_data
-def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path, tmp_path: Path) -> None:
-    """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files, and torch alone."""
+def test_scores_are_the_stock_harness_s_and_torch_s(
+    real_data: Path, tiny: Path, tmp_path: Path
+) -> None:
+    """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files,
+    and torch alone.
+    """
     runs, root = tmp_path / "runs", with_items(real_data, tmp_path / "data", "sw")
-    words = ["stage=eval", f"checkpoint={tiny}", "eval=mgsm_steps_4shot", "eval.limit=2", "languages=[sw]"]
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        "eval=mgsm_steps_4shot",
+        "eval.limit=2",
+        "languages=[sw]",
+    ]
     words += [f"data_root={root}", f"runs_dir={runs}", "launcher.workers=1"]
     assert main(words) == 0
     reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
@@ -149,25 +190,35 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     items = [item for item in items if item["index"] in first_two]
     assert {row["n"] for row in bundle["rows"] if row["metric"] == "bits"} == {2} and len(items) > 2
     names = {f"{task}_sw_4shot": list(range(len(items))) for task in BENCHMARKS["mgsm_steps"].tasks}
-    stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
+    stock, _ = answered_by_lm_eval(
+        tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies)
+    )
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
     for task in BENCHMARKS["mgsm_steps"].tasks:
         theirs = stock["results"][f"{task}_sw_4shot"]
         assert ours[task, "acc"] == theirs["acc,none"]
         assert ours[task, "bits"] == pytest.approx(theirs["bits,none"], abs=1e-3)
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tiny).eval(),
+        AutoTokenizer.from_pretrained(tiny),
+    )
     per_question: dict[int, float] = defaultdict(float)
     exemplars = rows(folder / "train.jsonl")[:4]
     before = "".join(f"{one['prompt']}{one['choices'][0]}\n\n" for one in exemplars)
     assert before.startswith("Question: Roger ana") and "Answer: 5+6=11\n#### 11\n\n" in before
     right = 0
     for item in items:
-        four = [likelihood(model, tokenizer, before + item["prompt"], text) / math.log(2) for text in item["choices"]]
+        four = [
+            likelihood(model, tokenizer, before + item["prompt"], text) / math.log(2)
+            for text in item["choices"]
+        ]
         per_question[item["index"]] += four[item["label"]]
         right += max(four) == four[item["label"]]
     assert ours["mgsm_steps", "acc"] == right / len(items)
-    assert ours["mgsm_steps", "bits"] == pytest.approx(sum(per_question.values()) / len(per_question), abs=1e-3)
+    assert ours["mgsm_steps", "bits"] == pytest.approx(
+        sum(per_question.values()) / len(per_question), abs=1e-3
+    )
 
 
 TABLE = """
@@ -186,8 +237,9 @@ compare: {other: [base]}
 
 @needs_real_data
 def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> None:
-    """Cells and comparisons against the stored answers, by SciPy: differences by question, and acc with questions as
-    clusters of steps."""
+    """Cells and comparisons against the stored answers, by SciPy: differences by question, and acc
+    with questions as clusters of steps.
+    """
     model = AutoModelForCausalLM.from_pretrained(tiny)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -196,9 +248,19 @@ def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> Non
     shutil.copytree(tiny, tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
     (tmp_path / "steps.yaml").write_text(TABLE.replace("OTHER", str(tmp_path / "other")))
-    words = ["stage=table", f"table={tmp_path}/steps.yaml", f"every.model.path={tiny}", "every.model.name=tiny"]
+    words = [
+        "stage=table",
+        f"table={tmp_path}/steps.yaml",
+        f"every.model.path={tiny}",
+        "every.model.name=tiny",
+    ]
     root = with_items(real_data, tmp_path / "data", "sw")
-    words += [f"data_root={root}", f"runs_dir={tmp_path}/runs", "launcher.workers=1", "every.model=trained"]
+    words += [
+        f"data_root={root}",
+        f"runs_dir={tmp_path}/runs",
+        "launcher.workers=1",
+        "every.model=trained",
+    ]
     assert main(words) == 0
     report = tmp_path / "runs/reports/steps"
     with open(report / "cells.csv", encoding="utf-8") as stream:
@@ -233,23 +295,41 @@ def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> Non
         )
         assert contrasts[column]["unit"] == "bits"
     right = [sample["scores"]["acc"] for sample in stored["base", "mgsm_steps"]]
-    assert float(cells["base", "acc"]["value"]) == pytest.approx(100 * np.mean([value for _, value in right]))
-    assert contrasts["acc"]["unit"] == "points" and int(contrasts["acc"]["n"]) == len({place for place, _ in right})
+    assert float(cells["base", "acc"]["value"]) == pytest.approx(
+        100 * np.mean([value for _, value in right])
+    )
+    assert contrasts["acc"]["unit"] == "points" and int(contrasts["acc"]["n"]) == len(
+        {place for place, _ in right}
+    )
 
 
 def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> None:
-    """Its own decontamination: a row with GSM8K's test solution under other words of its own, with its numbers and with
-    others; not one that shares two of the calculations by chance."""
+    """Its own decontamination: a row with GSM8K's test solution under other words of its own, with
+    its numbers and with others; not one that shares two of the calculations by chance.
+    """
     solution = (
-        "Anna sells half as many clips in May as in April, that is 48/2 = <<48/2=24>>24 clips.\n"
-        "In both months together she therefore sells 48+24 = <<48+24=72>>72 clips to her friends.\n#### 72"
+        "Anna sells half as many clips in May as in April, that is 48/2 = <<48/2=24>>24 clips.\nIn"
+        " both months together she therefore sells 48+24 = <<48+24=72>>72 clips to her"
+        " friends.\n#### 72"
     )
-    write_rows(tmp_path / "gsm8k/test.jsonl", [{"question": "How many clips does she sell?", "answer": solution}])
+    write_rows(
+        tmp_path / "gsm8k/test.jsonl",
+        [{"question": "How many clips does she sell?", "answer": solution}],
+    )
     copied = {"prompt": "Work this out, please.", "completion": solution}
     varied = {"prompt": "Work this out, please.", "completion": re.sub(r"\d+", "9", solution)}
-    chance = {"prompt": "Ben has 48 pens and loses half of them.", "completion": "48/2=24, so 24 remain; 48+24=72."}
+    chance = {
+        "prompt": "Ben has 48 pens and loses half of them.",
+        "completion": "48/2=24, so 24 remain; 48+24=72.",
+    }
     write_rows(tmp_path / "own/train.jsonl", [copied, varied, chance])
-    words = ["stage=data", "expert=own", "expert.sources.own.rows=pairs", "expert.side=math", "tracking.mode=disabled"]
+    words = [
+        "stage=data",
+        "expert=own",
+        "expert.sources.own.rows=pairs",
+        "expert.side=math",
+        "tracking.mode=disabled",
+    ]
     assert main([*words, f"data_root={tmp_path}", f"runs_dir={tmp_path}/runs"]) == 0
     (folder,) = (tmp_path / "runs").glob("data-own-*")
     assert [row["prompt"] for row in rows(folder / "train.jsonl")] == [chance["prompt"]]
@@ -258,19 +338,29 @@ def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> Non
 
 def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     """As the small world's: no GSM8K is needed, and a constructed language may be scored."""
-    solutions = {"Eva dedu 12 zika, rigu 9, zonu 13": "12 - 9 = 3. 3 + 13 = 16.", "Zoe dedu 1": "1 * 1 = 1."}
-    lines = [{"question": text, "answer_number": 16, "equation_solution": by} for text, by in solutions.items()]
+    solutions = {
+        "Eva dedu 12 zika, rigu 9, zonu 13": "12 - 9 = 3. 3 + 13 = 16.",
+        "Zoe dedu 1": "1 * 1 = 1.",
+    }
+    lines = [
+        {"question": text, "answer_number": 16, "equation_solution": by}
+        for text, by in solutions.items()
+    ]
     write_rows(tmp_path / "mgsm/qac/test.jsonl", lines)
     write_rows(tmp_path / "mgsm/qac/train.jsonl", lines)
     card = write_items(tmp_path, "qac")
-    (definition,) = task_specs(choice(asked("mgsm_steps_shuffled", 1)), ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_specs(
+        choice(asked("mgsm_steps_shuffled", 1)), ["qac"], tmp_path, tmp_path / "tasks"
+    )
     assert definition.num_fewshot == 1
     items = rows(tmp_path / "mgsm_steps/qac/mgsm_steps_shuffled.jsonl")
     assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
     assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
     (tmp_path / "mgsm_steps/qac/train.jsonl").unlink()
-    (definition,) = task_specs(choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_specs(
+        choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks"
+    )
     (task,) = load_tasks([definition], Lock())
     assert not task.has_training_docs()
     assert len(task.eval_docs) == len(items)

@@ -1,5 +1,6 @@
-"""What only a GPU executes: recorded steps and products of two dtypes give the answers of the steps and products that a
-CPU can compute."""
+"""What only a GPU executes: recorded steps and products of two dtypes give the answers of the steps
+and products that a CPU can compute.
+"""
 
 import random
 from typing import Any
@@ -22,12 +23,20 @@ def model_like(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "gemma3":
         return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, **WINDOW)).double().eval()
-    return LlamaForCausalLM(LlamaConfig(**SMALL, **(DYNAMIC if kind == "dynamic" else {}))).double().eval()
+    return (
+        LlamaForCausalLM(LlamaConfig(**SMALL, **(DYNAMIC if kind == "dynamic" else {})))
+        .double()
+        .eval()
+    )
 
 
-def answers(model: Any, prefix: list[int], rests: list[list[int]], sampling: Sampling | None) -> dict[int, list[int]]:
+def answers(
+    model: Any, prefix: list[int], rests: list[list[int]], sampling: Sampling | None
+) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    ending = Ending({3}, ["\x07"], 150, lambda tokens: "".join(chr(65 + token % 26) for token in tokens))
+    ending = Ending(
+        {3}, ["\x07"], 150, lambda tokens: "".join(chr(65 + token % 26) for token in tokens)
+    )
     with torch.no_grad():
         decode(model, prefix, rests, 6, ending, found.__setitem__, sampling)
     return found
@@ -39,11 +48,14 @@ def answers(model: Any, prefix: list[int], rests: list[list[int]], sampling: Sam
 def test_recorded_steps_give_the_answers_of_a_cpu(
     kind: str, length: int, drawn: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also of the second task, which uses the first one's graphs, of a prefix of another length, and after the weights
-    changed in place; `dynamic` cannot be recorded, which is said once."""
+    """Also of the second task, which uses the first one's graphs, of a prefix of another length,
+    and after the weights changed in place; `dynamic` cannot be recorded, which is said once.
+    """
     draw = random.Random(1)
     rests = [[draw.randrange(4, 256) for _ in range(draw.randint(2, 90))] for _ in range(21)]
-    prefixes = [[draw.randrange(4, 256) for _ in range(length + task * (length > 0))] for task in range(3)]
+    prefixes = [
+        [draw.randrange(4, 256) for _ in range(length + task * (length > 0))] for task in range(3)
+    ]
     sampling = Sampling(1.0, 0.9, [str(at) for at in range(21)]) if drawn else None
     expected, found = [], []
     for device, given in (("cpu", expected), ("cuda", found)):
@@ -51,10 +63,14 @@ def test_recorded_steps_give_the_answers_of_a_cpu(
         for prefix in (*prefixes, prefixes[0]):
             given.append(answers(model, prefix, rests, sampling))
             with torch.no_grad():
-                model.get_output_embeddings().weight.add_(torch.linspace(-0.1, 0.1, 64, device=device))
+                model.get_output_embeddings().weight.add_(
+                    torch.linspace(-0.1, 0.1, 64, device=device)
+                )
     assert found == expected
     cache = getattr(model, KEPT)
-    assert cache.recordable is (kind != "dynamic") and any(cache.graphs.values()) is cache.recordable
+    assert (
+        cache.recordable is (kind != "dynamic") and any(cache.graphs.values()) is cache.recordable
+    )
     assert capsys.readouterr().err.count("not recorded") == (kind == "dynamic")
 
 

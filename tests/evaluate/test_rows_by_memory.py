@@ -20,26 +20,38 @@ from pipeline.models.shape import LLAMA_8B
 
 GIB = 2**30
 SIZES = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 SHARED, REST, ROOM = 960, 100, 512
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """A GPU with so much free memory that has a model: the numbers of rows that answers are computed in."""
+    """A GPU with so much free memory that has a model: the numbers of rows that answers are
+    computed in.
+    """
 
-    def rows(free: float, config: Any = None, kept: Any = None, batch_size: int | None = None) -> list[int]:
+    def rows(
+        free: float, config: Any = None, kept: Any = None, batch_size: int | None = None
+    ) -> list[int]:
         found: list[int] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free) - GIB, 80 * GIB))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 41 * GIB)  # of which one is free again
+        monkeypatch.setattr(
+            torch.cuda, "memory_reserved", lambda: 41 * GIB
+        )  # of which one is free again
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 40 * GIB)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch_backend, "decode", lambda *given: found.append(given[3]))
         config = config or LlamaConfig(**SIZES)
-        model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=config, **{KEPT: kept})
+        model = SimpleNamespace(
+            device=torch.device("cuda"), dtype=torch.float32, config=config, **{KEPT: kept}
+        )
         prompts = [[*range(SHARED), -row, *range(REST - 1)] for row in range(300)]
         backend = TorchBackend(batch_size, model=model)
         backend.generate(prompts, [Ending(set(), [], ROOM, str)], True, lambda place, tokens: None)
@@ -49,7 +61,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def test_as_many_rows_as_the_free_memory_holds(gpu: Callable[..., list[int]]) -> None:
-    """8B in float32: a row of 640 tokens of 262 kB keeps 168 MB, which a GPU of 80 GB has 256 times beside 32 GB."""
+    """8B in float32: a row of 640 tokens of 262 kB keeps 168 MB, which a GPU of 80 GB has 256 times
+    beside 32 GB.
+    """
     assert [gpu(free * 1e9) for free in (100, 52, 20, 5)] == [[512], [256], [64], [8]]
     assert gpu(52e9, batch_size=32) == [32]
 
@@ -64,7 +78,9 @@ def test_what_the_last_prompts_left_is_room_for_the_next(gpu: Callable[..., list
     config, device = LlamaConfig(**SIZES), torch.device("cuda")
     found = []
     for memory in (kept, None):  # likelihoods do not take its place
-        backend = TorchBackend(None, model=SimpleNamespace(config=config, device=device, dtype=torch.float32))
+        backend = TorchBackend(
+            None, model=SimpleNamespace(config=config, device=device, dtype=torch.float32)
+        )
         setattr(backend.model, KEPT, memory)
         backend._fit_rows([(0, [0])], [[0] * 1000])
         found.append(backend.batch_size)
@@ -80,7 +96,9 @@ def test_on_a_cpu_there_are_32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TorchBackend(None).batch_size == 32 and TorchBackend(7).batch_size == 7
 
 
-def test_more_than_fits_is_not_tried_twice(gpu: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_fits_is_not_tried_twice(
+    gpu: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What ran out of memory with 256 rows has 128 at its next task."""
     gpu(75e9)
     tried: list[int] = []
@@ -91,29 +109,38 @@ def test_more_than_fits_is_not_tried_twice(gpu: Callable[..., list[int]], monkey
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
 
     monkeypatch.setattr(torch_backend, "decode", decode)
-    model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=LlamaConfig(**SIZES))
+    model = SimpleNamespace(
+        device=torch.device("cuda"), dtype=torch.float32, config=LlamaConfig(**SIZES)
+    )
     backend = TorchBackend(None, model=model)
     for _ in range(2):
-        backend.generate([[row] * 600 for row in range(300)], [Ending(set(), [], 9, str)], False, lambda *_: None)
+        backend.generate(
+            [[row] * 600 for row in range(300)], [Ending(set(), [], 9, str)], False, lambda *_: None
+        )
     assert tried == [256, 128, 128] and backend.halved
 
 
 def test_memory_by_hand() -> None:
-    """Answers keep keys and values, 65,536 a token, in columns by 128; likelihoods have a mask, and no more keys and
-    values than a layer's. Eight bytes a word of the vocabulary are of logits."""
+    """Answers keep keys and values, 65,536 a token, in columns by 128; likelihoods have a mask, and
+    no more keys and values than a layer's. Eight bytes a word of the vocabulary are of logits.
+    """
     answers = scoring_memory(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), 8)
     assert answers["weights"] == 4 * 8_030_261_248
     assert answers["cache"] == (SHARED + 8 * 640) * 65_536 * 4
     words = 8 * 8 * 128_256
     token, key = 3 * 14336 + 8 * 4096, 2 * 128 * 40
-    assert answers["activations"] == pytest.approx((SHARED * token + 8 * (SHARED + REST) * key) * 4 + words)
+    assert answers["activations"] == pytest.approx(
+        (SHARED * token + 8 * (SHARED + REST) * key) * 4 + words
+    )
     letters = scoring_memory(LLAMA_8B, 4, Prompts(SHARED, REST), 8)
     assert letters["cache"] == SHARED * 65_536 * 4
     mask = 5 * 8 * REST * (SHARED + REST)
     assert letters["activations"] == pytest.approx(answers["activations"] + mask)
     whole = scoring_memory(LLAMA_8B, 4, Prompts(0, REST, ROOM), 8)
     assert whole["cache"] == 8 * 640 * 65_536 * 4
-    assert whole["activations"] == pytest.approx((8 * REST * token + 8 * 640 * key) * 4 + words)  # a step's are copied
+    assert whole["activations"] == pytest.approx(
+        (8 * REST * token + 8 * 640 * key) * 4 + words
+    )  # a step's are copied
     needed = sum(answers.values())
     assert rows_that_fit(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), needed, 512) == 8
     assert rows_that_fit(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), needed - 1, 512) == 4
@@ -122,14 +149,25 @@ def test_memory_by_hand() -> None:
 def test_the_number_that_memory_decided_stays_with_the_answers(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below float32, also where they are found again: that run's number is not what this GPU would hold."""
+    """Below float32, also where they are found again: that run's number is not what this GPU would
+    hold.
+    """
 
     def scored(rows: int, dtype: str) -> Any:
-        monkeypatch.setattr(TorchBackend, "_fit_rows", lambda self, *_: setattr(self, "batch_size", rows))
+        monkeypatch.setattr(
+            TorchBackend, "_fit_rows", lambda self, *_: setattr(self, "batch_size", rows)
+        )
         run = run_of(
-            tmp_path, tiny, data_root, asked("mgsm", 2), languages=["en"], limit=4, max_gen_toks=2, batch_size=None,
+            tmp_path,
+            tiny,
+            data_root,
+            asked("mgsm", 2),
+            languages=["en"],
+            limit=4,
+            max_gen_toks=2,
+            batch_size=None,
             dtype=dtype,
-        )  # fmt: skip
+        )
         work = tmp_path / f"{dtype}{rows}"
         stage.make(run, work, Notes())
         return json.loads((work / "scores.json").read_text())["harness"]

@@ -30,10 +30,23 @@ from pipeline.hub.lock import Lock
 from pipeline.languages import TEN
 
 
-def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
+def scored(
+    lm: Any,
+    data_root: Path,
+    folder: Path,
+    task: Any,
+    codes: tuple[str, ...] = ("qac",),
+    **kwargs: Any,
+) -> Any:
     limit = kwargs.pop("limit", None)
     definitions = task_specs(choice(task, **kwargs), codes, data_root, folder)
-    return score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task, limit=limit), none_stored(folder))
+    return score_tasks(
+        lm,
+        definitions,
+        load_tasks(definitions, Lock()),
+        choice(task, limit=limit),
+        none_stored(folder),
+    )
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
@@ -77,13 +90,19 @@ def test_the_share_that_is_right_is_the_score(data_root: Path, tmp_path: Path) -
 
 
 def test_belebele_by_hand(data_root: Path, tmp_path: Path) -> None:
-    # Always the second option; right where number % 4 == 1, which of the rows 5..8 holds for row 5 alone.
+    # Always the second option; right where number % 4 == 1, which of the rows 5..8 holds for row 5
+    # alone.
     lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " B" else -2.0)
     scores = scored(lm, data_root, tmp_path / "tasks", asked("belebele", 5))
     assert (value(scores, "acc"), value(scores, "acc_norm")) == (0.25, 0.25)
     assert scores.rows[0].metric == "acc" and scores.rows[0].n == 4
     first = scores.samples["belebele_qac_5shot"][0]
-    assert (first["doc_id"], first["target"], first["extracted"], first["correct"]) == (5, "B", "B", True)
+    assert (first["doc_id"], first["target"], first["extracted"], first["correct"]) == (
+        5,
+        "B",
+        "B",
+        True,
+    )
     assert first["loglikelihoods"] == {"A": -2.0, "B": -1.0, "C": -2.0, "D": -2.0}
 
 
@@ -98,19 +117,28 @@ def test_global_mmlu_by_hand(data_root: Path, tmp_path: Path, shots: int) -> Non
 
 def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
     def answer(prompt: str) -> str:
-        return " the word number " + re.findall(r"number (\d) here", prompt)[-1] + " says here.\nmore"
+        return (
+            " the word number " + re.findall(r"number (\d) here", prompt)[-1] + " says here.\nmore"
+        )
 
-    scores = scored(Scripted(answer), data_root, tmp_path / "tasks", asked("flores", 2), ("en", "qac"))
+    scores = scored(
+        Scripted(answer), data_root, tmp_path / "tasks", asked("flores", 2), ("en", "qac")
+    )
     responses = [f"the word number {i} says here." for i in range(6)]
     references = [[f"qac devtest says the word number {i} here." for i in range(6)]]
     into = {"pair": "en-qac"}
-    assert value(scores, "chrf++", **into) == sacrebleu.corpus_chrf(responses, references, word_order=2).score
+    assert (
+        value(scores, "chrf++", **into)
+        == sacrebleu.corpus_chrf(responses, references, word_order=2).score
+    )
     assert value(scores, "bleu", **into) == sacrebleu.corpus_bleu(responses, references).score
     assert [(row.pair, row.metric) for row in scores.rows[::2]] == [
         ("en-qac", "chrf++"),
         ("qac-en", "chrf++"),
     ]
-    assert scores.rows[0].language == "qac" and scores.rows[0].stderr is None and scores.rows[0].n == 6
+    assert (
+        scores.rows[0].language == "qac" and scores.rows[0].stderr is None and scores.rows[0].n == 6
+    )
     sample = scores.samples["flores_en-qac_2shot"][0]
     assert (sample["extracted"], sample["correct"]) == (responses[0], None)
 
@@ -129,16 +157,24 @@ def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off:
 
 
 def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: Path) -> None:
-    """Answers are 10 to 19. Read: 10.0, ১১, $12; then the last number of a worked answer; nothing of the rest."""
+    """Answers are 10 to 19.
+
+    Read: 10.0, ১১, $12; then the last number of a worked answer; nothing of the rest.
+    """
     answers = [" It is 10.0", " ১১", "$12.", "13 14 13", " none"] + [" 99"] * 5
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
     definitions = task_specs(choice(task), ["qac"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
+    scores = score_tasks(
+        lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path)
+    )
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
-    assert found["exact_match", "flexible-extract"] == 0.2 and found["unparsed", "flexible-extract"] == 0.2
+    assert (
+        found["exact_match", "flexible-extract"] == 0.2
+        and found["unparsed", "flexible-extract"] == 0.2
+    )
     assert scores.samples["mgsm_direct_qac_0shot"][1]["number"] == "11"
 
 
@@ -157,11 +193,15 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
     definitions = task_specs(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
+    scores = score_tasks(
+        lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path)
+    )
     (row,) = [
         row
         for row in over_languages(scores.rows)
-        if row.language == "ten languages" and row.filter == "flexible-extract" and row.metric == "exact_match"
+        if row.language == "ten languages"
+        and row.filter == "flexible-extract"
+        and row.metric == "exact_match"
     ]
     assert row.value == pytest.approx(sum(1 - n / 10 for n in range(10)) / 10)
     assert (row.n, row.stderr) == (100, None)
@@ -174,24 +214,54 @@ ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     definition = TaskSpec(
-        "flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0, benchmark_of("flores")
+        "flores_en-sw_0shot",
+        tmp_path / "task.yaml",
+        "flores",
+        "sw",
+        "en-sw",
+        0,
+        benchmark_of("flores"),
     )
     samples = [{"doc_id": 0, "response": "maji\u2028"}]
     missing = missing_row("mbpp", "sw", 0, "no translation")
-    result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
+    result = EvaluationResult(
+        [ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing]
+    )
     assert write_evaluation(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
     assert read_scores(tmp_path / "scores.json") == ([ROW, missing], {"backend": "hf"})
-    assert json.loads((tmp_path / "samples/flores.en-sw.jsonl").read_text(encoding="utf-8")) == samples[0]
+    assert (
+        json.loads((tmp_path / "samples/flores.en-sw.jsonl").read_text(encoding="utf-8"))
+        == samples[0]
+    )
 
 
 def test_the_language_of_answers_is_told_beside() -> None:
     """Three answers in the small world, the last one in another script."""
-    definition = TaskSpec("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0, benchmark_of("mgsm"))
+    definition = TaskSpec(
+        "mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0, benchmark_of("mgsm")
+    )
     texts = ["2 * 3 = 6. 5 + 6 = 11. The answer is 11.", "2 * 3 = 7. 5 + 7 = 12. The answer is 12."]
     texts += ["উত্তর হল বারো, এর বেশি নয়"]
     (row,) = language_rows(definition, [{"response": text} for text in texts])
-    assert (row.metric, row.filter, round(row.value or 0, 3), row.n) == ("other_language", "script", 0.333, 3)
+    assert (row.metric, row.filter, round(row.value or 0, 3), row.n) == (
+        "other_language",
+        "script",
+        0.333,
+        3,
+    )
     assert language_rows(definition, [{"response": "11"}]) == []  # nothing to have a share of
-    english = TaskSpec("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2, benchmark_of("mgsm"))
+    english = TaskSpec(
+        "mgsm_en_cot_sw_2shot",
+        Path("task.yaml"),
+        "mgsm_en_cot",
+        "sw",
+        None,
+        2,
+        benchmark_of("mgsm"),
+    )
     (row,) = language_rows(english, [{"response": "The answer is eleven balls."}])
-    assert (row.metric, row.filter, row.value) == ("other_language", "py3langid", 0)  # English is asked for
+    assert (row.metric, row.filter, row.value) == (
+        "other_language",
+        "py3langid",
+        0,
+    )  # English is asked for

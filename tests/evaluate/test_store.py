@@ -18,11 +18,19 @@ from pipeline.runs.run import External
 
 @pytest.fixture
 def scored_again(data_root: Path, tmp_path: Path, tiny: Path) -> Callable[..., list[str]]:
-    """Score MGSM and Belebele in English, and again: the names of what was found the second time."""
+    """Score MGSM and Belebele in English, and again: the names of what was found the second
+    time.
+    """
 
     def once(checkpoint: Path, **knobs: Any) -> list[str]:
         both = [asked("mgsm", 2), asked("belebele", 2)]
-        run = run_of(tmp_path, checkpoint, data_root, *both, **({"max_gen_toks": 4, "languages": ["en"]} | knobs))
+        run = run_of(
+            tmp_path,
+            checkpoint,
+            data_root,
+            *both,
+            **({"max_gen_toks": 4, "languages": ["en"]} | knobs),
+        )
         work = tmp_path / "work"
         shutil.rmtree(work, ignore_errors=True)
         facts = stage.make(run, work, Notes())
@@ -52,10 +60,15 @@ def test_the_same_again_needs_no_model(
     def change() -> None:
         first["scores"] = (tmp_path / "work/scores.json").read_text()
         first["samples"] = (tmp_path / "work/samples/mgsm.en.jsonl").read_text()
-        monkeypatch.setattr(torch_backend.TorchBackend, "load", lambda _: pytest.fail("weights were read"))
+        monkeypatch.setattr(
+            torch_backend.TorchBackend, "load", lambda _: pytest.fail("weights were read")
+        )
 
     assert scored_again(change, batch_size=2) == BOTH  # a batch size decides nothing
-    assert json.loads((tmp_path / "work/scores.json").read_text())["rows"] == json.loads(first["scores"])["rows"]
+    assert (
+        json.loads((tmp_path / "work/scores.json").read_text())["rows"]
+        == json.loads(first["scores"])["rows"]
+    )
     assert (tmp_path / "work/samples/mgsm.en.jsonl").read_text() == first["samples"]
 
 
@@ -63,7 +76,12 @@ def test_the_same_again_needs_no_model(
 def test_below_float32_what_rounds_otherwise_is_scored(
     scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
-    narrow: dict[str, Any] = {"dtype": "bfloat16", "languages": ["en"], "limit": 2, "max_gen_toks": 1}
+    narrow: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "languages": ["en"],
+        "limit": 2,
+        "max_gen_toks": 1,
+    }
 
     def another() -> None:
         if not other:
@@ -101,7 +119,9 @@ def test_other_weights_data_or_words_are_scored(
     assert scored_again(other_config) == []
 
 
-def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_harness_or_backend_is_another_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plain = {"backend": "hf", "dtype": "float32"}
 
     def file(version: int = 1, together: str | None = None, **settings: Any) -> str:
@@ -111,7 +131,9 @@ def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPa
 
     names = [file(), file(2), file(backend="vllm"), file(dtype="float16"), file(together="c")]
     assert file() == names[0] and len(set(names)) == 5
-    assert store.digest({"backend": "hf", "dtype": "x"}) == store.digest({"dtype": "x", "backend": "hf"})
+    assert store.digest({"backend": "hf", "dtype": "x"}) == store.digest(
+        {"dtype": "x", "backend": "hf"}
+    )
     monkeypatch.setattr(store, "version", lambda package: "0.0.1")
     assert file() not in names
 
@@ -123,12 +145,14 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "adapter_config.json").write_text("{}")
         facts = {"weights": {"root": "sha256:adapter"}}
-        Manifest(base, "hash", {"stage": "sft"}, facts, parents={"model": Ancestor("m", "h", base)}).write(folder)
+        Manifest(
+            base, "hash", {"stage": "sft"}, facts, parents={"model": Ancestor("m", "h", base)}
+        ).write(folder)
         found.append(store.model_key(External(base, "hash", folder)))
     assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
 
 
-# ------------------------------------------------------------------------------------------- one answer after another
+# --- one answer after another ---
 
 
 @pytest.fixture
@@ -147,16 +171,26 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def evaluate(folder: Path, checkpoint: Path, data_root: Path, **knobs: Any) -> str:
     """The samples of MGSM in English."""
-    knobs = {"languages": ["en"], "max_gen_toks": 4, "limit": 6, "dtype": "float32", "batch_size": 2} | knobs
+    knobs = {
+        "languages": ["en"],
+        "max_gen_toks": 4,
+        "limit": 6,
+        "dtype": "float32",
+        "batch_size": 2,
+    } | knobs
     shutil.rmtree(folder / "work", ignore_errors=True)
-    stage.make(run_of(folder, checkpoint, data_root, asked("mgsm", 2), **knobs), folder / "work", Notes())
+    stage.make(
+        run_of(folder, checkpoint, data_root, asked("mgsm", 2), **knobs), folder / "work", Notes()
+    )
     return (folder / "work/samples/mgsm.en.jsonl").read_text()
 
 
 def test_a_killed_evaluation_resumes_at_the_next_question(
     tmp_path: Path, tiny: Path, data_root: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after three of six answers, the last one written in part: four are computed, and samples are the same."""
+    """Killed after three of six answers, the last one written in part: four are computed, and
+    samples are the same.
+    """
     expected = evaluate(tmp_path / "whole", tiny, data_root)
     real = store.Answers.add
 
@@ -171,7 +205,11 @@ def test_a_killed_evaluation_resumes_at_the_next_question(
     (file,) = (tmp_path / "runs/.scores").glob("*.jsonl")
     file.write_text(file.read_text()[:-4])
     assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]
-    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]  # all are stored
+    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [
+        6,
+        6,
+        4,
+    ]  # all are stored
 
 
 @pytest.mark.parametrize(
@@ -180,9 +218,20 @@ def test_a_killed_evaluation_resumes_at_the_next_question(
     ids=["a larger limit", "redo", "longer answers", "below float32"],
 )
 def test_answers_that_are_stored_are_not_computed_again(
-    tmp_path: Path, tiny: Path, data_root: Path, decoded: list[int], knobs: dict[str, Any], left: int
+    tmp_path: Path,
+    tiny: Path,
+    data_root: Path,
+    decoded: list[int],
+    knobs: dict[str, Any],
+    left: int,
 ) -> None:
-    evaluate(tmp_path, tiny, data_root, limit=3, **{name: knobs[name] for name in knobs if name == "dtype"})
+    evaluate(
+        tmp_path,
+        tiny,
+        data_root,
+        limit=3,
+        **{name: knobs[name] for name in knobs if name == "dtype"},
+    )
     evaluate(tmp_path, tiny, data_root, **knobs)
     assert decoded == [3, left]
 
@@ -190,8 +239,9 @@ def test_answers_that_are_stored_are_not_computed_again(
 def test_a_killed_evaluation_of_choices_resumes(
     tmp_path: Path, tiny: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The likelihoods that were computed before the kill are not computed again; the others are of another batch, and
-    differ in the last digits."""
+    """The likelihoods that were computed before the kill are not computed again; the others are of
+    another batch, and differ in the last digits.
+    """
     put: list[int] = []
     real, add = torch_backend.TorchBackend.loglikelihood, store.Answers.add
 
@@ -207,7 +257,9 @@ def test_a_killed_evaluation_of_choices_resumes(
     def scored(folder: Path) -> list[float]:
         shutil.rmtree(folder / "work", ignore_errors=True)
         knobs = {"languages": ["en"], "dtype": "float32", "batch_size": 2}
-        stage.make(run_of(folder, tiny, data_root, asked("belebele", 2), **knobs), folder / "work", Notes())
+        stage.make(
+            run_of(folder, tiny, data_root, asked("belebele", 2), **knobs), folder / "work", Notes()
+        )
         samples = read_jsonl(folder / "work/samples/belebele.en.jsonl")
         return [value for sample in samples for value in sample["loglikelihoods"].values()]
 
@@ -226,11 +278,19 @@ def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     one, two = (kept.answers("mgsm", {}, None) for _ in range(2))
     ask, other = ("generate_until", "What?", {"until": []}), ("loglikelihood", "What?", " 5")
     one.wanted, two.wanted = {asked := store.digest(ask)}, {weighed := store.digest(other)}
-    assert one.add(asked, (" 5", False)) and two.add(weighed, (-1.5, True)) and not two.add(weighed, (-9.0, True))
+    assert (
+        one.add(asked, (" 5", False))
+        and two.add(weighed, (-1.5, True))
+        and not two.add(weighed, (-9.0, True))
+    )
     assert one.file != two.file
     two.file.write_text("5\n[1, 2, 3]\n" + two.file.read_text() + '["b", ')
     found = kept.answers("mgsm", {}, None)
-    assert found.look_up(ask) == [" 5", False] and found.look_up(other) == [-1.5, True] and len(found.found) == 2
+    assert (
+        found.look_up(ask) == [" 5", False]
+        and found.look_up(other) == [-1.5, True]
+        and len(found.found) == 2
+    )
     assert not store.Store(tmp_path, {"root": "a"}, fresh=True).answers("mgsm", {}, None).found
     assert not kept.answers("mgs", {}, None).found
 
@@ -243,4 +303,7 @@ def test_of_an_answer_that_was_computed_again_the_later_one_counts(tmp_path: Pat
         fresh.wanted = {key := store.digest(request)}
         assert fresh.add(key, (str(number), False))
         os.utime(fresh.file, ns=(number * 10**9, number * 10**9))
-    assert store.Store(tmp_path, {"root": "a"}).answers("mgsm", {}, None).look_up(request) == ["5", False]
+    assert store.Store(tmp_path, {"root": "a"}).answers("mgsm", {}, None).look_up(request) == [
+        "5",
+        False,
+    ]

@@ -1,4 +1,6 @@
-"""Task files, model folders and chat templates from strangers: nothing of them runs, and each refusal is a sentence."""
+"""Task files, model folders and chat templates from strangers: nothing of them runs, and each
+refusal is a sentence.
+"""
 
 import json
 import os
@@ -31,10 +33,15 @@ from pipeline.tables.schema import read_table
 SHELL = "os.system('touch CODE_RAN')"
 CYCLER = "{{ cycler.__init__.__globals__." + SHELL + " }}{{q}}"
 OWN = {
-    "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "tasks/rows.jsonl"}}, "test_split": "test",
-    "output_type": "generate_until", "doc_to_text": "{{q}}", "doc_to_target": "{{a}}",
-    "generation_kwargs": {"until": ["."], "max_gen_toks": 4}, "metric_list": [{"metric": "exact_match"}],
-}  # fmt: skip
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": "tasks/rows.jsonl"}},
+    "test_split": "test",
+    "output_type": "generate_until",
+    "doc_to_text": "{{q}}",
+    "doc_to_target": "{{a}}",
+    "generation_kwargs": {"until": ["."], "max_gen_toks": 4},
+    "metric_list": [{"metric": "exact_match"}],
+}
 LISTED = "{{ ''['_' ~ '_class_' ~ '_']['_' ~ '_mro_' ~ '_'] }}{{q}}"
 
 
@@ -49,7 +56,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def own_task(name: str = "own", **keys: Any) -> None:
     """Write a task file and its rows, and a Python file that says when it runs."""
-    write_rows(Path("tasks/rows.jsonl"), [{"q": f"{number}?", "a": str(number)} for number in range(3)])
+    write_rows(
+        Path("tasks/rows.jsonl"), [{"q": f"{number}?", "a": str(number)} for number in range(3)]
+    )
     Path("evil").mkdir()
     Path("evil/evil.py").write_text(f"import os\n{SHELL}\n")
     text = yaml.safe_dump({"task": name, **OWN, **keys})
@@ -69,34 +78,70 @@ HARNESS = str(shipped_folder())
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"doc_to_text": CYCLER}, r"tasks/own.yaml: doc_to_text reaches Python's internals \(__init__\)"),
+        (
+            {"doc_to_text": CYCLER},
+            r"tasks/own.yaml: doc_to_text reaches Python's internals \(__init__\)",
+        ),
         ({"doc_to_target": CYCLER}, r"own.yaml: doc_to_target reaches"),
         ({"description": CYCLER}, r"own.yaml: description reaches"),
         ({"gen_prefix": CYCLER}, r"own.yaml: gen_prefix reaches"),
-        ({"fewshot_config": {"doc_to_text": CYCLER}}, r"own.yaml: fewshot_config.doc_to_text reaches"),
-        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"doc_to_text reaches Python's internals \(__class__\)"),
+        (
+            {"fewshot_config": {"doc_to_text": CYCLER}},
+            r"own.yaml: fewshot_config.doc_to_text reaches",
+        ),
+        (
+            {"doc_to_text": "{{ q|attr('__class__') }}"},
+            r"doc_to_text reaches Python's internals \(__class__\)",
+        ),
         ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
-        ({"doc_to_text": "{{ 'x' * 10**9 }}"}, r"doc_to_text is refused by the sandbox of templates \(it repeats"),
-        ({"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"}, r"doc_to_text is refused .*Range too big"),
-        ({"process_results": None, "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
-        ({"process_results": "q", "metric_list": [{"metric": "./evil"}]}, r"its metric ./evil is not the harness'"),
+        (
+            {"doc_to_text": "{{ 'x' * 10**9 }}"},
+            r"doc_to_text is refused by the sandbox of templates \(it repeats",
+        ),
+        (
+            {"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"},
+            r"doc_to_text is refused .*Range too big",
+        ),
+        (
+            {"process_results": None, "metric_list": [{"metric": "./evil"}]},
+            r"its metric ./evil is not the harness'",
+        ),
+        (
+            {"process_results": "q", "metric_list": [{"metric": "./evil"}]},
+            r"its metric ./evil is not the harness'",
+        ),
         (
             {"generation_kwargs": {"custom_generate": "./evil", "trust_remote_code": True}},
-            r"could run code: generation_kwargs sets .*trust_remote_code.*. Give eval.run_code=true",
+            (
+                r"could run code: generation_kwargs sets .*trust_remote_code.*. Give"
+                r" eval.run_code=true"
+            ),
         ),
         ({"use_prompt": "evil.yaml:x"}, r"could run code: .*use_prompt.* can name what"),
         (
-            {"include": f"{HARNESS}/ruler/niah_single_1.yaml", "metadata": {"pretrained": "./evil"}},
+            {
+                "include": f"{HARNESS}/ruler/niah_single_1.yaml",
+                "metadata": {"pretrained": "./evil"},
+            },
             r"could run code: .*metadata.* can name what a function of the harness",
         ),
         (
             {"include": f"{HARNESS}/humaneval/humaneval.yaml", "unsafe_code": False},
             r"own runs the model's programs without a sandbox",
         ),
-        ({"dataset_path": "./evil", "dataset_kwargs": None}, r"own reads ./evil, outside of eval.include_path="),
-        ({"dataset_kwargs": {"data_files": {"test": "file:///etc/passwd"}}}, r"own reads file:///etc/passwd, outside"),
+        (
+            {"dataset_path": "./evil", "dataset_kwargs": None},
+            r"own reads ./evil, outside of eval.include_path=",
+        ),
+        (
+            {"dataset_kwargs": {"data_files": {"test": "file:///etc/passwd"}}},
+            r"own reads file:///etc/passwd, outside",
+        ),
         ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads evil, outside"),
-        ({"dataset_kwargs": {"data_files": "tasks/rows.jsonl", "cache_dir": "/x"}}, r"own reads /x, outside"),
+        (
+            {"dataset_kwargs": {"data_files": "tasks/rows.jsonl", "cache_dir": "/x"}},
+            r"own reads /x, outside",
+        ),
     ],
 )
 def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any], why: str) -> None:
@@ -112,12 +157,15 @@ def test_consent_to_python_is_no_consent_to_templates() -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["%TAG !e! !func\n---\n{}doc_to_text: !e!tion own.f\n", "{}doc_to_text: !<!function> own.f\n"]
+    "tag",
+    ["%TAG !e! !func\n---\n{}doc_to_text: !e!tion own.f\n", "{}doc_to_text: !<!function> own.f\n"],
 )
 def test_a_function_by_another_spelling_is_one(tag: str) -> None:
     own_task()
     Path("tasks/own.py").write_text(f"import os\n{SHELL}\n")
-    Path("tasks/own.yaml").write_text(tag.format(yaml.safe_dump({"task": "own", **OWN, "doc_to_text": None})))
+    Path("tasks/own.yaml").write_text(
+        tag.format(yaml.safe_dump({"task": "own", **OWN, "doc_to_text": None}))
+    )
     with pytest.raises(PipelineError, match="runs Python: own.yaml has !function"):
         load()
 
@@ -130,21 +178,32 @@ def test_a_task_whose_name_is_no_file_name_is_refused(name: str) -> None:
 
 
 def test_files_that_include_each_other_twice_are_refused_before_they_are_read() -> None:
-    """A file that is read at each way to it would be read 2^30 times. The harness refuses it, too."""
+    """A file that is read at each way to it would be read 2^30 times.
+
+    The harness refuses it, too.
+    """
     own_task(include=["part0.yaml", "part0.yaml"])
     for number in range(31):
-        Path(f"tasks/part{number}.yaml").write_text(f"include: [part{number + 1}.yaml, part{number + 1}.yaml]\n")
+        Path(f"tasks/part{number}.yaml").write_text(
+            f"include: [part{number + 1}.yaml, part{number + 1}.yaml]\n"
+        )
     Path("tasks/part31.yaml").write_text("num_fewshot: 3\n")
-    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+    with pytest.raises(
+        PipelineError, match="part31.yaml includes itself or is included twice: remove"
+    ):
         load()
-    with pytest.raises(PipelineError, match="part31.yaml includes itself or is included twice: remove"):
+    with pytest.raises(
+        PipelineError, match="part31.yaml includes itself or is included twice: remove"
+    ):
         read_task(Path("tasks/own.yaml"))
 
 
 @pytest.mark.parametrize("repeats", [1001, -1, "many"])
 def test_too_many_repeats_are_refused(repeats: Any) -> None:
     own_task(repeats=repeats)
-    with pytest.raises(PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"):
+    with pytest.raises(
+        PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"
+    ):
         load()
 
 
@@ -162,7 +221,9 @@ def test_patterns_of_task_files_take_linear_time() -> None:
 
 def test_a_task_file_of_more_than_a_megabyte_is_refused() -> None:
     own_task(description="x" * 1_000_001)
-    with pytest.raises(PipelineError, match="own.yaml has .* bytes, more than 1,000,000: give a smaller file"):
+    with pytest.raises(
+        PipelineError, match="own.yaml has .* bytes, more than 1,000,000: give a smaller file"
+    ):
         load()
 
 
@@ -183,7 +244,9 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     """Each template of one in fifty files of the harness, with a text for each of its variables."""
     plain = Environment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
     plain.filters["regex_replace"] = regex_replace
-    files = sorted(path for path in Path(HARNESS).rglob("*") if path.suffix in ("", ".yaml") and path.is_file())
+    files = sorted(
+        path for path in Path(HARNESS).rglob("*") if path.suffix in ("", ".yaml") and path.is_file()
+    )
     texts = {text for file in files[::50] for _, text in texts_of(load_plain(file)) if "{" in text}
     rendered = 0
     for text in sorted(texts):
@@ -214,18 +277,28 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
         ("{{ 'a'.ljust(4000000000) }}", "it repeats a text too often"),
         ("{{ '%4000000000d' % 1 }}", "it repeats a text too often"),
         ("{{ '{:>4000000000}'.format(1) }}", "it repeats a text too often"),
-        ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "takes more than"),
+        (
+            "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+            "takes more than",
+        ),
     ],
 )
-def test_a_chat_template_is_bounded(template: str, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_is_bounded(
+    template: str, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.sandbox.SECONDS", 0.2)
     tokenizer = load_tokenizer(tiny)
     with pytest.raises(Exception, match=why):
-        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], chat_template=template, tokenize=False
+        )
 
 
 def test_usual_widths_and_numbers_of_a_template_are_computed() -> None:
-    template = "{{ 'ab'|center(6) }}{{ '%3d %s' % (7, 20000000) }}{{ '{:>3}'.format(8) }}{{ 2**10 % 1000 }}"
+    template = (
+        "{{ 'ab'|center(6) }}{{ '%3d %s' % (7, 20000000) }}{{ '{:>3}'.format(8) }}{{ 2**10 %"
+        " 1000 }}"
+    )
     assert render(template, {}) == "  ab    7 20000000  824"
 
 
@@ -237,8 +310,12 @@ def test_a_power_in_a_task_file_is_refused_before_it_is_computed() -> None:
 
 def test_a_config_that_names_kernels_of_the_hub_is_refused(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
-    (tiny / "config.json").write_text(json.dumps({**config, "_attn_implementation": "someone/kernel"}))
-    with pytest.raises(PipelineError, match=r"names code on the Hub \(_attn_implementation=someone/kernel\)"):
+    (tiny / "config.json").write_text(
+        json.dumps({**config, "_attn_implementation": "someone/kernel"})
+    )
+    with pytest.raises(
+        PipelineError, match=r"names code on the Hub \(_attn_implementation=someone/kernel\)"
+    ):
         load_config(tiny)
 
 
@@ -252,7 +329,9 @@ def test_a_limit_inside_of_a_limit_ends_neither() -> None:
 
 
 def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
-    """The harness resolves a link before it reads `include`: so does the check, which looked beside the link."""
+    """The harness resolves a link before it reads `include`: so does the check, which looked beside
+    the link.
+    """
     own_task()
     Path("tasks/own.yaml").unlink()
     Path("tasks/sub").mkdir()
@@ -271,48 +350,74 @@ def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
     [
         ("every", {"eval.run_code": True}),
         ("every", {"eval": {"run_code": True}}),
-        ("methods", {"theirs": {"merge": "mergekit", "file": "./r.yaml", "mergekit_python": "./evil.sh"}}),
+        (
+            "methods",
+            {"theirs": {"merge": "mergekit", "file": "./r.yaml", "mergekit_python": "./evil.sh"}},
+        ),
     ],
 )
 def test_a_study_gives_itself_no_consent(place: str, entry: dict[str, Any]) -> None:
-    """Another person's study neither allows code nor names a program: the command line alone does."""
-    study = {"base": "./b", "experts": {"math": "./m", "sw": "./s"}, "languages": ["sw"], "benchmarks": ["mgsm_0shot"]}
+    """Another person's study neither allows code nor names a program: the command line alone
+    does.
+    """
+    study = {
+        "base": "./b",
+        "experts": {"math": "./m", "sw": "./s"},
+        "languages": ["sw"],
+        "benchmarks": ["mgsm_0shot"],
+    }
     text = yaml.safe_dump({"methods": ["soup"], **study, place: entry})
-    with pytest.raises(PipelineError, match="lets code run, which no table may: give every.*=VALUE in the command"):
+    with pytest.raises(
+        PipelineError, match="lets code run, which no table may: give every.*=VALUE in the command"
+    ):
         read_table(text, "s.yaml", lambda name: ("", name), {})
     if place == "every":
         plain = yaml.safe_dump({"methods": ["soup"], **study})
-        assert read_table(plain, "s.yaml", lambda name: ("", name), {"eval.run_code": True}).every["eval.run_code"]
+        assert read_table(plain, "s.yaml", lambda name: ("", name), {"eval.run_code": True}).every[
+            "eval.run_code"
+        ]
 
 
 def test_a_file_of_the_working_directory_stands_for_no_library() -> None:
     for name in ("yaml", "blake3", "hydra", "omegaconf"):
         Path(f"{name}.py").write_text(f"import os\n{SHELL}\n")
     Path("runs").mkdir()
-    ended = subprocess.run([sys.executable, "-m", "pipeline", "stage=status"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pipeline", "stage=status"], capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("value", ["a/b", {"": "a/b"}, [{"x": ["a/b"]}]])
 def test_compiled_kernels_of_the_hub_are_refused_in_any_form(value: Any) -> None:
-    Path("config.json").write_text(json.dumps({"model_type": "llama", "attn_implementation": value}))
+    Path("config.json").write_text(
+        json.dumps({"model_type": "llama", "attn_implementation": value})
+    )
     with pytest.raises(PipelineError, match="names code on the Hub"):
         load_config(Path())
 
 
-@pytest.mark.parametrize("named", ["/etc/hostname", "../../outside.jsonl", "~/x.jsonl", "file:///etc/hostname"])
+@pytest.mark.parametrize(
+    "named", ["/etc/hostname", "../../outside.jsonl", "~/x.jsonl", "file:///etc/hostname"]
+)
 def test_a_card_of_rows_names_no_file_outside(named: str) -> None:
     own_task(dataset_path="tasks/d", dataset_kwargs=None)
     write_rows(Path("tasks/d/test.jsonl"), [{"q": "1?", "a": "1"}])
-    Path("tasks/d/README.md").write_text(f"---\nconfigs: [{{config_name: default, data_files: '{named}'}}]\n---\n")
+    Path("tasks/d/README.md").write_text(
+        f"---\nconfigs: [{{config_name: default, data_files: '{named}'}}]\n---\n"
+    )
     with pytest.raises(PipelineError, match="names rows outside of its folder"):
         load()
-    Path("tasks/d/README.md").write_text("---\nconfigs: [{config_name: default, data_files: test.jsonl}]\n---\n")
+    Path("tasks/d/README.md").write_text(
+        "---\nconfigs: [{config_name: default, data_files: test.jsonl}]\n---\n"
+    )
     refuse_card(Path("tasks/d"))
 
 
 @pytest.mark.parametrize("key", ["data_dir", "cache_dir"])
-def test_a_home_folder_is_outside_too(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_is_outside_too(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "home/.ssh/test.jsonl", [{"q": "1?", "a": "1"}])
     own_task(dataset_kwargs={**OWN["dataset_kwargs"], key: "~/.ssh"})  # type: ignore[dict-item]
@@ -324,7 +429,9 @@ def test_a_linked_file_of_a_model_is_not_copied_into_a_merge(tmp_path: Path) -> 
     (tmp_path / "secret").write_text("key")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/vocab.txt").symlink_to("../secret")
-    with pytest.raises(PipelineError, match="vocab.txt is a link to .*secret, outside of its model"):
+    with pytest.raises(
+        PipelineError, match="vocab.txt is a link to .*secret, outside of its model"
+    ):
         refuse_link_outside(tmp_path / "model/vocab.txt")
     blobs, snapshot = tmp_path / "models--a/blobs", tmp_path / "models--a/snapshots/1"
     blobs.mkdir(parents=True)

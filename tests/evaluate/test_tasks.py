@@ -48,7 +48,11 @@ def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_sto
         (asked("mgsm", 0), ("swa",), "unknown language 'swa': did you mean sw"),
         (asked("mgsm", 0), ("sw",), "data_root=.*/data has no mgsm/sw/test.jsonl: put it there"),
         (asked("mgsm", 0), ("qaz",), "has no mgsm/qaz/test.jsonl"),
-        (asked("mgsm", 9), ("qac",), "num_fewshot=9, but .*train.jsonl has 8 exemplars: ask for at most 8"),
+        (
+            asked("mgsm", 9),
+            ("qac",),
+            "num_fewshot=9, but .*train.jsonl has 8 exemplars: ask for at most 8",
+        ),
         (asked("belebele", 9), ("qac",), "num_fewshot=9, but .* has 8"),
         (asked("global_mmlu", 4), ("qac",), "homes: num_fewshot=4, but .*dev.jsonl has 3"),
         (asked("flores", 7), ("qac",), "num_fewshot=7, but .* has 6"),
@@ -68,7 +72,9 @@ def test_a_wrong_request_is_refused(
     ("folder", "english"), [("belebele", "belebele_eng_Latn"), ("global_mmlu/full", "_en_template")]
 )
 def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(folder: str, english: str) -> None:
-    """Why English's file serves a language that has none: all stock files say the same but the rows."""
+    """Why English's file serves a language that has none: all stock files say the same but the
+    rows.
+    """
     import lm_eval
 
     files = sorted((Path(lm_eval.__file__).parent / "tasks" / folder).glob("**/*"))
@@ -76,7 +82,11 @@ def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(folder: str, engli
     pattern = "belebele_*_*.yaml" if folder == "belebele" else "_*_template_yaml"
     said = {}
     for file in (one for one in files if one.match(pattern)):
-        text = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key not in place}
+        text = {
+            key: value
+            for key, value in yaml.safe_load(file.read_text()).items()
+            if key not in place
+        }
         said[file.name] = text
     assert len(said) > 40 and any(english in name for name in said)
     assert len({json.dumps(text, sort_keys=True) for text in said.values()}) == 1
@@ -91,12 +101,19 @@ def test_a_language_that_the_harness_has_not_is_asked_in_its_own_rows(
     file.write_text("name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n")
     monkeypatch.setenv(ADDED_CONF, str(tmp_path))
     for benchmark in ("belebele", "global_mmlu", "mgsm"):
-        shutil.copytree(data_root / benchmark / "qac", data_root / benchmark / "kpz", dirs_exist_ok=True)
-    found = build(data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 2), languages=("kpz",))
+        shutil.copytree(
+            data_root / benchmark / "qac", data_root / benchmark / "kpz", dirs_exist_ok=True
+        )
+    found = build(
+        data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 2), languages=("kpz",)
+    )
     kinds = [Path(yaml.safe_load(one.file.read_text())["include"][0]).name for one in found]
     assert kinds == ["belebele_eng_Latn.yaml", "_en_template_yaml"]
     for task in ("mgsm", "mgsm_direct"):
-        with pytest.raises(PipelineError, match=f"no {task} in Kupsabiny: .*, or give data_root with mgsm/kpz/test.js"):
+        with pytest.raises(
+            PipelineError,
+            match=f"no {task} in Kupsabiny: .*, or give data_root with mgsm/kpz/test.js",
+        ):
             build(None, tmp_path, asked(task, 2), languages=("kpz",))
     with pytest.raises(PipelineError, match="give data_root with belebele/kpz/test.jsonl"):
         build(None, tmp_path, asked("belebele", 0), languages=("kpz",))
@@ -117,10 +134,21 @@ def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -
     assert "eval.run_code=true" in left_out[0].reason
     left_out.clear()
     write_rows(data_root / "mbpp/qac/test.jsonl", [problem(0)])
-    found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"), left_out=left_out, run_code=True)
+    found = build(
+        data_root,
+        tmp_path / "tasks",
+        *tasks,
+        languages=("en", "qac"),
+        left_out=left_out,
+        run_code=True,
+    )
     assert "mbpp_qac_0shot" in [one.name for one in found]
-    assert [one.language for one in left_out] == ["en"] and "mbpp/en/test.jsonl" in left_out[0].reason
-    with pytest.raises(PipelineError, match="allow it with eval.run_code=true"):  # asked for by itself
+    assert [one.language for one in left_out] == ["en"] and "mbpp/en/test.jsonl" in left_out[
+        0
+    ].reason
+    with pytest.raises(
+        PipelineError, match="allow it with eval.run_code=true"
+    ):  # asked for by itself
         build(data_root, tmp_path / "tasks", asked("mbpp", 0))
 
 
@@ -130,31 +158,50 @@ def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, 
     for split in ("dev", "devtest"):
         for code, spoken in (("en", "eng_Latn"), ("qac", "qac")):
             file = data_root / f"flores/{code}/{split}.jsonl"
-            rows = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["id"])
+            rows = sorted(
+                (json.loads(line) for line in file.read_text().splitlines()),
+                key=lambda row: row["id"],
+            )
             file.unlink()
             if form == "FLORES+":
-                write_rows(file, [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows])
+                write_rows(
+                    file,
+                    [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows],
+                )
                 continue
-            plain = file.with_suffix(".txt") if form == "plain" else data_root / f"flores/{split}/{spoken}.{split}"
+            plain = (
+                file.with_suffix(".txt")
+                if form == "plain"
+                else data_root / f"flores/{split}/{spoken}.{split}"
+            )
             plain.parent.mkdir(exist_ok=True)
             plain.write_text("".join(row["sentence"] + "\n" for row in rows))
     build(data_root, tmp_path / "two", asked("flores", 1))
     for name in ("flores.en-qac.test.jsonl", "flores.qac-en.dev.jsonl"):
         lines = [
-            sorted(row["source"] + row["target"] for row in map(json.loads, (tmp_path / folder / name).open()))
+            sorted(
+                row["source"] + row["target"]
+                for row in map(json.loads, (tmp_path / folder / name).open())
+            )
             for folder in ("one", "two")
         ]
         assert lines[0] == lines[1] and len(lines[0]) == 6
 
 
 @pytest.mark.parametrize("form", ["plain", "release"])
-def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(data_root: Path, tmp_path: Path, form: str) -> None:
-    """A blank line in both languages is no sentence; one in each at different places would shift the pairs between."""
+def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
+    data_root: Path, tmp_path: Path, form: str
+) -> None:
+    """A blank line in both languages is no sentence; one in each at different places would shift
+    the pairs between.
+    """
     texts = {"en": ["one", "two", "", "four", "five"], "qac": ["moja", "mbili", "", "nne", "tano"]}
 
     def write(code: str, spoken: str) -> None:
         (data_root / f"flores/{code}/devtest.jsonl").unlink(missing_ok=True)
-        place = f"flores/{code}/devtest.txt" if form == "plain" else f"flores/devtest/{spoken}.devtest"
+        place = (
+            f"flores/{code}/devtest.txt" if form == "plain" else f"flores/devtest/{spoken}.devtest"
+        )
         (data_root / place).parent.mkdir(exist_ok=True)
         (data_root / place).write_text("\n".join(texts[code]) + "\n\n")
 
@@ -163,18 +210,26 @@ def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(data_root: Path,
     build(data_root, tmp_path / "tasks", asked("flores", 0))
     rows = map(json.loads, (tmp_path / "tasks/flores.en-qac.test.jsonl").open())
     assert [(row["source"], row["target"]) for row in rows] == [
-        ("one", "moja"), ("two", "mbili"), ("four", "nne"), ("five", "tano"),
-    ]  # fmt: skip
+        ("one", "moja"),
+        ("two", "mbili"),
+        ("four", "nne"),
+        ("five", "tano"),
+    ]
     texts["qac"] = ["moja", "mbili", "tatu", "", "tano"]
     write("qac", "qac")
-    with pytest.raises(PipelineError, match="have different ids, 3 for one .*the number of a line that is not blank"):
+    with pytest.raises(
+        PipelineError,
+        match="have different ids, 3 for one .*the number of a line that is not blank",
+    ):
         build(data_root, tmp_path / "tasks", asked("flores", 0))
 
 
 def change(file: Path, number: int, **values: Any) -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows[number] |= values
-    write_rows(file, [{key: value for key, value in row.items() if value != "absent"} for row in rows])
+    write_rows(
+        file, [{key: value for key, value in row.items() if value != "absent"} for row in rows]
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +242,12 @@ def change(file: Path, number: int, **values: Any) -> None:
             "has no column 'question': it has answer, answer_number, ",
         ),
         ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
-        ("mgsm", "mgsm/qac/test.jsonl", {"answer_number": "14"}, "answer_number must be of type int"),
+        (
+            "mgsm",
+            "mgsm/qac/test.jsonl",
+            {"answer_number": "14"},
+            "answer_number must be of type int",
+        ),
         (
             "mgsm",
             "mgsm/qac/train.jsonl",
@@ -200,7 +260,12 @@ def change(file: Path, number: int, **values: Any) -> None:
             {"correct_answer_num": "5"},
             "must be one of 1, 2, 3, 4, got '5'",
         ),
-        ("belebele", "belebele/qac/test.jsonl", {"mc_answer2": 7}, "mc_answer2 must be of type str"),
+        (
+            "belebele",
+            "belebele/qac/test.jsonl",
+            {"mc_answer2": 7},
+            "mc_answer2 must be of type str",
+        ),
         (
             "global_mmlu",
             "global_mmlu/qac/test.jsonl",
@@ -232,10 +297,15 @@ def test_a_wrong_row_is_refused(
         (b'{"question": ', "line 1 is not JSON"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"[1]", "line 1 is a list, not a row"),
-        (b'\xef\xbb\xbf{"question": "1"}', "line 1 is not JSON .*: write one JSON object a line, in UTF-8 without"),
+        (
+            b'\xef\xbb\xbf{"question": "1"}',
+            "line 1 is not JSON .*: write one JSON object a line, in UTF-8 without",
+        ),
     ],
 )
-def test_a_broken_file_is_refused(data_root: Path, tmp_path: Path, text: bytes, message: str) -> None:
+def test_a_broken_file_is_refused(
+    data_root: Path, tmp_path: Path, text: bytes, message: str
+) -> None:
     (data_root / "mgsm/qac/test.jsonl").write_bytes(text)
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", asked("mgsm", 1))

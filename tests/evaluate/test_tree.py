@@ -1,4 +1,6 @@
-"""Token tries: the log-likelihoods of requests put to the model one at a time, from each distinct token once."""
+"""Token tries: the log-likelihoods of requests put to the model one at a time, from each distinct
+token once.
+"""
 
 import random
 from pathlib import Path
@@ -15,18 +17,31 @@ from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import build_tries
 from pipeline.evaluate.torch_backend import TorchBackend, visible_tokens
 
-Request = tuple[tuple[str, str], list[int], list[int]]  # as HFLM has them: texts (not read here), context, continuation
+Request = tuple[
+    tuple[str, str], list[int], list[int]
+]  # as HFLM has them: texts (not read here), context, continuation
 Answer = tuple[float, bool]
 SIZES: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "initializer_range": 0.3, "pad_token_id": 0, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
 MIXED = {
     "head_dim": 8,
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
-SOFTCAPPED = MIXED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}
+SOFTCAPPED = MIXED | {
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "query_pre_attn_scalar": 8,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "sdpa", {}),
     "llama, eager": ("llama", "eager", {}),
@@ -56,7 +71,9 @@ def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, **SIZES, **knobs)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+        model = (
+            AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+        )
     backend = TorchBackend(batch_size, model=model)
     lm = Answering(backend, pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder))
     lm.share_prefix = True
@@ -64,7 +81,9 @@ def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:
 
 
 def questions(exemplars: int = 40) -> list[Request]:
-    """Five questions of one to four steps, four choices each that begin alike or not; gold steps stay in the prompt."""
+    """Five questions of one to four steps, four choices each that begin alike or not; gold steps
+    stay in the prompt.
+    """
     draw = random.Random(0)
 
     def tokens(count: int) -> list[int]:
@@ -128,8 +147,12 @@ def test_tries_are_one_request_at_a_time(tiny: Path, name: str) -> None:
         found = lm._loglikelihood_tokens(requests)
         assert largest_difference(found, right) < 1e-10
         assert [greedy for _, greedy in found] == [greedy for _, greedy in right]
-    greedy = [(("", ""), context, best_after(lm.model, context)) for _, context, _ in questions()[:3]]
-    assert [is_greedy for _, is_greedy in lm._loglikelihood_tokens([*requests, *greedy])[-3:]] == [True] * 3
+    greedy = [
+        (("", ""), context, best_after(lm.model, context)) for _, context, _ in questions()[:3]
+    ]
+    assert [is_greedy for _, is_greedy in lm._loglikelihood_tokens([*requests, *greedy])[-3:]] == [
+        True
+    ] * 3
 
 
 def best_after(model: Any, context: list[int]) -> list[int]:
@@ -150,14 +173,21 @@ def test_each_distinct_token_is_computed_once(tiny: Path) -> None:
 
 
 def test_single_tokens_share_the_prefix_alone(tiny: Path) -> None:
-    """Letters: each prompt is a row of a batch of eval.batch_size, so that their rounding is what it has been."""
+    """Letters: each prompt is a row of a batch of eval.batch_size, so that their rounding is what
+    it has been.
+    """
     requests = [(one, context, choice[:1]) for one, context, choice in questions()]
     lm = answering(tiny, "llama", batch_size=4)
     passes = Passes(lm.model)
     found = lm._loglikelihood_tokens(requests)
     prompts = len({tuple(context) for _, context, _ in requests})
-    assert [rows for rows, _ in passes.shapes[1:]] == [4] * (prompts // 4) + [prompts % 4] * (prompts % 4 > 0)
-    assert largest_difference(found, HFLM._loglikelihood_tokens(lm, requests, disable_tqdm=True)) < 1e-6
+    assert [rows for rows, _ in passes.shapes[1:]] == [4] * (prompts // 4) + [prompts % 4] * (
+        prompts % 4 > 0
+    )
+    assert (
+        largest_difference(found, HFLM._loglikelihood_tokens(lm, requests, disable_tqdm=True))
+        < 1e-6
+    )
 
 
 def test_a_trie_by_hand() -> None:
@@ -170,15 +200,31 @@ def test_a_trie_by_hand() -> None:
     assert visible[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     assert visible[1].int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert places.tolist() == [[0, 1, 2, 2], [0, 0, 0, 0]]
-    assert [len(trie.tokens) for trie in build_tries(prompts, range(4), 2, 3)] == [3, 3, 1]  # at most 3 tokens
-    assert [trie.paths for trie in build_tries(prompts, [2, 3], 2, 0)] == [{2: [0, 1]}, {3: [0, 1, 2]}]
+    assert [len(trie.tokens) for trie in build_tries(prompts, range(4), 2, 3)] == [
+        3,
+        3,
+        1,
+    ]  # at most 3 tokens
+    assert [trie.paths for trie in build_tries(prompts, [2, 3], 2, 0)] == [
+        {2: [0, 1]},
+        {3: [0, 1, 2]},
+    ]
 
 
 @pytest.mark.parametrize("kind", ["mpt", "bloom", "falcon", "gpt_neo", "xglm"])
 def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
-    """ALiBi and local windows, which masks by positions do not say: against the model itself, a request at a time."""
-    local = {"attention_types": [[["global", "local"], 2]], "num_layers": 4, "window_size": 8, "num_heads": 4}
-    known = {**small_decoders.DECODERS, "gpt_neo": local}[kind] | ({"alibi": True} if kind == "falcon" else {})
+    """ALiBi and local windows, which masks by positions do not say: against the model itself, a
+    request at a time.
+    """
+    local = {
+        "attention_types": [[["global", "local"], 2]],
+        "num_layers": 4,
+        "window_size": 8,
+        "num_heads": 4,
+    }
+    known = {**small_decoders.DECODERS, "gpt_neo": local}[kind] | (
+        {"alibi": True} if kind == "falcon" else {}
+    )
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **small_decoders.SIZES, **small_decoders.TOKENS, **known)
     model = AutoModelForCausalLM.from_config(config)
@@ -186,10 +232,14 @@ def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
     for parameter in model.parameters():
         parameter.mul_(3 if parameter.ndim > 1 else 1)
     draw = random.Random(0)
-    prefix, *texts = ([draw.randrange(3, 64) for _ in range(length)] for length in (20, *range(1, 8)))
+    prefix, *texts = (
+        [draw.randrange(3, 64) for _ in range(length)] for length in (20, *range(1, 8))
+    )
     requests = [(prefix + text, text[::-1]) for text in texts]
     backend, found = TorchBackend(4, model=model), dict[int, float]()
-    backend.loglikelihood(requests, backend.can_share(), lambda place, value, _: found.__setitem__(place, value))
+    backend.loglikelihood(
+        requests, backend.can_share(), lambda place, value, _: found.__setitem__(place, value)
+    )
     for place, (context, after) in enumerate(requests):
         logits = model(input_ids=torch.tensor([context + after])).logits[0, len(context) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(after)[:, None]).sum()

@@ -1,4 +1,6 @@
-"""eval.backend=vllm against the torch backend in float32: of vLLM itself (make test-vllm), or of a stand-in."""
+"""eval.backend=vllm against the torch backend in float32: of vLLM itself (make test-vllm), or of a
+stand-in.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +39,10 @@ LAYERS, ROOM = 4, 16
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False},
     "qwen2": {"tie_word_embeddings": True},  # biases, a tied head
-    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3_text": {
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }
 TIED = ["qwen2", "gemma3_text"]
 ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on some projections
@@ -45,7 +50,9 @@ ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's traps."""
+    """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's
+    traps.
+    """
     versions.cache_clear()
     if not REAL:
         monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_in"))
@@ -55,25 +62,45 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS if REAL else ["llama"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A random base whose answers differ, a math expert of all its tensors, a language expert of some projections."""
+    """A random base whose answers differ, a math expert of all its tensors, a language expert of
+    some projections.
+    """
     at = tmp_path_factory.mktemp(request.param)
     words, tokenizer = byte_tokenizer()
-    sizes = {"vocab_size": len(words), "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": LAYERS}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
+    sizes = {
+        "vocab_size": len(words),
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+    }
+    sizes |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "initializer_range": 0.2,
+    }
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
     torch.manual_seed(1)
     config = AutoConfig.for_model(request.param, **sizes, **ids, **KINDS[request.param])
     model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():  # letters are likelier than the rest, so that answers are text
         head = model.get_output_embeddings().weight
-        head[[words.index(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]] *= 1.5 if request.param in TIED else 4
-        if request.param == "gemma3_text":  # which scales embeddings up: the next token would be the one before
+        head[[words.index(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]] *= (
+            1.5 if request.param in TIED else 4
+        )
+        if (
+            request.param == "gemma3_text"
+        ):  # which scales embeddings up: the next token would be the one before
             head *= 0.02
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for role in ("base", "math", "language"):
         for name, parameter in model.named_parameters():
-            changes = role == "math" or (role == "language" and any(part in name for part in ATTENTION))
-            noise = torch.randn_like(parameter) * 0.3 * base[name].std().nan_to_num(0.1).clamp(min=0.05)
+            changes = role == "math" or (
+                role == "language" and any(part in name for part in ATTENTION)
+            )
+            noise = (
+                torch.randn_like(parameter) * 0.3 * base[name].std().nan_to_num(0.1).clamp(min=0.05)
+            )
             parameter.data.copy_(base[name] + noise * changes)
         model.save_pretrained(at / role)
         tokenizer.save_pretrained(at / role)
@@ -92,11 +119,15 @@ def merges_of(folders: list[Path]) -> list[Merging]:
 
 
 def questions(until: list[str]) -> list[Instance]:
-    """Seven prompts with the same exemplars before them, more than vLLM's block of 128 tokens on a CPU."""
+    """Seven prompts with the same exemplars before them, more than vLLM's block of 128 tokens on a
+    CPU.
+    """
     settings = {"until": until, "do_sample": False, "max_gen_toks": ROOM}
     shared = "An exemplar that all of them share. " * (8 if REAL else 3)
     prompts = [f"{shared}Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
-    return [Instance("generate_until", {}, (prompt, settings), at) for at, prompt in enumerate(prompts)]
+    return [
+        Instance("generate_until", {}, (prompt, settings), at) for at, prompt in enumerate(prompts)
+    ]
 
 
 def choices(lengths: int) -> list[Instance]:
@@ -110,7 +141,9 @@ def choices(lengths: int) -> list[Instance]:
 
 def by_torch(merge: Merging) -> Answering:
     live = model_of(merge, "float32", "cpu")
-    return Answering(TorchBackend(4, model=live.model), pretrained=live.model, tokenizer=live.tokenizer)
+    return Answering(
+        TorchBackend(4, model=live.model), pretrained=live.model, tokenizer=live.tokenizer
+    )
 
 
 @contextmanager
@@ -140,25 +173,44 @@ def test_answers_and_likelihoods_are_those_of_torch(folders: list[Path]) -> None
         for length in 1, 3:
             expected, found = (lm.loglikelihood(choices(length)) for lm in (torchs, vllms))
             assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-            assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-5, abs=1e-5)
+            assert [value for value, _ in found] == pytest.approx(
+                [value for value, _ in expected], rel=1e-5, abs=1e-5
+            )
 
 
 def drawn(lm: Answering, places: list[int], draw: str, top_p: float = 0.9) -> list[str]:
-    settings = {"until": [], "do_sample": True, "max_gen_toks": ROOM, "temperature": 1.5, "top_p": top_p, "draw": draw}
+    settings = {
+        "until": [],
+        "do_sample": True,
+        "max_gen_toks": ROOM,
+        "temperature": 1.5,
+        "top_p": top_p,
+        "draw": draw,
+    }
     asks = questions([])
-    return lm.generate_until([Instance("generate_until", {}, (asks[at].args[0], settings), at) for at in places])
+    return lm.generate_until(
+        [Instance("generate_until", {}, (asks[at].args[0], settings), at) for at in places]
+    )
 
 
 def test_sampled_answers_depend_on_their_draw_alone(folders: list[Path]) -> None:
-    """Not on the other prompts, nor on their order; with the likeliest token alone they are the greedy ones."""
+    """Not on the other prompts, nor on their order; with the likeliest token alone they are the
+    greedy ones.
+    """
     with by_vllm(folders[1]) as lm:
-        first, again, other = drawn(lm, [0, 1, 2], "0 0"), drawn(lm, [2, 0], "0 0"), drawn(lm, [0, 1, 2], "0 1")
+        first, again, other = (
+            drawn(lm, [0, 1, 2], "0 0"),
+            drawn(lm, [2, 0], "0 0"),
+            drawn(lm, [0, 1, 2], "0 1"),
+        )
         assert again == [first[2], first[0]] and first != other
         assert drawn(lm, [0, 1, 2], "0 0", top_p=1e-6) == answers(lm)[:3] != first
 
 
 def lora_experts(base: Path) -> list[Path]:
-    """As PEFT saves them: rank 3 on all linear layers, and rsLoRA of rank 5 on some, with other scales."""
+    """As PEFT saves them: rank 3 on all linear layers, and rsLoRA of rank 5 on some, with other
+    scales.
+    """
     settings: list[dict[str, Any]] = [
         {"r": 3, "lora_alpha": 7, "target_modules": "all-linear"},
         {"r": 5, "lora_alpha": 4, "use_rslora": True, "target_modules": ATTENTION},
@@ -169,11 +221,15 @@ def lora_experts(base: Path) -> list[Path]:
 
 
 def test_a_merge_is_scored_as_a_whole_model(folders: list[Path]) -> None:
-    """Against torch: of whole experts, and of LoRA experts a swap, a soup, and an expert by itself."""
+    """Against torch: of whole experts, and of LoRA experts a swap, a soup, and an expert by
+    itself.
+    """
     math, language = (open_source(folder, folders[0]) for folder in lora_experts(folders[0]))
     merges = [
         *merges_of(folders),
-        open_merge(LayerSwap(math="m", language="l", bottom_layers=1), {"math": math, "language": language}),
+        open_merge(
+            LayerSwap(math="m", language="l", bottom_layers=1), {"math": math, "language": language}
+        ),
         open_merge(Soup(experts=["m", "l"]), {"0": math, "1": language}),
         merge_of_one(math.folder),
     ]
@@ -183,13 +239,15 @@ def test_a_merge_is_scored_as_a_whole_model(folders: list[Path]) -> None:
         with by_vllm(merge) as lm:
             texts = answers(lm)
             assert texts == answers(torchs)
-            values, expected = ([value for value, _ in one.loglikelihood(choices(3))] for one in (lm, torchs))
+            values, expected = (
+                [value for value, _ in one.loglikelihood(choices(3))] for one in (lm, torchs)
+            )
             assert values == pytest.approx(expected, rel=1e-5, abs=1e-4)
         found.add(str(texts))
     assert len(found) == (5 if REAL else 3)
 
 
-# ------------------------------------------------------------------------------------------------ through the pipeline
+# --- through the pipeline ---
 
 
 def samples(folder: Path) -> str:
@@ -201,8 +259,19 @@ def test_merges_equal_the_written_ones_and_leave_no_weights(
     folders: list[Path], data_root: Path, runs_dir: Path, make_run: Make, call: Call
 ) -> None:
     """-m with eval.backend=vllm; stage=merge and stage=eval of each with the torch backend."""
-    swap = ["merge=layer_swap", f"merge.math={folders[1]}", f"merge.language={folders[2]}", "merge.top_layers=1"]
-    asked = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "eval.dtype=float32", "languages=[en]", f"data_root={data_root}"]
+    swap = [
+        "merge=layer_swap",
+        f"merge.math={folders[1]}",
+        f"merge.language={folders[2]}",
+        "merge.top_layers=1",
+    ]
+    asked = [
+        "eval=mgsm_0shot",
+        "eval.max_gen_toks=8",
+        "eval.dtype=float32",
+        "languages=[en]",
+        f"data_root={data_root}",
+    ]
     by_vllm = ["eval.backend=vllm", "eval.batch_size=4", "merge.bottom_layers=0,2"]
     here = [f"runs_dir={runs_dir}", "tracking.mode=disabled", "launcher.workers=1"]
     scored = call("-m", "stage=eval", *swap, *asked, *by_vllm, *here, status=0)
@@ -213,7 +282,9 @@ def test_merges_equal_the_written_ones_and_leave_no_weights(
     for run in runs:
         manifest = read_manifest(run)
         size = f"merge.bottom_layers={manifest.config['merge']['bottom_layers']}"
-        written = make_run("stage=eval", f"checkpoint={make_run('stage=merge', *swap, size)}", *asked)
+        written = make_run(
+            "stage=eval", f"checkpoint={make_run('stage=merge', *swap, size)}", *asked
+        )
         assert samples(run) == samples(written)
         distinct.add(samples(written))
         facts = manifest.facts["harness"]
@@ -231,16 +302,25 @@ def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
     make_run: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three questions, of which one was answered before, two are asked, without batch invariance all."""
+    """Of three questions, of which one was answered before, two are asked, without batch invariance
+    all.
+    """
     asked: list[int] = []
     real = VllmBackend.generate
     monkeypatch.setattr(
-        VllmBackend, "generate", lambda self, prompts, *how: asked.append(len(prompts)) or real(self, prompts, *how)
+        VllmBackend,
+        "generate",
+        lambda self, prompts, *how: asked.append(len(prompts)) or real(self, prompts, *how),
     )
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    words = [f"checkpoint={folders[1]}", "eval=mgsm_0shot", "eval.backend=vllm", "eval.dtype=bfloat16"]
+    words = [
+        f"checkpoint={folders[1]}",
+        "eval=mgsm_0shot",
+        "eval.backend=vllm",
+        "eval.dtype=bfloat16",
+    ]
     words += [
         f"eval.max_gen_toks={4 + int(invariant)}",
         "eval.batch_size=4",
@@ -252,10 +332,12 @@ def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
     assert asked == [1, 2 if invariant == "1" else 3]
 
 
-# ------------------------------------------------------------------------------------------------ bad input
+# --- bad input ---
 
 
-def test_what_vllm_raises_is_one_sentence(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_vllm_raises_is_one_sentence(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import vllm
 
     def fail(*_: Any, **__: Any) -> None:
@@ -264,7 +346,10 @@ def test_what_vllm_raises_is_one_sentence(folders: list[Path], monkeypatch: pyte
     monkeypatch.setattr(vllm.LLM, "generate", fail)
     with by_vllm(folders[1]) as lm:
         reported = ended(lm)
-        with pytest.raises(PipelineError, match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and nothing .*"):
+        with pytest.raises(
+            PipelineError,
+            match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and nothing .*",
+        ):
             answers(lm)
         assert not reported
 
@@ -273,7 +358,10 @@ def test_a_task_with_generation_settings_of_its_own_is_refused(folders: list[Pat
     settings = {"until": [], "do_sample": False, "max_gen_toks": ROOM, "repetition_penalty": 1.2}
     with (
         by_vllm(folders[1]) as lm,
-        pytest.raises(PipelineError, match="passes no generation settings of a task on, .* Use eval.backend=hf"),
+        pytest.raises(
+            PipelineError,
+            match="passes no generation settings of a task on, .* Use eval.backend=hf",
+        ),
     ):
         lm.generate_until([Instance("generate_until", {}, ("Question?", settings), 0)])
 
@@ -285,7 +373,9 @@ def test_a_task_with_generation_settings_of_its_own_is_refused(folders: list[Pat
         ({"vllm": "0.9.1"}, "vLLM 0.9.1 is too old: install 0.32"),
     ],
 )
-def test_another_installation_is_refused(found: dict[str, str], refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_installation_is_refused(
+    found: dict[str, str], refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vllm_backend, "package_version", lambda name: found.get(name, "absent"))
     with pytest.raises(PipelineError, match=refusal):
         versions()
@@ -294,7 +384,9 @@ def test_another_installation_is_refused(found: dict[str, str], refusal: str, mo
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:
     """Its graphs spare the launches, most of the time of so small a model."""
     ways: list[Any] = [{"backend": "hf"}, {"backend": "vllm"}]
-    runs = [run_of(tmp_path, tiny, data_root, asked("mgsm", 0), dtype="float32", **way) for way in ways]
+    runs = [
+        run_of(tmp_path, tiny, data_root, asked("mgsm", 0), dtype="float32", **way) for way in ways
+    ]
     torchs, vllms = (guess(run, lambda: cards()[ON_GPU]) or 0.0 for run in runs)
     assert vllms < torchs / 5
     torchs, vllms = ((guess(run, lambda: None) or 0.0) - 0.3 for run in runs)

@@ -1,4 +1,6 @@
-"""A benchmark that is added in one file (xcopa.py, two choices): scored, planned, kept out of training, reported."""
+"""A benchmark that is added in one file (xcopa.py, two choices): scored, planned, kept out of
+training, reported.
+"""
 
 import json
 from dataclasses import replace
@@ -45,11 +47,18 @@ def questions(tmp_path: Path) -> list[dict]:
 
 
 def right_answers(folder: Path, questions: list[dict]) -> int:
-    """By transformers alone, with the prompts of the XCOPA paper's translations: `premise kwa sababu choice`."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    """By transformers alone, with the prompts of the XCOPA paper's translations: `premise kwa
+    sababu choice`.
+    """
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     right = 0
     for row in questions:
-        prompt = f"{row['premise'][:-1]} {'kwa sababu' if row['question'] == 'cause' else 'kwa hiyo'}"
+        prompt = (
+            f"{row['premise'][:-1]} {'kwa sababu' if row['question'] == 'cause' else 'kwa hiyo'}"
+        )
         choices = [f" {row[name][0].lower()}{row[name][1:]}" for name in ("choice1", "choice2")]
         first, second = (likelihood(model, tokenizer, prompt, choice) for choice in choices)
         right += (second > first) == row["label"]
@@ -63,11 +72,15 @@ def test_it_is_planned_scored_and_reported(
     option.parent.mkdir(parents=True)
     option.write_text("name: xcopa_0shot\ntasks:\n  - {task: xcopa, num_fewshot: 0}\n")
     plan = {
-        "name": "mine", "title": "mine", "every": {"data_root": str(tmp_path / "data")},
+        "name": "mine",
+        "title": "mine",
+        "every": {"data_root": str(tmp_path / "data")},
         "runs": {"one": {"checkpoint": str(tiny)}, "two": {"checkpoint": str(tiny)}},
         "score": {"eval": "xcopa_0shot", "in": "sw"},
-        "columns": {"first": "one", "second": "two"}, "rows": {"XCOPA": {}}, "compare": {"first": "second"},
-    }  # fmt: skip
+        "columns": {"first": "one", "second": "two"},
+        "rows": {"XCOPA": {}},
+        "compare": {"first": "second"},
+    }
     table.write_text(yaml.safe_dump(plan, sort_keys=False))
     words = [f"--config-dir={tmp_path / 'conf'}", f"table={table}", f"runs_dir={tmp_path / 'runs'}"]
     assert main(["stage=plan", *words]) == 0
@@ -78,17 +91,28 @@ def test_it_is_planned_scored_and_reported(
     (scores,) = (tmp_path / "runs").glob("eval-xcopa_0shot-*/scores.json")
     (row,) = json.loads(scores.read_text())["rows"]
     right = right_answers(tiny, questions)
-    assert (row["metric"], row["n"], row["value"]) == ("acc", QUESTIONS, pytest.approx(right / QUESTIONS))
+    assert (row["metric"], row["n"], row["value"]) == (
+        "acc",
+        QUESTIONS,
+        pytest.approx(right / QUESTIONS),
+    )
     text = page.read_text()
     assert "XCOPA: accuracy, 0-shot, n = 12" in text and "where guessing gives 50 ± 28.9" in text
 
 
-def test_a_training_row_that_holds_a_question_is_dropped(questions: list[dict], tmp_path: Path) -> None:
+def test_a_training_row_that_holds_a_question_is_dropped(
+    questions: list[dict], tmp_path: Path
+) -> None:
     text = " ".join(questions[3][name] for name in xcopa.COLUMNS)
-    write_rows(tmp_path / "data/a.jsonl", [{"text": text}, {"text": "Habari nyingine kabisa za siku hii ya leo."}])
+    write_rows(
+        tmp_path / "data/a.jsonl",
+        [{"text": text}, {"text": "Habari nyingine kabisa za siku hii ya leo."}],
+    )
     source = Source(file="a.jsonl", rows="text")
     expert = Expert(name="e", side="language", sources={"a": source})
-    counts = make_training_set(DataStage(stage="data", seed=0, expert=expert, data=Data()), tmp_path / "data", tmp_path)
+    counts = make_training_set(
+        DataStage(stage="data", seed=0, expert=expert, data=Data()), tmp_path / "data", tmp_path
+    )
     assert counts["a"]["contaminated"] == 1 and counts["train"] == 1
     assert text not in (tmp_path / "train.jsonl").read_text()
 

@@ -1,9 +1,17 @@
-"""XCOPA (Ponti et al. 2020): which of two sentences is the cause or the effect of a premise. All that adding it takes,
-but for its option in conf/eval/."""
+"""XCOPA (Ponti et al. 2020): which of two sentences is the cause or the effect of a premise.
+
+All that adding it takes, but for its option in conf/eval/.
+"""
 
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
-from pipeline.benchmarks.task_files import check_exemplars, local_files, read_from, stock_file, write_task
+from pipeline.benchmarks.task_files import (
+    check_exemplars,
+    local_files,
+    read_from,
+    stock_file,
+    write_task,
+)
 
 COLUMNS = ("premise", "choice1", "choice2")
 
@@ -12,7 +20,11 @@ def define(ask: Ask) -> list[TaskSpec]:
     body: Row = {"include": [str(stock_file(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
     if ask.data_root:
         (test,) = local_files(ask, "xcopa", ask.split)
-        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect"), "label": (0, 1)})
+        rows_of(
+            test,
+            {**dict.fromkeys(COLUMNS, str), "label": int},
+            {"question": ("cause", "effect"), "label": (0, 1)},
+        )
         check_exemplars(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
         read_from(body, test=test)
         body["validation_split"] = None
@@ -20,8 +32,17 @@ def define(ask: Ask) -> list[TaskSpec]:
 
 
 BENCHMARK = Benchmark(
-    name="xcopa", title="XCOPA", kind="choice", metric="acc", choices=2, columns=COLUMNS, questions=500, tokens=30,
+    name="xcopa",
+    title="XCOPA",
+    kind="choice",
+    metric="acc",
+    choices=2,
+    columns=COLUMNS,
+    questions=500,
+    tokens=30,
     define=define,
     texts=lambda row: ["\n".join(row[column] for column in COLUMNS)],
-    sources=lambda spoken: [on_hub("cambridgeltl/xcopa", spoken.code)] if spoken.code == "sw" else [],
-)  # fmt: skip
+    sources=lambda spoken: (
+        [on_hub("cambridgeltl/xcopa", spoken.code)] if spoken.code == "sw" else []
+    ),
+)

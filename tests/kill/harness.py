@@ -1,10 +1,11 @@
-"""Kills commands at random instants and runs them again to their end: `make test-kill N=100 SEED=7`.
+"""Kills commands at random instants and runs them again to their end: `make test-kill N=100
+SEED=7`.
 
-TERM, USR1, HUP or KILL, to the process alone or to its whole tree, W&B offline; or STOP, to W&B's processes alone.
-After each kill the same command is run again, until it ends; then the results are the bits of an undisturbed one,
-nothing finished was made twice, nothing is left.
-Commands are killed side by side, one a core. With `clocks` each start has one of them; on a `disk` of its own a command
-finds no space instead, from a random instant on until it has ended.
+TERM, USR1, HUP or KILL, to the process alone or to its whole tree, W&B offline; or STOP, to W&B's
+processes alone. After each kill the same command is run again, until it ends; then the results are
+the bits of an undisturbed one, nothing finished was made twice, nothing is left. Commands are
+killed side by side, one a core. With `clocks` each start has one of them; on a `disk` of its own a
+command finds no space instead, from a random instant on until it has ended.
 """
 
 import json
@@ -29,10 +30,13 @@ from pipeline.runs.folders import finished_manifests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
 MOST = 6  # kills of one command, after which it is let be
-FULL = "No space left on device", "is too full for"  # what a command says, to any write or before it begins
+FULL = (
+    "No space left on device",
+    "is too full for",
+)  # what a command says, to any write or before it begins
 TRAINING = (
-    "sft.seq_length=96 sft.batch_size=4 sft.micro_batch_size=null sft.warmup_steps=2 sft.resume_minutes=0.02 "
-    "sft.precision=fp32 sft.learning_rate=1e-3 threads=1 sft.epochs=9"
+    "sft.seq_length=96 sft.batch_size=4 sft.micro_batch_size=null sft.warmup_steps=2"
+    " sft.resume_minutes=0.02 sft.precision=fp32 sft.learning_rate=1e-3 threads=1 sft.epochs=9"
 ).split()
 
 
@@ -48,11 +52,28 @@ class Command:
     def started(
         self, runs_dir: Path, log: Path, clock: str | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        words = [*before, sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}", "tracking.timeout=2"]
-        environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", **clock_of(clock)}
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "pipeline",
+            *self.words,
+            f"runs_dir={runs_dir}",
+            "tracking.timeout=2",
+        ]
+        environment = {
+            **os.environ,
+            "WANDB_MODE": "offline",
+            "OMP_NUM_THREADS": "1",
+            **clock_of(clock),
+        }
         with open(log, "ab") as errors:
             return subprocess.Popen(
-                words, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
+                words,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
             )
 
 
@@ -62,8 +83,11 @@ def faketime() -> Path | None:
 
 
 def clock_of(clock: str | None) -> dict[str, str]:
-    """What makes a process and those that it starts read a clock that is off, +10m. Times of files stay true, but for
-    those that it sets itself, as on a file system whose clients do that."""
+    """What makes a process and those that it starts read a clock that is off, +10m.
+
+    Times of files stay true, but for those that it sets itself, as on a file system whose clients
+    do that.
+    """
     if clock is None:
         return {}
     monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
@@ -73,17 +97,41 @@ def clock_of(clock: str | None) -> dict[str, str]:
 def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -> list[Command]:
     """Of each stage, over tiny data and models."""
     start = ["expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *TRAINING]
-    joint = [*start[1:], "expert=math_qac", "data.size=28", "data.validation=8", "sft.snapshot_every=9"]
+    joint = [
+        *start[1:],
+        "expert=math_qac",
+        "data.size=28",
+        "data.validation=8",
+        "sft.snapshot_every=9",
+    ]
     experts = [f"merge.math={math}", f"merge.language={language}"]
-    scores = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "languages=[en,qac]", f"data_root={world}", "threads=1"]
+    scores = [
+        "eval=mgsm_0shot",
+        "eval.max_gen_toks=8",
+        "languages=[en,qac]",
+        f"data_root={world}",
+        "threads=1",
+    ]
     return [
         Command("data", ["stage=data", "expert=math", f"data_root={world}"]),
         Command("full", ["stage=sft", *start, "sft.steps=60"]),
-        Command("simultaneous", ["stage=sft", *joint, "sft=simultaneous", "partition=B", "sft.steps=40"]),
+        Command(
+            "simultaneous", ["stage=sft", *joint, "sft=simultaneous", "partition=B", "sft.steps=40"]
+        ),
         Command("lora", ["stage=sft", *start, "sft=lora", "sft.lora_dropout=0.1", "sft.steps=60"]),
         Command("merge", ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3"]),
         Command("eval", ["stage=eval", f"checkpoint={math}", *scores]),
-        Command("merges", ["-m", "stage=eval", "merge=layer_swap", *experts, "merge.bottom_layers=2,3,4", *scores]),
+        Command(
+            "merges",
+            [
+                "-m",
+                "stage=eval",
+                "merge=layer_swap",
+                *experts,
+                "merge.bottom_layers=2,3,4",
+                *scores,
+            ],
+        ),
         Command("table", ["stage=table", f"table={table}", "launcher.workers=2"]),
     ]
 
@@ -96,7 +144,9 @@ def results(runs_dir: Path) -> dict[str, str]:
         for name in manifest.files:
             if name.startswith("wandb/") or name == "scores.json":
                 continue
-            if Path(name).suffix in (".safetensors", ".jsonl", ".csv") and not name.startswith("tasks/"):
+            if Path(name).suffix in (".safetensors", ".jsonl", ".csv") and not name.startswith(
+                "tasks/"
+            ):
                 found[f"{manifest.name}/{name}"] = sha256(folder / name)
     return found
 
@@ -136,8 +186,10 @@ def leave_no_room(process: subprocess.Popen[bytes], log: Path, disk: Path) -> di
 
 
 def stop_services(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """SIGSTOP for the W&B services of a command, as soon as it has one: alive, they do not respond. It ends all the
-    same, and leaves none."""
+    """SIGSTOP for the W&B services of a command, as soon as it has one: alive, they do not respond.
+
+    It ends all the same, and leaves none.
+    """
     hit: list[int] = []
     while not hit and process.poll() is None:
         hit = [pid for pid in tree(process.pid) if "wandb-core" in command_of(pid)]
@@ -160,7 +212,10 @@ def disturb(
     disk: Path | None = None,
 ) -> dict[str, Any]:
     """Kill it until it was killed often enough, each time after a random while; then let it end."""
-    log, kills = (disk.parent if disk else runs_dir.parent) / f"{runs_dir.name}.log", []  # the disk may be full
+    log, kills = (
+        (disk.parent if disk else runs_dir.parent) / f"{runs_dir.name}.log",
+        [],
+    )  # the disk may be full
     made: dict[str, tuple[int, int]] = {}
     while True:
         process = command.started(runs_dir, log, chance.choice(clocks) if clocks else None)
@@ -173,7 +228,9 @@ def disturb(
                 if told.get("services") != 0:  # it ended before it had one
                     kills.append({**told, "after": round(after, 2)})
                 now = published(runs_dir)
-                assert made.items() <= now.items(), f"{command.name}: made again or lost: {made.keys() - now.keys()}"
+                assert made.items() <= now.items(), (
+                    f"{command.name}: made again or lost: {made.keys() - now.keys()}"
+                )
                 made = now
                 continue
         status = process.wait(600)
@@ -193,7 +250,12 @@ def published(runs_dir: Path) -> dict[str, tuple[int, int]]:
 
 
 def harass(
-    asked: list[Command], folder: Path, kills: int, seed: int, tell: Callable[[str], None] = print, **how: Any
+    asked: list[Command],
+    folder: Path,
+    kills: int,
+    seed: int,
+    tell: Callable[[str], None] = print,
+    **how: Any,
 ) -> dict[str, Any]:
     """At least so many kills, over all commands in turn, side by side. Gives the record."""
     signal.signal(
@@ -215,4 +277,9 @@ def harass(
             most = min(MOST, -(-(kills - done) // len(asked)))
             list(pool.map(trial, range(started, started + len(asked))))
             started, done = started + len(asked), sum(len(one["kills"]) for one in trials)
-    return {"seed": seed, "kills": done, "seconds": round(time.monotonic() - begun, 1), "trials": trials}
+    return {
+        "seed": seed,
+        "kills": done,
+        "seconds": round(time.monotonic() - begun, 1),
+        "trials": trials,
+    }

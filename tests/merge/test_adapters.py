@@ -29,8 +29,12 @@ def lora(models, tmp_path_factory):
     """role -> folder of an adapter on the random Llama: rank 3, and rank 5 with rsLoRA."""
     base, folders = models["llama"][0], {}
     settings = {
-        "math": dict(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]),
-        "language": dict(r=5, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "k_proj", "up_proj"]),
+        "math": dict(
+            r=3, lora_alpha=7, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]
+        ),
+        "language": dict(
+            r=5, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "k_proj", "up_proj"]
+        ),
     }
     for seed, (role, more) in enumerate(settings.items()):
         folders[role] = tmp_path_factory.mktemp("lora") / role
@@ -81,7 +85,9 @@ def test_adapters_out_are_the_dense_merge_and_load_in_peft(lora, models, tmp_pat
     again = open_source(tmp_path)
     for name in dense.names:
         torch.testing.assert_close(loaded[name], as_torch(dense, name), rtol=0, atol=1e-6)
-        assert torch.equal(as_torch(again, name), as_torch(merge, name)), name  # disk is what live would be
+        assert torch.equal(as_torch(again, name), as_torch(merge, name)), (
+            name
+        )  # disk is what live would be
 
 
 def test_choosing_layers_keeps_factors_as_they_are(lora, tmp_path):
@@ -96,7 +102,9 @@ def test_choosing_layers_keeps_factors_as_they_are(lora, tmp_path):
             assert torch.equal(found[name], theirs[name])
         rank = settings["rank_pattern"][module]
         assert settings["alpha_pattern"][module] / rank == pytest.approx(scale)
-    assert not any("layers.0.self_attn.v_proj" in name for name in found)  # the language expert did not train it
+    assert not any(
+        "layers.0.self_attn.v_proj" in name for name in found
+    )  # the language expert did not train it
 
 
 def test_an_adapter_is_scored_with_its_base(lora):
@@ -116,11 +124,26 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
     for settings, words in (
         ({"use_dora": True}, "an adapter with use_dora"),
         ({"peft_type": "IA3"}, "an adapter with peft_type=IA3"),
-        ({"base_model_name_or_path": str(tmp_path / "gone")}, "whose base .*gone is not here: .* merge.base=RUN"),
-        ({"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))}, "it is of another base"),
-        ({"alpha_pattern": {"(([a-z_.0-9]+)+)+!": 3}}, "a pattern of alpha_pattern takes too long to match: name"),
-        ({"alpha_pattern": {"[": 3}}, r"a pattern of alpha_pattern is no regular expression \(unterminated"),
-        ({"lora_alpha": "4"}, r"adapter_config.json: lora_alpha has the value '4' \(Input should be a valid number\)"),
+        (
+            {"base_model_name_or_path": str(tmp_path / "gone")},
+            "whose base .*gone is not here: .* merge.base=RUN",
+        ),
+        (
+            {"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))},
+            "it is of another base",
+        ),
+        (
+            {"alpha_pattern": {"(([a-z_.0-9]+)+)+!": 3}},
+            "a pattern of alpha_pattern takes too long to match: name",
+        ),
+        (
+            {"alpha_pattern": {"[": 3}},
+            r"a pattern of alpha_pattern is no regular expression \(unterminated",
+        ),
+        (
+            {"lora_alpha": "4"},
+            r"adapter_config.json: lora_alpha has the value '4' \(Input should be a valid number\)",
+        ),
         ({"base_model_name_or_path": 5}, "base_model_name_or_path has the value 5"),
         ({"base_model_name_or_path": "a\0b"}, "base_model_name_or_path has the value 'a.x00b'"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern has the value"),
@@ -138,12 +161,14 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
         open_merge(config, {"0": open_source(lora["math"]), "1": open_source(lora["language"])})
 
 
-# ---------------------------------------------------------------------------------------------------- from elsewhere
+# --- from elsewhere ---
 
 
 @pytest.fixture
 def elsewhere(lora, models, tmp_path):
-    """A folder that holds base/, math/ and language/ as PEFT saved them: no manifests, the base named by its place."""
+    """A folder that holds base/, math/ and language/ as PEFT saved them: no manifests, the base
+    named by its place.
+    """
 
     def put(name="../base"):
         folder = tmp_path / "elsewhere"
@@ -168,12 +193,16 @@ def test_adapters_of_no_run_merge_on_the_base_that_they_name(lora, elsewhere, ma
     merged, m, n = make_run(*words(folder)), dense_of(lora["math"]), dense_of(lora["language"])
     source = open_source(merged)  # an adapter too, which finds its base from where it is
     for tensor in source.names:
-        torch.testing.assert_close(as_torch(source, tensor), (m[tensor] + n[tensor]) / 2, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            as_torch(source, tensor), (m[tensor] + n[tensor]) / 2, rtol=0, atol=1e-6
+        )
     named = json.loads((merged / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == str((folder / "base").resolve())
     recorded = json.loads((merged / "manifest.json").read_text())["parents"]
     assert recorded["base"]["name"] == "base" and set(recorded) == {"0", "1", "base"}
-    again = make_run("stage=merge", "merge=reset", f"merge.expert={merged}", "merge.layers=[0]")  # finds it in turn
+    again = make_run(
+        "stage=merge", "merge=reset", f"merge.expert={merged}", "merge.layers=[0]"
+    )  # finds it in turn
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(as_torch(open_source(again), name), as_torch(source.base, name).float())
 
@@ -184,7 +213,10 @@ def test_adapters_of_two_bases_are_refused(elsewhere, models, make_run):
     config = json.loads((folder / "language/adapter_config.json").read_text())
     config["base_model_name_or_path"] = "../other"
     (folder / "language/adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(PipelineError, match=r"different bases \(math from base, language from other\).*merge.base=RUN"):
+    with pytest.raises(
+        PipelineError,
+        match=r"different bases \(math from base, language from other\).*merge.base=RUN",
+    ):
         make_run(*words(folder))
 
 
@@ -195,21 +227,34 @@ def test_an_adapter_of_another_base_is_found_by_the_plan(lora, elsewhere, tmp_pa
     shutil.copytree(lora["math"], run)
     ancestor = {"name": "base", "hash": "1" * 64, "content": None}
     manifest = {
-        "name": "run", "hash": "2" * 64, "decided_by": {"stage": "sft"}, "cost": {"seconds": 1},
-        "config": {"model": {"path": str(folder / "base")}}, "parents": {"model": ancestor},
+        "name": "run",
+        "hash": "2" * 64,
+        "decided_by": {"stage": "sft"},
+        "cost": {"seconds": 1},
+        "config": {"model": {"path": str(folder / "base")}},
+        "parents": {"model": ancestor},
         "facts": {"weights": {"root": "sha256:3", "digests": {}}},
-    }  # fmt: skip
+    }
     (run / "manifest.json").write_text(json.dumps(manifest))
     scored = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={folder}/math", f"eval.base={narrow}"]
     of_run = ["stage=merge", "merge=soup", f"merge.experts=[{run},{folder}/language]"]
     for stage, problem in (
         (words(folder, f"merge.base={narrow}"), "it is of another base"),
         (scored, "it is of another base"),
-        ([*of_run, f"merge.base={narrow}"], f"{run} is an adapter of {folder}/base, merge.base is {narrow}"),
+        (
+            [*of_run, f"merge.base={narrow}"],
+            f"{run} is an adapter of {folder}/base, merge.base is {narrow}",
+        ),
         ([*of_run, f"merge.base={folder}/base"], ""),
         (words(folder), ""),
     ):
         with pytest.raises(PipelineError, match=problem) if problem else nullcontext():
             show_plan(
-                compose([f"runs_dir={runs_dir}", "stage=plan", *[w.replace("stage=", "plan.stage=") for w in stage]])
+                compose(
+                    [
+                        f"runs_dir={runs_dir}",
+                        "stage=plan",
+                        *[w.replace("stage=", "plan.stage=") for w in stage],
+                    ]
+                )
             )

@@ -25,16 +25,22 @@ def shares(expert: Tensors, base: Tensors, unit: str) -> dict[str, torch.Tensor]
     moved: dict[str, torch.Tensor] = {}
     for name, origin in base.items():
         if name.split(".")[-2] in MATRICES and name.endswith("weight"):
-            change = torch.linalg.norm((expert[name] - origin).double()) / torch.linalg.norm(origin.double())
+            change = torch.linalg.norm((expert[name] - origin).double()) / torch.linalg.norm(
+                origin.double()
+            )
             key = unit_of(name, unit)
-            moved[key] = moved.get(key, torch.zeros(())) + (change if unit == "layer" else change**2)
+            moved[key] = moved.get(key, torch.zeros(())) + (
+                change if unit == "layer" else change**2
+            )
     if unit == "module":
         moved = {key: value.sqrt() for key, value in moved.items()}
     total = sum(moved.values(), torch.zeros(())) + 1e-8
     return {key: value / total for key, value in moved.items()}
 
 
-def reference(math: Tensors, language: Tensors, base: Tensors, unit: str, threshold: float) -> tuple[Tensors, set[str]]:
+def reference(
+    math: Tensors, language: Tensors, base: Tensors, unit: str, threshold: float
+) -> tuple[Tensors, set[str]]:
     """The merge and the decisions that occurred."""
     of_math, of_language = shares(math, base, unit), shares(language, base, unit)
     merged, decisions = {}, set()
@@ -66,7 +72,9 @@ def test_each_unit_is_of_the_expert_that_moved_it_more(unit: str, tmp_path: Path
     stacked(folders["language"], 8, 2, base, dtype=torch.float32)
     tensors = {role: load_file(folder / "model.safetensors") for role, folder in folders.items()}
     threshold = 0.004
-    expected, decisions = reference(tensors["math"], tensors["language"], tensors["base"], unit, threshold)
+    expected, decisions = reference(
+        tensors["math"], tensors["language"], tensors["base"], unit, threshold
+    )
     assert decisions == {"math", "language", "blend"}
     config = AdaptiveSwap(math="m", language="l", unit=unit, threshold=threshold)
     sources = {role: Checkpoint.open(folders[role]) for role in ("math", "language")}

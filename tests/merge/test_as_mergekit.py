@@ -32,17 +32,32 @@ B = Partition("B", bottom_layers=4, top_layers=2, all_mlp=True)
 ASKED: dict[str, tuple[Merge, Partition | None]] = {
     "swap": (LayerSwap(**SIDES, bottom_layers=3, top_layers=1), None),
     "zones": (
-        LayerSwap(**SIDES, bottom_layers=1, top_layers=2, bottom_transition=2, top_transition=1, zones="magnitude"),
+        LayerSwap(
+            **SIDES,
+            bottom_layers=1,
+            top_layers=2,
+            bottom_transition=2,
+            top_transition=1,
+            zones="magnitude",
+        ),
         None,
     ),
-    "norms": (LayerSwap(**SIDES, bottom_layers=2, layer_norms="average", head="math", embeddings="language"), None),
+    "norms": (
+        LayerSwap(
+            **SIDES, bottom_layers=2, layer_norms="average", head="math", embeddings="language"
+        ),
+        None,
+    ),
     "sides": (LayerSwap(**SIDES), B),
     "souped": (LayerSwap(math=["m", "b"], language="l", bottom_layers=3), None),
     "even": (Soup(**TWO), None),
     "weighted": (Soup(**TWO, weights=[0.3, 0.7]), None),
     "float32": (Soup(**TWO, weights=[0.3, 0.7], dtype="float32"), None),
     "arithmetic": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6), None),
-    "arithmetic in float32": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, dtype="float32"), None),
+    "arithmetic in float32": (
+        TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, dtype="float32"),
+        None,
+    ),
     "soup over depth": (Soup(**TWO, weights=[[1.0, 0.2, 0.5], [0.0, 0.8, 0.5]]), None),
     "arithmetic over depth": (TaskArithmetic(**TWO, weights=[[0.3, 0.9], 0.7], scale=0.6), None),
     "slerp": (Slerp(**TWO, t=0.3), None),
@@ -55,17 +70,26 @@ def opened(folders: list[Path], config: Merge, partition: Partition | None = Non
     place = dict(zip(("b", "m", "l"), folders, strict=True))
     roles = {role: place[run] for role, (_, run) in config.references().items()}
     base = Checkpoint.open(place["b"]) if config.needs_base() else None
-    return open_merge(config, {role: open_source(folder) for role, folder in roles.items()}, base, partition)
+    return open_merge(
+        config, {role: open_source(folder) for role, folder in roles.items()}, base, partition
+    )
 
 
 def names_of(folders: list[Path], config: Merge) -> dict[str, str]:
     place = dict(zip(("b", "m", "l"), folders, strict=True))
-    return {role: str(place[run]) for role, (_, run) in config.references().items()} | {"base": str(place["b"])}
+    return {role: str(place[run]) for role, (_, run) in config.references().items()} | {
+        "base": str(place["b"])
+    }
 
 
 @pytest.fixture(scope="module")
-def families(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Base, math and language of each: Llama and Qwen with a head of their own, and a Llama whose head is tied."""
+def families(
+    models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Path]]:
+    """Base, math and language of each:
+
+    Llama and Qwen with a head of their own, and a Llama whose head is tied.
+    """
     tied = [tmp_path_factory.mktemp("tied") / folder.name for folder in models["llama"]]
     for folder, source in zip(tied, models["llama"], strict=True):
         folder.mkdir()
@@ -78,10 +102,14 @@ def families(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def theirs(
+    families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """What mergekit makes of our merges; one process for all."""
     asked = {
-        f"{kind} {name}": mergekit_config(opened(families[kind], config, partition), names_of(families[kind], config))
+        f"{kind} {name}": mergekit_config(
+            opened(families[kind], config, partition), names_of(families[kind], config)
+        )
         for kind in KINDS
         for name, (config, partition) in ASKED.items()
     }
@@ -114,8 +142,11 @@ def sources(models):
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 0.7]])
 def test_ties_is_pefts_ties_of_one_tensor_that_holds_the_whole_model(sources, weights):
-    """Two kinds of entries differ: PEFT keeps exactly k entries if several are tied with the threshold, and it elects
-    the positive sign where the sum is 0."""
+    """Two kinds of entries differ:
+
+    PEFT keeps exactly k entries if several are tied with the threshold, and it elects the positive
+    sign where the sum is 0.
+    """
     from peft.utils.merge_utils import ties
 
     experts, base = sources
@@ -135,7 +166,9 @@ def test_ties_is_pefts_ties_of_one_tensor_that_holds_the_whole_model(sources, we
         total += vector * (size >= threshold)
     opposite &= total == 0
     compared = ~(tied | opposite)
-    torch.testing.assert_close(flat(merge, merge.names)[compared], expected[compared], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        flat(merge, merge.names)[compared], expected[compared], rtol=1e-6, atol=1e-7
+    )
     assert compared.float().mean() > 0.9
 
 

@@ -47,7 +47,9 @@ def test_a_quantized_model_is_refused_though_its_tensors_are_floats(tmp_path):
         ({"0": bad, "1": bad}, None, r"merge.experts\[0\]"),
         ({"0": good}, bad, "merge.base"),
     ):
-        with pytest.raises(PipelineError, match=f"{key}: config.json of .*bad has quantization_config .fbgemm_fp8."):
+        with pytest.raises(
+            PipelineError, match=f"{key}: config.json of .*bad has quantization_config .fbgemm_fp8."
+        ):
             open_merge(TaskArithmetic(experts=["a"] * len(sources)), sources, base or good)
 
 
@@ -62,12 +64,21 @@ METHODS = {
 NO_BASE = (("soup", "base"), ("swap", "base"))  # they read none
 
 
-@pytest.mark.parametrize(("row", "value"), [(0, float("nan")), (5, float("-inf"))])  # a look at a few rows sees one
+@pytest.mark.parametrize(
+    ("row", "value"), [(0, float("nan")), (5, float("-inf"))]
+)  # a look at a few rows sees one
 @pytest.mark.parametrize(
     ("method", "broken"),
-    [(one, broken) for one in METHODS for broken in ("base", "language") if (one, broken) not in NO_BASE],
+    [
+        (one, broken)
+        for one in METHODS
+        for broken in ("base", "language")
+        if (one, broken) not in NO_BASE
+    ],
 )
-def test_what_is_not_finite_is_named_by_file_and_tensor(models, tmp_path, method, broken, row, value):
+def test_what_is_not_finite_is_named_by_file_and_tensor(
+    models, tmp_path, method, broken, row, value
+):
     folders = dict(zip(("base", "math", "language"), models["llama"], strict=True))
     name, config = "model.layers.3.mlp.down_proj.weight", METHODS[method]
 
@@ -80,8 +91,12 @@ def test_what_is_not_finite_is_named_by_file_and_tensor(models, tmp_path, method
     roles = {"swap": ("math", "language"), "reset": ("expert",)}.get(method, ("0", "1"))
     sources = dict(zip(roles, experts[1:] if method == "reset" else experts, strict=True))
     (tmp_path / "out").mkdir()
-    with pytest.raises(PipelineError, match=f"{broken}/model.safetensors: {name} holds NaN or infinite values"):
-        open_merge(config, sources, None if method in ("soup", "swap") else base).write(tmp_path / "out")
+    with pytest.raises(
+        PipelineError, match=f"{broken}/model.safetensors: {name} holds NaN or infinite values"
+    ):
+        open_merge(config, sources, None if method in ("soup", "swap") else base).write(
+            tmp_path / "out"
+        )
 
 
 def test_an_adapter_that_is_not_finite_is_named_too(models, tmp_path):
@@ -91,13 +106,20 @@ def test_an_adapter_that_is_not_finite_is_named_too(models, tmp_path):
         folder.mkdir()
         factors = {"lora_A": torch.ones(2, 16), "lora_B": torch.ones(16, 2)}
         factors |= {broken: factors[broken] * float("nan")} if broken in factors else {}
-        save_file({f"{module}.{key}.weight": factor for key, factor in factors.items()},
-                  folder / "adapter_model.safetensors")  # fmt: skip
-        settings = {"peft_type": "LORA", "lora_alpha": 2, "base_model_name_or_path": str(base.folder)}
+        save_file(
+            {f"{module}.{key}.weight": factor for key, factor in factors.items()},
+            folder / "adapter_model.safetensors",
+        )
+        settings = {
+            "peft_type": "LORA",
+            "lora_alpha": 2,
+            "base_model_name_or_path": str(base.folder),
+        }
         (folder / "adapter_config.json").write_text(json.dumps(settings))
         (folder / "tokenizer.json").write_text((expert / "tokenizer.json").read_text())
     with pytest.raises(
-        PipelineError, match="0/adapter_model.safetensors: model.layers.2.self_attn.q_proj.weight holds"
+        PipelineError,
+        match="0/adapter_model.safetensors: model.layers.2.self_attn.q_proj.weight holds",
     ):
         sources = {role: open_source(tmp_path / role) for role in ("0", "1")}
         open_merge(TIES, sources, base).write(tmp_path)
@@ -106,7 +128,12 @@ def test_an_adapter_that_is_not_finite_is_named_too(models, tmp_path):
 def test_an_expert_equal_to_its_base_is_merged_with_a_note(tmp_path, capfd):
     base = stacked(tmp_path / "base", 2, 0)
     same, moved = copy_of(base, tmp_path, "same"), stacked(tmp_path / "moved", 2, 1, base)
-    words = ["stage=merge", "merge=task_arithmetic", f"merge.base={base}", f"runs_dir={tmp_path / 'runs'}"]
+    words = [
+        "stage=merge",
+        "merge=task_arithmetic",
+        f"merge.base={base}",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
     assert main([*words, f"merge.experts=[{same},{moved}]", "merge.scale=1.0"]) == 0
     output, errors = capfd.readouterr()
     assert "note: same is equal to its base" in errors and "moved is equal" not in errors
@@ -120,15 +147,21 @@ def test_an_expert_equal_to_its_base_is_merged_with_a_note(tmp_path, capfd):
 
 @pytest.fixture
 def readers(tmp_path):
-    """Two experts with a byte-level BPE tokenizer, and what opens their merge once one's files were changed."""
+    """Two experts with a byte-level BPE tokenizer, and what opens their merge once one's files were
+    changed.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
-        ["hello Hello 12 12"] * 9, trainers.BpeTrainer(special_tokens=["</s>", "<unk>"], initial_alphabet=alphabet)
+        ["hello Hello 12 12"] * 9,
+        trainers.BpeTrainer(special_tokens=["</s>", "<unk>"], initial_alphabet=alphabet),
     )
     base = tmp_path / "tokenizer"
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained(base)
@@ -148,8 +181,10 @@ def readers(tmp_path):
 
 def test_another_format_of_the_same_tokenizer_is_no_obstacle(readers):
     def other_format(found):
-        found["model"]["merges"] = [pair.split(" ") if isinstance(pair, str) else " ".join(pair)
-                                    for pair in found["model"]["merges"]]  # fmt: skip
+        found["model"]["merges"] = [
+            pair.split(" ") if isinstance(pair, str) else " ".join(pair)
+            for pair in found["model"]["merges"]
+        ]
         found["version"] = "1.0"
 
     assert readers() and readers(other_format)
@@ -162,7 +197,8 @@ def test_another_vocabulary(readers):
         vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
 
     with pytest.raises(
-        PipelineError, match="merge.language: the tokenizer of .* has another vocabulary than that of merge.math"
+        PipelineError,
+        match="merge.language: the tokenizer of .* has another vocabulary than that of merge.math",
     ):
         readers(swapped)
 
@@ -182,9 +218,12 @@ def test_a_narrower_base_is_widened_exactly(tmp_path):
 
 
 def test_a_source_that_shrinks_under_the_merge(tmp_path, monkeypatch):
-    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    math, language = (
+        stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language"))
+    )
     merge = open_merge(
-        swap(bottom_layers=1, top_layers=0), {"math": Checkpoint.open(math), "language": Checkpoint.open(language)}
+        swap(bottom_layers=1, top_layers=0),
+        {"math": Checkpoint.open(math), "language": Checkpoint.open(language)},
     )
     file = language / "model.safetensors"
     os.truncate(file, file.stat().st_size // 2)
@@ -196,15 +235,20 @@ def test_a_source_that_shrinks_under_the_merge(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_without_copy_file_range_the_bytes_are_the_same(tmp_path, monkeypatch, number):
     math, language = (
-        Checkpoint.open(stacked(tmp_path / name, 3, seed)) for seed, name in enumerate(("math", "language"))
+        Checkpoint.open(stacked(tmp_path / name, 3, seed))
+        for seed, name in enumerate(("math", "language"))
     )
     known = {"math": digest_tensors(math.folder), "language": digest_tensors(language.folder)}
     written = []
     for name in ("ranges", "reading"):
         (tmp_path / name).mkdir()
         if name == "reading":
-            monkeypatch.setattr(os, "copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(number, "no")))
-        merge = open_merge(swap(bottom_layers=1, top_layers=1), {"math": math, "language": language})
+            monkeypatch.setattr(
+                os, "copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(number, "no"))
+            )
+        merge = open_merge(
+            swap(bottom_layers=1, top_layers=1), {"math": math, "language": language}
+        )
         assert merge.write(tmp_path / name, recorded=known) == digest_tensors(tmp_path / name)
         written.append((tmp_path / name / "model.safetensors").read_bytes())
     assert written[0] == written[1]
@@ -212,11 +256,16 @@ def test_without_copy_file_range_the_bytes_are_the_same(tmp_path, monkeypatch, n
 
 @pytest.mark.parametrize("call", ["pwrite", "copy_file_range"])
 def test_no_space_at_each_write(tmp_path, monkeypatch, call):
-    """Whichever write of weights finds the disk full: the error names the file, and goes on to the caller."""
+    """Whichever write of weights finds the disk full: the error names the file, and goes on to the
+    caller.
+    """
     math, language = (
-        Checkpoint.open(stacked(tmp_path / name, 2, seed)) for seed, name in enumerate(("math", "language"))
+        Checkpoint.open(stacked(tmp_path / name, 2, seed))
+        for seed, name in enumerate(("math", "language"))
     )
-    known = {role: digest_tensors(one.folder) for role, one in (("math", math), ("language", language))}
+    known = {
+        role: digest_tensors(one.folder) for role, one in (("math", math), ("language", language))
+    }
     real, count = getattr(os, call), 0
 
     def full(*words):
@@ -231,7 +280,9 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
     for fails in range(1, 50):
         folder, count = tmp_path / str(fails), 0
         folder.mkdir()
-        merge = open_merge(swap(bottom_layers=1, top_layers=0), {"math": math, "language": language})
+        merge = open_merge(
+            swap(bottom_layers=1, top_layers=0), {"math": math, "language": language}
+        )
         if done:
             break
         try:
@@ -239,7 +290,9 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
             done = True
         except OSError as error:
             done = False
-            assert error.errno == errno.ENOSPC and error.filename == str(folder / "model.safetensors")
+            assert error.errno == errno.ENOSPC and error.filename == str(
+                folder / "model.safetensors"
+            )
             assert not (folder / "config.json").exists()
     assert done and fails > 2
 
@@ -261,7 +314,9 @@ main(sys.argv[1:])
 
 def swap_words(folder):
     """The command line of a swap of two made-up checkpoints, with its runs below `folder`."""
-    math, language = (stacked(folder / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    math, language = (
+        stacked(folder / name, 2, seed) for seed, name in enumerate(("math", "language"))
+    )
     words = ["stage=merge", "merge=layer_swap", f"merge.math={math}", f"merge.language={language}"]
     return [*words, "merge.top_layers=0", f"runs_dir={folder}/runs", "tracking.mode=disabled"]
 
@@ -269,20 +324,29 @@ def swap_words(folder):
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_path):
     runs_dir, words = tmp_path / "runs", [*swap_words(tmp_path), "merge.bottom_layers=1"]
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
-    assert any("written" in line for line in process.stderr)  # what is printed goes to standard error inside a stage
+    assert any(
+        "written" in line for line in process.stderr
+    )  # what is printed goes to standard error inside a stage
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert {path.name for path in runs_dir.iterdir()} - {".digests"} == {".work"}
     assert not list(runs_dir.glob(".work/*/manifest.json"))
-    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip().startswith(str(runs_dir))
 
 
 def test_a_swap_of_runs_is_made_without_torch(tmp_path, capfd):
-    """Runs hold what transformers saved; of folders from elsewhere it says which shapes config.json asks for."""
+    """Runs hold what transformers saved; of folders from elsewhere it says which shapes config.json
+    asks for.
+    """
     words = swap_words(tmp_path)
     runs = []
     for layers in ("merge.bottom_layers=1", "merge.bottom_layers=2"):
@@ -299,12 +363,17 @@ def test_a_swap_of_runs_is_made_without_torch(tmp_path, capfd):
 
 @pytest.mark.parametrize("method", ["soup", "ties"])
 def test_memory_is_that_of_pieces_whatever_the_size_of_a_tensor(tmp_path, method):
-    """A tensor of 16 MB in float32 and 8 pieces: two threads together stay below a handful of pieces."""
+    """A tensor of 16 MB in float32 and 8 pieces: two threads together stay below a handful of
+    pieces.
+    """
     random, folders = torch.Generator().manual_seed(0), []
     start = torch.randn(4096, 1024, generator=random) * 0.1
     for name in ("base", "a", "b"):
         moved = start + (0 if name == "base" else 0.02) * torch.randn(start.shape, generator=random)
-        layer = {f"model.layers.0.mlp.{part}_proj.weight": torch.ones(2, 2) * 0.5 for part in ("up", "down")}
+        layer = {
+            f"model.layers.0.mlp.{part}_proj.weight": torch.ones(2, 2) * 0.5
+            for part in ("up", "down")
+        }
         folders.append(tmp_path / name)
         folders[-1].mkdir()
         save_file({"model.embed_tokens.weight": moved, **layer}, folders[-1] / "model.safetensors")

@@ -1,4 +1,6 @@
-"""The control of a merge: the base in the language expert's place, with the weights that the merge itself has."""
+"""The control of a merge: the base in the language expert's place, with the weights that the merge
+itself has.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,11 @@ def test_weights_by_magnitude_are_those_of_the_merge(three) -> None:
     """With the numbers of section 4.3, computed here: in proportion to 1 / mean absolute change."""
     base, math, language = task_vectors(three)
     rows = [  # a row is an input feature: a column of the stored matrix
-        [row.abs().mean().item() for t in vectors.values() for row in (t.T if t.ndim > 1 else t[None])]
+        [
+            row.abs().mean().item()
+            for t in vectors.values()
+            for row in (t.T if t.ndim > 1 else t[None])
+        ]
         for vectors in (math, language)
     ]
     inverse = [1 / np.mean(one) for one in rows]
@@ -55,7 +61,13 @@ def test_weights_by_magnitude_are_those_of_the_merge(three) -> None:
 
 def test_of_a_swap_it_is_the_reset_of_the_same_layers(three) -> None:
     base, math, _ = task_vectors(three)
-    keys = {"embeddings": "math", "final_norm": "math", "head": "math", "bottom_layers": 1, "top_layers": 1}
+    keys = {
+        "embeddings": "math",
+        "final_norm": "math",
+        "head": "math",
+        "bottom_layers": 1,
+        "top_layers": 1,
+    }
     layers = {name: site.layer for name, site in anatomy(list(base)).items()}
     outer = {0, max(layer for layer in layers.values() if layer is not None)}
     for name, tensor in merged(three, "layer_swap", ["language"], **SIDES, **keys).items():
@@ -73,7 +85,10 @@ def test_of_other_methods_it_is_the_merge_with_a_task_vector_of_zeros(three, met
 
 @pytest.mark.parametrize(
     "control, words",
-    [(["2"], "merge.control=.*2 is not a role: there are 0, 1"), (["0", "1"], "leaves no expert: name the language")],
+    [
+        (["2"], "merge.control=.*2 is not a role: there are 0, 1"),
+        (["0", "1"], "leaves no expert: name the language"),
+    ],
 )
 def test_roles_that_make_no_control(three, control, words) -> None:
     with pytest.raises(PipelineError, match=words):

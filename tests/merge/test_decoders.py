@@ -1,4 +1,6 @@
-"""The towers of models that see come from one source; partitions of families beside the papers' take whole modules."""
+"""The towers of models that see come from one source; partitions of families beside the papers'
+take whole modules.
+"""
 
 from pathlib import Path
 
@@ -26,13 +28,22 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
                 parameter.add_(0.01 * seed * torch.randn_like(parameter))
         made.save_pretrained(tmp_path / name)
     base, *experts = (Checkpoint.open(tmp_path / name) for name in ("base", "0", "1"))
-    for config in (Soup(experts=["a", "b"], files_from="1"), TaskArithmetic(experts=["a", "b"], files_from="1")):
-        merge = open_merge(config, dict(zip("01", experts, strict=True)), base if config.needs_base() else None)
+    for config in (
+        Soup(experts=["a", "b"], files_from="1"),
+        TaskArithmetic(experts=["a", "b"], files_from="1"),
+    ):
+        merge = open_merge(
+            config, dict(zip("01", experts, strict=True)), base if config.needs_base() else None
+        )
         beside = towers(merge.names)
-        assert beside and all(torch.equal(as_torch(merge, name), as_torch(experts[1], name)) for name in beside)
+        assert beside and all(
+            torch.equal(as_torch(merge, name), as_torch(experts[1], name)) for name in beside
+        )
         assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in merge.method.rows
         inside = next(
-            name for name in merge.names if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
+            name
+            for name in merge.names
+            if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
         )
         assert not torch.equal(as_torch(merge, inside), as_torch(experts[1], inside))
 
@@ -53,7 +64,9 @@ def test_a_partition_into_attention_and_mlp_takes_whole_modules_and_their_norms(
     }
     language = {name for name, side in norms.items() if side == "language"} - {"q_norm", "k_norm"}
     expected = {
-        "gemma3_text": {"input_layernorm", "post_attention_layernorm"}, "olmo2": {"post_attention_layernorm"},
-        "phi3": {"input_layernorm"}, "apertus": {"attention_layernorm"},
-    }  # fmt: skip
+        "gemma3_text": {"input_layernorm", "post_attention_layernorm"},
+        "olmo2": {"post_attention_layernorm"},
+        "phi3": {"input_layernorm"},
+        "apertus": {"attention_layernorm"},
+    }
     assert language == expected[kind]

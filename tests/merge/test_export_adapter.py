@@ -1,4 +1,5 @@
-"""stage=export export.adapter=true: merges of LoRA experts as adapters that PEFT loads, and vLLM scales as intended.
+"""stage=export export.adapter=true: merges of LoRA experts as adapters that PEFT loads, and vLLM
+scales as intended.
 
 Expected tensors are computed in float64 from the experts that PEFT merged itself.
 """
@@ -24,52 +25,76 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "all": dict(r=3, lora_alpha=7, target_modules="all-linear"),
     "some": dict(r=5, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "v_proj"]),
     "few": dict(
-        r=2, lora_alpha=3, target_modules=["q_proj"], layers_to_transform=[1, 2, 12],
-        rank_pattern={"layers.1.self_attn.q_proj": 4}, alpha_pattern={"layers.2.self_attn.q_proj": 9},
+        r=2,
+        lora_alpha=3,
+        target_modules=["q_proj"],
+        layers_to_transform=[1, 2, 12],
+        rank_pattern={"layers.1.self_attn.q_proj": 4},
+        alpha_pattern={"layers.2.self_attn.q_proj": 9},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def folder(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base/ and each expert as PEFT saves it; next to them NAME.safetensors, the dense expert by PEFT."""
+    """base/ and each expert as PEFT saves it; next to them NAME.safetensors, the dense expert by
+    PEFT.
+    """
     place = tmp_path_factory.mktemp("experts")
     shutil.copytree(models["llama"][0], place / "base")
     for seed, (name, settings) in enumerate(EXPERTS.items()):
-        save_file(lora_expert(place / "base", place / name, seed, **settings), place / f"{name}.safetensors")
+        save_file(
+            lora_expert(place / "base", place / name, seed, **settings),
+            place / f"{name}.safetensors",
+        )
     return place
 
 
 @pytest.fixture
 def export(call: Call, tmp_path: Path) -> Call:
     def command(checkpoint: Any, *more: str, to: str = "out") -> SimpleNamespace:
-        words = [f"checkpoint={checkpoint}", f"export.to={tmp_path}/{to}", f"runs_dir={tmp_path}/runs"]
+        words = [
+            f"checkpoint={checkpoint}",
+            f"export.to={tmp_path}/{to}",
+            f"runs_dir={tmp_path}/runs",
+        ]
         return call("stage=export", *words, "export.adapter=true", *more)
 
     return command
 
 
 def dense(folder: Path, name: str) -> Tensors:
-    tensors = load_file(folder / (f"{name}.safetensors" if name != "base" else "base/model.safetensors"))
+    tensors = load_file(
+        folder / (f"{name}.safetensors" if name != "base" else "base/model.safetensors")
+    )
     return {key: tensor.double() for key, tensor in tensors.items()}
 
 
 def as_vllm_reads_it(base: Tensors, adapter: Path) -> Tensors:
-    """By r, lora_alpha and use_rslora of adapter_config.json alone, as in vllm/lora/peft_helper.py, at one rank."""
+    """By r, lora_alpha and use_rslora of adapter_config.json alone, as in vllm/lora/peft_helper.py,
+    at one rank.
+    """
     settings = json.loads((adapter / "adapter_config.json").read_text())
     tensors, found = load_file(adapter / "adapter_model.safetensors"), dict(base)
-    assert not settings["use_rslora"] and settings["bias"] == "none" and not settings.get("modules_to_save")
+    assert (
+        not settings["use_rslora"]
+        and settings["bias"] == "none"
+        and not settings.get("modules_to_save")
+    )
     targets = {name.split(".")[-3] for name in tensors}
     assert sorted(targets) == settings["target_modules"]
     expected_modules = {name for name in base if name.split(".")[-2] in targets}
     assert {
-        name.removeprefix("base_model.model.").replace(".lora_A", "").replace(".lora_B", "") for name in tensors
+        name.removeprefix("base_model.model.").replace(".lora_A", "").replace(".lora_B", "")
+        for name in tensors
     } == (expected_modules)
     for name in expected_modules:
         module = f"base_model.model.{name.removesuffix('.weight')}"
         a, b = (tensors[f"{module}.lora_{part}.weight"] for part in "AB")
         assert a.dtype == b.dtype == torch.float32 and len(a) == b.shape[1] == settings["r"]
-        found[name] = base[name] + settings["lora_alpha"] / settings["r"] * (b.double() @ a.double())
+        found[name] = base[name] + settings["lora_alpha"] / settings["r"] * (
+            b.double() @ a.double()
+        )
     return found
 
 
@@ -89,7 +114,9 @@ def peft_logits(folder: Path, adapter: Path) -> torch.Tensor:
 
 
 def swapped(base: Tensors, experts: dict[str, Tensors], name: str) -> torch.Tensor:
-    """Layers 0 to 2 and the last from `some`, layer 3 and what is outside the layers from both, the rest from `all`."""
+    """Layers 0 to 2 and the last from `some`, layer 3 and what is outside the layers from both, the
+    rest from `all`.
+    """
     layer = int(name.split(".")[2]) if ".layers." in name else None
     if layer in (3, None):
         return (experts["all"][name] + experts["some"][name]) / 2
@@ -98,7 +125,10 @@ def swapped(base: Tensors, experts: dict[str, Tensors], name: str) -> torch.Tens
 
 def weighted(*weights: float) -> Callable[..., torch.Tensor]:
     def expected(base: Tensors, experts: dict[str, Tensors], name: str) -> torch.Tensor:
-        changes = [weight * (experts[key][name] - base[name]) for key, weight in zip(EXPERTS, weights, strict=False)]
+        changes = [
+            weight * (experts[key][name] - base[name])
+            for key, weight in zip(EXPERTS, weights, strict=False)
+        ]
         return base[name] + torch.stack(changes).sum(0)
 
     return expected
@@ -107,21 +137,36 @@ def weighted(*weights: float) -> Callable[..., torch.Tensor]:
 # words -> what the tensors should be, and the rank: concatenated where both experts are in a tensor
 MERGES: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
     "swap": (
-        "merge=layer_swap merge.math=F/all merge.language=F/some merge.bottom_layers=3 merge.bottom_transition=1 "
-        "merge.top_layers=1", swapped, 8,
+        (
+            "merge=layer_swap merge.math=F/all merge.language=F/some merge.bottom_layers=3"
+            " merge.bottom_transition=1 merge.top_layers=1"
+        ),
+        swapped,
+        8,
     ),
-    "soup": ("merge=soup merge.experts=[F/all,F/some] merge.weights=[0.3,0.7]", weighted(0.3, 0.7), 8),
+    "soup": (
+        "merge=soup merge.experts=[F/all,F/some] merge.weights=[0.3,0.7]",
+        weighted(0.3, 0.7),
+        8,
+    ),
     "negative": (
-        "merge=task_arithmetic merge.experts=[F/all,F/some] merge.weights=[1.0,-0.5] merge.scale=0.8",
-        weighted(0.8, -0.4), 8,
+        (
+            "merge=task_arithmetic merge.experts=[F/all,F/some] merge.weights=[1.0,-0.5]"
+            " merge.scale=0.8"
+        ),
+        weighted(0.8, -0.4),
+        8,
     ),
     "three": ("merge=task_arithmetic merge.experts=[F/all,F/some,F/few]", weighted(1, 1, 1), 12),
     "reset": (
         "merge=reset merge.expert=F/all merge.layers=[0,1]",
-        lambda base, experts, name: (base if ".layers.0." in name or ".layers.1." in name else experts["all"])[name], 3,
+        lambda base, experts, name: (
+            base if ".layers.0." in name or ".layers.1." in name else experts["all"]
+        )[name],
+        3,
     ),
     "control": ("merge=soup merge.experts=[F/all,F/some] merge.control=[1]", weighted(0.5), 3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("merge", MERGES)
@@ -133,10 +178,15 @@ def test_a_merge_of_lora_experts_is_exported_exactly(
     words, expected, rank = MERGES[merge]
     asked = ["stage=merge", *words.replace("F/", f"{folder}/").split(), f"runs_dir={tmp_path}/runs"]
     whole, adapter = make_run(*asked, "merge.form=dense"), make_run(*asked)
-    assert (whole / "model.safetensors").is_file() and (adapter / "adapter_model.safetensors").is_file()
+    assert (whole / "model.safetensors").is_file() and (
+        adapter / "adapter_model.safetensors"
+    ).is_file()
     told, out = export(adapter.name), tmp_path / "out"
     assert (told.status, told.out) == (0, f"{out}\n"), told.err
-    base, written = dense(folder, "base"), dense(folder, "base") | load_file(whole / "model.safetensors")
+    base, written = (
+        dense(folder, "base"),
+        dense(folder, "base") | load_file(whole / "model.safetensors"),
+    )
     experts = {name: dense(folder, name) for name in EXPERTS}
     for name, tensor in as_vllm_reads_it(base, out).items():
         torch.testing.assert_close(tensor, expected(base, experts, name), rtol=0, atol=1e-6)
@@ -146,9 +196,16 @@ def test_a_merge_of_lora_experts_is_exported_exactly(
     torch.testing.assert_close(peft_logits(folder, out), logits(merged), rtol=0, atol=1e-5)
 
     names = {path.name for path in out.iterdir()}
-    assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    } <= names
     assert not names & {"config.json", "model.safetensors", "manifest.json"}
-    assert str(tmp_path) not in "".join(path.read_text() for path in out.iterdir() if path.suffix != ".safetensors")
+    assert str(tmp_path) not in "".join(
+        path.read_text() for path in out.iterdir() if path.suffix != ".safetensors"
+    )
     assert str(folder) not in (out / "adapter_config.json").read_text()  # PEFT is given the base
     assert "PeftModel.from_pretrained" in (out / "README.md").read_text()
     assert export(adapter.name).status == 0  # again
@@ -174,7 +231,7 @@ def test_a_single_adapter_is_exported_with_its_base_on_the_hub(
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# --- refusals ---
 
 
 def change_settings(expert: Path, **settings: Any) -> None:
@@ -185,9 +242,13 @@ def change_settings(expert: Path, **settings: Any) -> None:
 def with_whole_head(folder: Path, place: Path) -> Path:
     """The expert `all` with modules_to_save=["lm_head"], as PEFT stores it."""
     shutil.copytree(folder / "all", place)
-    change_settings(place, modules_to_save=["lm_head"], base_model_name_or_path=str(folder / "base"))
+    change_settings(
+        place, modules_to_save=["lm_head"], base_model_name_or_path=str(folder / "base")
+    )
     head = load_file(folder / "base/model.safetensors")["lm_head.weight"].float()
-    tensors = load_file(place / "adapter_model.safetensors") | {"base_model.model.lm_head.weight": head + 1}
+    tensors = load_file(place / "adapter_model.safetensors") | {
+        "base_model.model.lm_head.weight": head + 1
+    }
     save_file(tensors, place / "adapter_model.safetensors")
     return place
 
@@ -196,20 +257,35 @@ def with_whole_head(folder: Path, place: Path) -> Path:
     ("words", "why"),
     [
         ("merge=ties merge.experts=[F/all,F/some]", "is a whole model, not an adapter"),
-        ("merge=soup merge.experts=[F/all,F/some] merge.form=dense", "is a whole model, not an adapter"),
+        (
+            "merge=soup merge.experts=[F/all,F/some] merge.form=dense",
+            "is a whole model, not an adapter",
+        ),
         ("HEAD", "head holds whole tensors, of modules_to_save, bias or a"),
     ],
 )
 def test_what_is_no_adapter_is_refused(
-    words: str, why: str, folder: Path, make_run: Make, export: Call,
+    words: str,
+    why: str,
+    folder: Path,
+    make_run: Make,
+    export: Call,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     if words == "HEAD":
         model: Any = with_whole_head(folder, tmp_path / "head")
     else:
-        model = make_run("stage=merge", *words.replace("F/", f"{folder}/").split(), f"runs_dir={tmp_path}/runs").name
+        model = make_run(
+            "stage=merge", *words.replace("F/", f"{folder}/").split(), f"runs_dir={tmp_path}/runs"
+        ).name
     told = export(model)
     assert told.status == 1 and not told.out and not (tmp_path / "out").exists()
-    assert f"export.adapter=true: {Path(model).name} is not exactly an adapter of its base: " in told.err
+    assert (
+        f"export.adapter=true: {Path(model).name} is not exactly an adapter of its base: "
+        in told.err
+    )
     assert why in told.err and len(told.err.splitlines()) == 1
-    assert "remove export.adapter to write the whole model, or merge LoRA experts with merge.form=adapter" in told.err
+    assert (
+        "remove export.adapter to write the whole model, or merge LoRA experts with"
+        " merge.form=adapter" in told.err
+    )

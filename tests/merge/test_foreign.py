@@ -1,4 +1,6 @@
-"""Merging folders that no run made: headers first, contents once, and nothing when asked for again."""
+"""Merging folders that no run made: headers first, contents once, and nothing when asked for
+again.
+"""
 
 import json
 import os
@@ -32,7 +34,12 @@ def pair(tmp_path, monkeypatch):
 @pytest.fixture
 def swap(pair, tmp_path, make_run):
     def made(*more):
-        words = ["merge=layer_swap", "merge.embeddings=math", "merge.final_norm=math", "merge.head=math"]
+        words = [
+            "merge=layer_swap",
+            "merge.embeddings=math",
+            "merge.final_norm=math",
+            "merge.head=math",
+        ]
         words += [f"merge.math={pair[0]}", f"merge.language={pair[1]}", f"runs_dir={tmp_path}/runs"]
         return make_run("stage=merge", *words, "merge.bottom_layers=1", "merge.top_layers=0", *more)
 
@@ -62,16 +69,26 @@ def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, mon
         config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": value}
         (folder / "config.json").write_text(json.dumps(config))
     nothing_is_read(monkeypatch)
-    with pytest.raises(PipelineError, match="merge.language: .* has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06"):
+    with pytest.raises(
+        PipelineError, match="merge.language: .* has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06"
+    ):
         swap()
 
 
 def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeypatch):
-    """The digests that name the folders are those of the tensors that are copied, by the kernel alone."""
+    """The digests that name the folders are those of the tensors that are copied, by the kernel
+    alone.
+    """
     read, real = [], TensorInfo.pieces
-    monkeypatch.setattr(TensorInfo, "pieces", lambda info: read.append((info.file, info.offset)) or real(info))
+    monkeypatch.setattr(
+        TensorInfo, "pieces", lambda info: read.append((info.file, info.offset)) or real(info)
+    )
     swap()
-    every = [(info.file, info.offset) for one in pair for info in read_header(one / "model.safetensors").values()]
+    every = [
+        (info.file, info.offset)
+        for one in pair
+        for info in read_header(one / "model.safetensors").values()
+    ]
     assert sorted(read) == sorted(every)
     monkeypatch.setattr(files, "_digests_of", {})  # as another process
     read.clear()
@@ -86,7 +103,9 @@ def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair
     tensors["model.layers.0.mlp.up_proj.weight"][1, 1] = float("nan")
     save_file(tensors, pair[1] / "model.safetensors", {"format": "pt"})
     assert find_run(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
-    with pytest.raises(PipelineError, match="model.layers.0.mlp.up_proj.weight holds NaN or infinite values"):
+    with pytest.raises(
+        PipelineError, match="model.layers.0.mlp.up_proj.weight holds NaN or infinite values"
+    ):
         swap()
 
 
@@ -102,14 +121,17 @@ def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeyp
     shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
     more = " "
     with pytest.raises(
-        PipelineError, match="language was changed after layer_swap-2-0-math-language was planned, or while"
+        PipelineError,
+        match="language was changed after layer_swap-2-0-math-language was planned, or while",
     ):
         swap("merge.bottom_layers=2", "threads=1")
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
 
 
 def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
-    """A copy of a run with other times is the same run, one with another value is not; nothing is hashed twice."""
+    """A copy of a run with other times is the same run, one with another value is not; nothing is
+    hashed twice.
+    """
     merged = swap()
     listed = read_manifest(merged).files
     assert "sha256" not in listed["model.safetensors"] and "sha256" in listed["config.json"]
@@ -118,8 +140,12 @@ def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
     tensors = load_file(merged / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, merged / "model.safetensors", {"format": "pt"})
-    with pytest.raises(PipelineError, match="was changed after it was finished: model.safetensors differs"):
+    with pytest.raises(
+        PipelineError, match="was changed after it was finished: model.safetensors differs"
+    ):
         swap()
     (merged / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(PipelineError, match="was changed after it was finished: model.safetensors differs"):
+    with pytest.raises(
+        PipelineError, match="was changed after it was finished: model.safetensors differs"
+    ):
         swap()

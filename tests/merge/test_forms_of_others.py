@@ -29,16 +29,25 @@ def test_rotary_embeddings_by_layer_type_are_those_of_transformers_4() -> None:
     from transformers import AutoConfig
 
     scaled = {"factor": 8.0, "rope_type": "linear"}
-    hub = {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 64, "rope_scaling": scaled}
+    hub = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "sliding_window": 64,
+        "rope_scaling": scaled,
+    }
     saved = AutoConfig.for_model(**json.loads(json.dumps(hub))).to_dict()
     assert arithmetic_settings(hub) == arithmetic_settings(json.loads(json.dumps(saved)))
 
 
-HUB_CONFIGS = json.loads((Path(__file__).parent / "hub_configs.json").read_text())  # config.json of models there
+HUB_CONFIGS = json.loads(
+    (Path(__file__).parent / "hub_configs.json").read_text()
+)  # config.json of models there
 
 
 @pytest.mark.parametrize("name", HUB_CONFIGS)
-def test_a_config_of_the_hub_is_the_one_that_transformers_saves_of_it(name: str, tmp_path: Path) -> None:
+def test_a_config_of_the_hub_is_the_one_that_transformers_saves_of_it(
+    name: str, tmp_path: Path
+) -> None:
     """Of a base and the experts trained from it; with another rotary base, they are not one."""
     from transformers import AutoConfig
 
@@ -59,25 +68,35 @@ def test_a_config_of_the_hub_is_the_one_that_transformers_saves_of_it(name: str,
 
 def cast(source: Path, folder: Path, dtype: torch.dtype) -> Path:
     shutil.copytree(source, folder)
-    tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
+    tensors = {
+        name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def test_another_rope_is_named_with_both_values(models: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_another_rope_is_named_with_both_values(
+    models: dict[str, list[Path]], tmp_path: Path
+) -> None:
     _, math, language = models["llama"]
     for name, source, theta in (("a", math, None), ("b", language, 1000000.0)):
         shutil.copytree(source, tmp_path / name)
         config = json.loads((source / "config.json").read_text())
         config = {key: value for key, value in config.items() if not key.startswith("rope")}
-        (tmp_path / name / "config.json").write_text(json.dumps(config | ({"rope_theta": theta} if theta else {})))
+        (tmp_path / name / "config.json").write_text(
+            json.dumps(config | ({"rope_theta": theta} if theta else {}))
+        )
     sources = {"0": open_source(tmp_path / "a"), "1": open_source(tmp_path / "b")}
-    with pytest.raises(PipelineError, match=r"rope_theta 1000000.0, .* has rope_parameters.rope_theta 10000.0"):
+    with pytest.raises(
+        PipelineError, match=r"rope_theta 1000000.0, .* has rope_parameters.rope_theta 10000.0"
+    ):
         open_merge(Soup(experts=["a", "b"]), sources)
 
 
 def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path) -> None:
-    """PEFT names the modules in memory, model.language_model.layers; the file has language_model.model.layers."""
+    """PEFT names the modules in memory, model.language_model.layers; the file has
+    language_model.model.layers.
+    """
     from peft import LoraConfig, get_peft_model
     from small_decoders import config_of
     from transformers import Gemma3ForConditionalGeneration
@@ -98,7 +117,9 @@ def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path)
 
 
 def merged_by_peft(lora: Any, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The folder of an adapter that PEFT saved, and the tensors of the model that it merges it into."""
+    """The folder of an adapter that PEFT saved, and the tensors of the model that it merges it
+    into.
+    """
     lora.save_pretrained(folder / "adapter")
     lora.merge_and_unload().save_pretrained(folder / "merged")
     return folder / "adapter", load_file(folder / "merged" / "model.safetensors")
@@ -115,11 +136,22 @@ def test_embeddings_stored_beside_lora_of_a_tied_base_whose_vocabulary_grew(tmp_
     tied.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model.resize_token_embeddings(tied.config.vocab_size + 2)
-    lora = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    lora = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    )
     folder, peft = merged_by_peft(lora, tmp_path)
-    assert sum("embed" in name or "head" in name for name in load_file(folder / "adapter_model.safetensors")) == 2
+    assert (
+        sum(
+            "embed" in name or "head" in name
+            for name in load_file(folder / "adapter_model.safetensors")
+        )
+        == 2
+    )
     source = open_source(folder, tmp_path / "base")
-    assert source.config["vocab_size"] == tied.config.vocab_size + 2 and source.infos.keys() == peft.keys()
+    assert (
+        source.config["vocab_size"] == tied.config.vocab_size + 2
+        and source.infos.keys() == peft.keys()
+    )
     for name, tensor in peft.items():
         assert torch.allclose(as_torch(source, name), tensor, atol=1e-6), name
 
@@ -151,36 +183,62 @@ def test_an_adapter_of_gpt2_is_as_peft_merges_it(target: list[str], tmp_path: Pa
         again = tmp_path / f"again-{place}"
         again.mkdir()
         write_adapter(adapter, again)
-        for name, tensor in PeftModel.from_pretrained(base(), again).merge_and_unload().state_dict().items():
+        for name, tensor in (
+            PeftModel.from_pretrained(base(), again).merge_and_unload().state_dict().items()
+        ):
             assert torch.allclose(peft.get(name, tensor), tensor, atol=1e-6), name
 
 
-@pytest.mark.parametrize(("change", "expected"), [("zeros", r"\[0\]"), ("halves", r"\[16, "), ("flat", r"\[\d+\]")])
+@pytest.mark.parametrize(
+    ("change", "expected"), [("zeros", r"\[0\]"), ("halves", r"\[16, "), ("flat", r"\[\d+\]")]
+)
 def test_factors_of_another_shape_are_refused(change: str, expected: str, tmp_path: Path) -> None:
-    """What DeepSpeed and FSDP leave where weights were saved without being gathered (peft 2071, 2699)."""
+    """What DeepSpeed and FSDP leave where weights were saved without being gathered (peft 2071,
+    2699).
+    """
     from peft import LoraConfig, get_peft_model
 
     model = network("llama", 0)
     model.save_pretrained(tmp_path / "base")
-    get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(
+        tmp_path / "adapter"
+    )
     file = tmp_path / "adapter" / "adapter_model.safetensors"
-    changes = {"zeros": lambda t: t[:0, 0], "halves": lambda t: t[: len(t) // 2], "flat": torch.flatten}
-    save_file({name: changes[change](t).contiguous() for name, t in load_file(file).items()}, file, {"format": "pt"})
-    with pytest.raises(PipelineError, match=rf"factors of \S*q_proj.weight are {expected}.* it is of another base"):
+    changes = {
+        "zeros": lambda t: t[:0, 0],
+        "halves": lambda t: t[: len(t) // 2],
+        "flat": torch.flatten,
+    }
+    save_file(
+        {name: changes[change](t).contiguous() for name, t in load_file(file).items()},
+        file,
+        {"format": "pt"},
+    )
+    with pytest.raises(
+        PipelineError, match=rf"factors of \S*q_proj.weight are {expected}.* it is of another base"
+    ):
         open_source(tmp_path / "adapter", tmp_path / "base")
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype"), [(None, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16")]
+    ("given", "dtype"),
+    [(None, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16")],
 )
 def test_the_plan_says_in_which_dtype_a_merge_is_stored(
     given: torch.dtype | None, dtype: str, models: dict[str, list[Path]], tmp_path: Path, capfd: Any
 ) -> None:
-    """The dtype that eval.dtype=auto takes, and that of the written files; the mean is computed in float32."""
+    """The dtype that eval.dtype=auto takes, and that of the written files; the mean is computed in
+    float32.
+    """
     base, *experts = models["llama"]
     half = cast(experts[0], tmp_path / "half", torch.float16)
     brain = cast(experts[1], tmp_path / "brain", torch.bfloat16)
-    words = ["merge=soup", f"merge.experts=[{half},{brain}]", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    words = [
+        "merge=soup",
+        f"merge.experts=[{half},{brain}]",
+        f"runs_dir={tmp_path}/runs",
+        "tracking.mode=disabled",
+    ]
     words += [f"merge.base={cast(base, tmp_path / 'base', given)}"] if given else []
     assert main(["stage=plan", "plan.stage=merge", *words]) == 0
     assert f"the merge is stored in {dtype}" in capfd.readouterr().out

@@ -1,4 +1,6 @@
-"""What a merge is known by: what it is made of, the same before and after it is written, and of nothing else."""
+"""What a merge is known by: what it is made of, the same before and after it is written, and of
+nothing else.
+"""
 
 import json
 from pathlib import Path
@@ -39,30 +41,47 @@ def folders(tmp_path: Path) -> list[Path]:
 def key(config: Any, folders: list[Path], runs_dir: Path) -> str:
     base, *experts = map(Checkpoint.open, folders)
     merge = open_merge(
-        config, dict(zip(config.references(), experts, strict=True)), base if config.needs_base() else None
+        config,
+        dict(zip(config.references(), experts, strict=True)),
+        base if config.needs_base() else None,
     )
     return weights_key(merge, known_digests(merge, runs_dir))
 
 
-def test_each_merge_has_its_own_key_wherever_its_sources_are(folders: list[Path], tmp_path: Path) -> None:
+def test_each_merge_has_its_own_key_wherever_its_sources_are(
+    folders: list[Path], tmp_path: Path
+) -> None:
     merges = [
-        Soup(**TWO), Soup(**TWO, weights=[0.3, 0.7]), Soup(**TWO, dtype="float32"), Ties(**TWO),
-        Ties(**TWO, density=0.3), TaskArithmetic(**TWO), TaskArithmetic(**TWO, scale=0.5),
-        Slerp(**TWO), Slerp(**TWO, t=0.4),
-        LayerSwap(**SWAP, bottom_layers=1, top_layers=0), LayerSwap(**SWAP, bottom_layers=1, top_layers=1),
-    ]  # fmt: skip
+        Soup(**TWO),
+        Soup(**TWO, weights=[0.3, 0.7]),
+        Soup(**TWO, dtype="float32"),
+        Ties(**TWO),
+        Ties(**TWO, density=0.3),
+        TaskArithmetic(**TWO),
+        TaskArithmetic(**TWO, scale=0.5),
+        Slerp(**TWO),
+        Slerp(**TWO, t=0.4),
+        LayerSwap(**SWAP, bottom_layers=1, top_layers=0),
+        LayerSwap(**SWAP, bottom_layers=1, top_layers=1),
+    ]
     keys = [key(config, folders, tmp_path) for config in merges]
     assert len(set(keys)) == len(keys) and all(one.startswith("merge:") for one in keys)
     moved = [copytree(folder, tmp_path / "moved" / folder.name) for folder in folders]
     assert [key(config, moved, tmp_path) for config in merges] == keys
     other = [folders[0], folders[2], folders[1]]
-    assert all(key(config, other, tmp_path) != one for config, one in zip(merges, keys, strict=True))
+    assert all(
+        key(config, other, tmp_path) != one for config, one in zip(merges, keys, strict=True)
+    )
 
 
 def test_a_merge_that_is_one_source_has_its_key(folders: list[Path], tmp_path: Path) -> None:
     root = weights_root(digest_tensors(folders[1]))
     nothing = LayerSwap(**SWAP, bottom_layers=0, top_layers=0)
-    assert key(nothing, folders, tmp_path) == key(Soup(**TWO, weights=[1.0, 0.0]), folders, tmp_path) == root
+    assert (
+        key(nothing, folders, tmp_path)
+        == key(Soup(**TWO, weights=[1.0, 0.0]), folders, tmp_path)
+        == root
+    )
     assert key(Soup(**TWO, weights=[1.0, 0.0], dtype="float32"), folders, tmp_path) != root
 
 
@@ -70,7 +89,11 @@ def test_a_merge_that_is_one_source_has_its_key(folders: list[Path], tmp_path: P
 def test_a_merge_in_memory_is_known_as_the_written_one(
     method: str, folders: list[Path], make_run: Make, tmp_path: Path
 ) -> None:
-    words = [f"merge={method}", f"merge.experts=[{folders[1]},{folders[2]}]", f"runs_dir={tmp_path}/runs"]
+    words = [
+        f"merge={method}",
+        f"merge.experts=[{folders[1]},{folders[2]}]",
+        f"runs_dir={tmp_path}/runs",
+    ]
     words += [f"merge.base={folders[0]}"] if method != "soup" else []
     written = make_run("stage=merge", *words)
     live = merge_of(build(compose(["stage=merge", *words])))  # type: ignore[arg-type]
@@ -82,7 +105,11 @@ def test_a_merge_in_memory_is_known_as_the_written_one(
 
 
 def test_merges_of_adapters(lora: dict[str, Path], make_run: Make, tmp_path: Path) -> None:  # noqa: F811
-    words = ["merge=soup", f"merge.experts=[{lora['math']},{lora['language']}]", f"runs_dir={tmp_path}/runs"]
+    words = [
+        "merge=soup",
+        f"merge.experts=[{lora['math']},{lora['language']}]",
+        f"runs_dir={tmp_path}/runs",
+    ]
     keys = []
     for form in ("auto", "dense"):
         written = make_run("stage=merge", *words, f"merge.form={form}")
@@ -92,21 +119,36 @@ def test_merges_of_adapters(lora: dict[str, Path], make_run: Make, tmp_path: Pat
     assert keys[0] != keys[1]
 
 
-def test_an_adapter_from_elsewhere_is_known_by_the_files_of_its_base(lora: dict[str, Path], tmp_path: Path) -> None:  # noqa: F811
-    """Its folder has no config.json: another epsilon there is another model, on the same tensors."""
+def test_an_adapter_from_elsewhere_is_known_by_the_files_of_its_base(
+    lora: dict[str, Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its folder has no config.json: another epsilon there is another model, on the same
+    tensors.
+    """
     adapter, base = tmp_path / "adapter", tmp_path / "base"
-    (base_of, _), named = named_base(lora["math"]), ("adapter_config.json", "adapter_model.safetensors")
+    (base_of, _), named = (
+        named_base(lora["math"]),
+        ("adapter_config.json", "adapter_model.safetensors"),
+    )
     copytree(base_of, base, ignore=ignore_patterns("manifest.json"))
     adapter.mkdir()
     for name in named:
         (adapter / name).write_bytes((lora["math"] / name).read_bytes())
-    settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": str(base)}
+    settings = json.loads((adapter / "adapter_config.json").read_text()) | {
+        "base_model_name_or_path": str(base)
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     keys = []
     for epsilon in (1e-6, 1e-3):
         config = json.loads((base / "config.json").read_text()) | {"rms_norm_eps": epsilon}
         (base / "config.json").write_text(json.dumps(config))
-        words = ["stage=eval", f"checkpoint={adapter}", "eval=gsm8k_0shot", f"runs_dir={tmp_path}/runs"]
+        words = [
+            "stage=eval",
+            f"checkpoint={adapter}",
+            "eval=gsm8k_0shot",
+            f"runs_dir={tmp_path}/runs",
+        ]
         live = merge_of(build(compose([*words, "languages=[en]"])))  # type: ignore[arg-type]
         keys.append(merge_key(live, tmp_path / "runs"))
     assert keys[0] != keys[1] and keys[0]["root"] == keys[1]["root"]

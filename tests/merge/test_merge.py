@@ -1,4 +1,6 @@
-"""Merges of checkpoints: hand-made numbers, tiny models of each architecture, and the written folder."""
+"""Merges of checkpoints: hand-made numbers, tiny models of each architecture, and the written
+folder.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ from pipeline.runs.manifest import Manifest
 
 def test_a_two_layer_swap_by_hand(tmp_path):
     math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
-    config = swap(bottom_layers=1, top_layers=0, embeddings="average", final_norm="math", head="language")
+    config = swap(
+        bottom_layers=1, top_layers=0, embeddings="average", final_norm="math", head="language"
+    )
     merge = open_merge(config, {"math": math, "language": language})
     values = {name: as_torch(merge, name).tolist() for name in merge.names}
     assert values == {
@@ -47,7 +51,12 @@ def test_a_weighted_soup_by_hand(tmp_path):
     experts = {"0": by_hand(tmp_path / "a", 2.0), "1": by_hand(tmp_path / "b", 10.0)}
     merge = open_merge(Soup(experts=["a", "b"], weights=[0.25, 0.75]), experts)
     assert all(as_torch(merge, name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
-    assert [row["where"] for row in merge.method.rows] == ["embedding", "layers 0-1", "final_norm", "head"]
+    assert [row["where"] for row in merge.method.rows] == [
+        "embedding",
+        "layers 0-1",
+        "final_norm",
+        "head",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
@@ -83,7 +92,9 @@ def test_files_come_from_the_math_expert_unless_another_is_named(models, tmp_pat
     for source, name in ((None, "math"), ("language", "language")):
         folder = tmp_path / name
         folder.mkdir()
-        open_merge(swap(bottom_layers=1, files_from=source), {"language": language, "math": math}).write(folder)
+        open_merge(
+            swap(bottom_layers=1, files_from=source), {"language": language, "math": math}
+        ).write(folder)
         assert (folder / "chat_template.jinja").read_text() == name
         for file in ("config.json", "generation_config.json", "tokenizer.json"):
             original = {"math": math, "language": language}[name].folder / file
@@ -95,7 +106,9 @@ def test_sharded_sources_keep_their_layout(models, tmp_path):
     from transformers import AutoModelForCausalLM
 
     math, language = models["llama"][1:]
-    AutoModelForCausalLM.from_pretrained(math).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    AutoModelForCausalLM.from_pretrained(math).save_pretrained(
+        tmp_path / "sharded", max_shard_size="20KB"
+    )
     config, single, sharded = swap(bottom_layers=3), tmp_path / "single", tmp_path / "merged"
     single.mkdir()
     sharded.mkdir()
@@ -116,7 +129,10 @@ def test_sharded_sources_keep_their_layout(models, tmp_path):
 
 
 def stored_as(source, folder, dtype_of):
-    """A copy of a checkpoint whose tensors have the dtypes that a function of their names gives. Its tensors."""
+    """A copy of a checkpoint whose tensors have the dtypes that a function of their names gives.
+
+    Its tensors.
+    """
     shutil.copytree(source, folder)
     tensors = load_file(source / "model.safetensors").items()
     tensors = {name: tensor.float().to(dtype_of(name)) for name, tensor in tensors}
@@ -130,7 +146,9 @@ def norms_in_float32(name):
 
 @pytest.mark.parametrize("mixed_first", [True, False])
 def test_a_tensor_in_several_dtypes_is_rounded_in_no_order(models, tmp_path, mixed_first):
-    """The norms of one expert are float32 and its matrices bfloat16, those of the other all float32."""
+    """The norms of one expert are float32 and its matrices bfloat16, those of the other all
+    float32.
+    """
     _, math, language = models["llama"]
     mixed = stored_as(math, tmp_path / "mixed", norms_in_float32)
     whole = stored_as(language, tmp_path / "whole", lambda name: torch.float32)
@@ -140,14 +158,19 @@ def test_a_tensor_in_several_dtypes_is_rounded_in_no_order(models, tmp_path, mix
     (tmp_path / "merged").mkdir()
     merge.write(tmp_path / "merged")
     for name, tensor in load_file(tmp_path / "merged/model.safetensors").items():
-        assert tensor.dtype == torch.float32 and torch.equal(tensor, (mixed[name].float() + whole[name]) / 2)
+        assert tensor.dtype == torch.float32 and torch.equal(
+            tensor, (mixed[name].float() + whole[name]) / 2
+        )
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "float32"
 
 
 def test_dtypes_that_differ_between_tensors_alone_are_kept(models, tmp_path):
     for folder in models["llama"][1:]:
         stored_as(folder, tmp_path / folder.name, norms_in_float32)
-    sources = {str(role): Checkpoint.open(tmp_path / one.name) for role, one in enumerate(models["llama"][1:])}
+    sources = {
+        str(role): Checkpoint.open(tmp_path / one.name)
+        for role, one in enumerate(models["llama"][1:])
+    }
     merge = open_merge(Soup(experts=["a", "b"]), sources)
     (tmp_path / "merged").mkdir()
     merge.write(tmp_path / "merged")
@@ -163,7 +186,9 @@ def test_a_head_of_later_tokens_is_named_and_not_declared(models, tmp_path, with
         copied = shutil.copytree(folder, tmp_path / role)
         config = json.loads((copied / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
         (copied / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folders[with_head] / "model.safetensors") | {"mtp.fc.weight": torch.ones(2, 2)}
+    tensors = load_file(folders[with_head] / "model.safetensors") | {
+        "mtp.fc.weight": torch.ones(2, 2)
+    }
     save_file(tensors, tmp_path / with_head / "model.safetensors", {"format": "pt"})
     sources = {role: Checkpoint.open(tmp_path / role) for role in folders}
     merge = open_merge(swap(bottom_layers=3), sources)
@@ -177,14 +202,18 @@ def test_a_head_of_later_tokens_is_named_and_not_declared(models, tmp_path, with
 
 
 def test_a_folder_that_was_trained_further_is_measured_again(models, tmp_path):
-    """In one process, such as a notebook's: its change, and what decides the tensors of a merge in memory."""
+    """In one process, such as a notebook's: its change, and what decides the tensors of a merge in
+    memory.
+    """
     base, math, _ = models["llama"]
     expert = shutil.copytree(math, tmp_path / "expert")
 
     def measured():
         source = Checkpoint.open(expert)
         merge = open_merge(Soup(experts=["a"]), {"0": source})
-        return mean_change([(1.0, source)], Checkpoint.open(base), 1), merge.signature("model.norm.weight")
+        return mean_change([(1.0, source)], Checkpoint.open(base), 1), merge.signature(
+            "model.norm.weight"
+        )
 
     before = measured()
     assert measured() == before
@@ -203,7 +232,9 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": deep})
     with pytest.raises(PipelineError, match=r"merge.experts\[1\]"):
         open_merge(Soup(experts=["a", "b"]), {"0": one, "1": deep})
-    open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": half})  # nor an expert's
+    open_merge(
+        swap(bottom_layers=1, top_layers=0), {"math": one, "language": half}
+    )  # nor an expert's
     with pytest.raises(PipelineError, match="needs merge.base"):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="merge.base: .* has 3 layers"):
@@ -211,7 +242,9 @@ def test_merges_that_are_refused(tmp_path):
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
     narrow = by_hand(tmp_path / "narrow", 1.5, torch.bfloat16)
-    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, narrow)  # a base of other precision is no obstacle
+    open_merge(
+        Ties(experts=["a", "b"]), {"0": one, "1": two}, narrow
+    )  # a base of other precision is no obstacle
 
 
 class Recorder:
@@ -222,7 +255,8 @@ class Recorder:
 @pytest.mark.parametrize("method", ["layer_swap", "soup", "ties"])
 def test_the_stage(models, tmp_path, capsys, method):
     base, math, language = (
-        SimpleNamespace(folder=folder, name=f"{folder.name}-123", hash="0") for folder in models["llama"]
+        SimpleNamespace(folder=folder, name=f"{folder.name}-123", hash="0")
+        for folder in models["llama"]
     )
     config, parents = {
         "layer_swap": (swap(), {"language": language, "math": math}),
@@ -231,7 +265,11 @@ def test_the_stage(models, tmp_path, capsys, method):
     }[method]
     tracker = Recorder()
     facts = make(
-        SimpleNamespace(config=MergeStage(merge=config, runs_dir=str(tmp_path / "runs")), parents=parents, name="m-1"),
+        SimpleNamespace(
+            config=MergeStage(merge=config, runs_dir=str(tmp_path / "runs")),
+            parents=parents,
+            name="m-1",
+        ),
         tmp_path,
         tracker,
     )
@@ -258,9 +296,13 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path, mo
     for role, source in (("math", models["llama"][1]), ("language", models["llama"][2])):
         shutil.copytree(source, folders[role])
         digests = dict.fromkeys(digest_tensors(source), f"blake3:of {role}")  # recognisable
-        Manifest(role, "0", {"stage": "sft"}, {"weights": {"digests": digests}}).write(folders[role])
+        Manifest(role, "0", {"stage": "sft"}, {"weights": {"digests": digests}}).write(
+            folders[role]
+        )
     folders["work"].mkdir()
-    parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")}
+    parents = {
+        role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")
+    }
     config = MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path))
     run = SimpleNamespace(config=config, parents=parents, name="m-1")
     digests = make(run, folders["work"], Recorder())["weights"]["digests"]
@@ -275,7 +317,9 @@ def test_a_byte_that_flipped_in_a_run_is_found(models, tmp_path):
     folders = {role: tmp_path / role for role in ("math", "language")}
     for role, source in zip(folders, models["llama"][1:], strict=False):
         shutil.copytree(source, folders[role])
-        Manifest(role, "0", {"stage": "sft"}, {"weights": {"digests": digest_tensors(source)}}).write(folders[role])
+        Manifest(
+            role, "0", {"stage": "sft"}, {"weights": {"digests": digest_tensors(source)}}
+        ).write(folders[role])
     file = folders["math"] / "model.safetensors"
     config = MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path))
     parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in folders}
@@ -292,6 +336,11 @@ def test_a_byte_that_flipped_in_a_run_is_found(models, tmp_path):
         work.mkdir()
         return make(SimpleNamespace(config=config, parents=parents, name="m-1"), work, Recorder())
 
-    assert merged_with_a_flip_in("model.layers.0.mlp.up_proj.weight")["weights"]  # of the language expert in the merge
-    with pytest.raises(PipelineError, match=r"layers.5.mlp.up_proj.weight is not the tensor that the run wrote.*math"):
+    assert merged_with_a_flip_in("model.layers.0.mlp.up_proj.weight")[
+        "weights"
+    ]  # of the language expert in the merge
+    with pytest.raises(
+        PipelineError,
+        match=r"layers.5.mlp.up_proj.weight is not the tensor that the run wrote.*math",
+    ):
         merged_with_a_flip_in("model.layers.5.mlp.up_proj.weight")

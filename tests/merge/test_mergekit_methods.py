@@ -1,4 +1,6 @@
-"""merge=mergekit: mergekit's own command line bit by bit (where a Python has mergekit), what is read and refused."""
+"""merge=mergekit: mergekit's own command line bit by bit (where a Python has mergekit), what is
+read and refused.
+"""
 
 import json
 import os
@@ -49,8 +51,16 @@ for words in json.load(open(sys.argv[1])):
 
 def config_of(method: str, names: Mapping[str, str]) -> dict[str, Any]:
     models, base, parameters, further = CASES[method]
-    listed = [{"model": names[model], **({"parameters": parameters} if parameters else {})} for model in models]
-    return {"merge_method": method, "models": listed, **({"base_model": names[base]} if base else {}), **further}
+    listed = [
+        {"model": names[model], **({"parameters": parameters} if parameters else {})}
+        for model in models
+    ]
+    return {
+        "merge_method": method,
+        "models": listed,
+        **({"base_model": names[base]} if base else {}),
+        **further,
+    }
 
 
 def write(file: Path, config: Any) -> Path:
@@ -62,16 +72,23 @@ TWO = [{"model": "0"}, {"model": "1"}]
 ROLES = {"0": "0", "1": "1", "base": "base"}
 
 
-# ------------------------------------------------------------------------------------------------ against mergekit
+# --- against mergekit ---
 
 
 @pytest.fixture(scope="module")
 def theirs(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each method with what `mergekit-yaml --random-seed 3` writes; one process for all."""
+    """A folder for each method with what `mergekit-yaml --random-seed 3` writes; one process for
+    all.
+    """
     folder = tmp_path_factory.mktemp("mergekit")
     names = dict(zip(("base", "0", "1"), map(str, models["llama"]), strict=True))
     commands = [
-        [str(write(folder / f"{method}.yaml", config_of(method, names))), str(folder / method), "--random-seed", "3"]
+        [
+            str(write(folder / f"{method}.yaml", config_of(method, names))),
+            str(folder / method),
+            "--random-seed",
+            "3",
+        ]
         for method in CASES
     ]
     (folder / "commands.json").write_text(json.dumps([[*words, "--quiet"] for words in commands]))
@@ -87,11 +104,18 @@ def test_the_bits_are_those_of_the_command_line(
 ) -> None:
     base, math, language = models["llama"]
     file = write(tmp_path / "mine.yaml", config_of(method, ROLES))
-    words = [f"merge.file={file}", f"merge.experts=[{math},{language}]", f"merge.base={base}", "merge.seed=3"]
+    words = [
+        f"merge.file={file}",
+        f"merge.experts=[{math},{language}]",
+        f"merge.base={base}",
+        "merge.seed=3",
+    ]
     if len({*CASES[method][0], CASES[method][1]} - {"base", None}) < 2:
         words[1] = f"merge.experts=[{math}]"
     folder = made(runs_dir, *words)
-    merged, found = (load_file(next(place.glob("*.safetensors"))) for place in (folder, theirs / method))
+    merged, found = (
+        load_file(next(place.glob("*.safetensors"))) for place in (folder, theirs / method)
+    )
     assert set(merged) == set(found)
     for name, tensor in merged.items():
         assert tensor.dtype == found[name].dtype and torch.equal(tensor, found[name]), name
@@ -113,20 +137,30 @@ def test_a_merge_of_another_depth_is_a_run_like_any_other(
     base, math, language = models["llama"]
     depth = json.loads((base / "config.json").read_text())["num_hidden_layers"]
     slices = [{"sources": [{"model": model, "layer_range": [0, depth]}]} for model in (0, 1)]
-    file = write(tmp_path / "mine.yaml", {"merge_method": "passthrough", "slices": slices, "out_dtype": "float32"})
+    file = write(
+        tmp_path / "mine.yaml",
+        {"merge_method": "passthrough", "slices": slices, "out_dtype": "float32"},
+    )
     words = [f"merge.file={file}", f"merge.experts=[{math},{language}]"]
     folder = made(runs_dir, *words)
     result, *experts = (load_file(path / "model.safetensors") for path in (folder, math, language))
     for layer in range(2 * depth):
         own = f"model.layers.{layer % depth}.mlp.up_proj.weight"
-        assert torch.equal(result[f"model.layers.{layer}.mlp.up_proj.weight"], experts[layer // depth][own].float())
+        assert torch.equal(
+            result[f"model.layers.{layer}.mlp.up_proj.weight"], experts[layer // depth][own].float()
+        )
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert loaded.config.num_hidden_layers == 2 * depth and loaded.dtype == torch.float32
-    ours, theirs = (AutoTokenizer.from_pretrained(place)("a b").input_ids for place in (folder, math))
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(place)("a b").input_ids for place in (folder, math)
+    )
     assert ours == theirs
     manifest = read_manifest(folder)
     assert manifest and manifest.decided_by["packages"] == {"mergekit": "mergekit 0.1.5"}
-    assert manifest.decided_by["file"]["slices"][1]["sources"][0] == {"model": "1", "layer_range": [0, depth]}
+    assert manifest.decided_by["file"]["slices"][1]["sources"][0] == {
+        "model": "1",
+        "layer_range": [0, depth],
+    }
     assert manifest.weights_root == weights_root(digest_tensors(folder))
     write(file, {"merge_method": "slurp", "models": TWO})
     with pytest.raises(PipelineError, match="merge.file=.*: mergekit stopped .*slurp"):
@@ -145,9 +179,15 @@ def test_lora_experts_are_merged_into_their_base_by_mergekit(
     from transformers import AutoModelForCausalLM
 
     base = models["llama"][0]
-    file = write(tmp_path / "mine.yaml", {"merge_method": "linear", "models": TWO, "parameters": {"weight": 0.5}})
+    file = write(
+        tmp_path / "mine.yaml",
+        {"merge_method": "linear", "models": TWO, "parameters": {"weight": 0.5}},
+    )
     folder = made(
-        runs_dir, f"merge.file={file}", f"merge.experts=[{lora['math']},{lora['language']}]", f"merge.base={base}"
+        runs_dir,
+        f"merge.file={file}",
+        f"merge.experts=[{lora['math']},{lora['language']}]",
+        f"merge.base={base}",
     )
     wholes = []
     for name in ("math", "language"):
@@ -160,7 +200,11 @@ def test_lora_experts_are_merged_into_their_base_by_mergekit(
 
 @pytest.mark.mergekit
 def test_a_row_of_a_table(
-    math_expert: Path, language_expert: Path, world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    math_expert: Path,
+    language_expert: Path,
+    world: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The base is that of the experts' manifests; the merge is deleted after it is scored."""
     runs = {
@@ -173,10 +217,20 @@ def test_a_row_of_a_table(
         },
     }
     table = {
-        "name": "mine", "title": "mine", "every": {"data_root": str(world)}, "runs": runs,
-        "score": {"eval": "sandbox", "task": "mgsm", "in": "en", "eval.limit": 2, "eval.max_gen_toks": 4},
-        "columns": {"math": "math", "merged": "merged"}, "rows": {"English": {}},
-    }  # fmt: skip
+        "name": "mine",
+        "title": "mine",
+        "every": {"data_root": str(world)},
+        "runs": runs,
+        "score": {
+            "eval": "sandbox",
+            "task": "mgsm",
+            "in": "en",
+            "eval.limit": 2,
+            "eval.max_gen_toks": 4,
+        },
+        "columns": {"math": "math", "merged": "merged"},
+        "rows": {"English": {}},
+    }
     words = [
         f"table={write(tmp_path / 'table.yaml', table)}",
         f"runs_dir={tmp_path / 'runs'}",
@@ -190,7 +244,7 @@ def test_a_row_of_a_table(
     assert manifest and manifest.decided_by["packages"] == {"mergekit": "mergekit 0.1.5"}
 
 
-# ------------------------------------------------------------------------------------------------ without mergekit
+# --- without mergekit ---
 
 
 @pytest.fixture
@@ -224,7 +278,9 @@ def test_the_hash_covers_content_and_version_but_no_paths(
     assert built(spaced, models, "merge.mergekit_python=python").hash == run.hash
     hashes = {run.hash, built(file, models, "merge.seed=1").hash}
     hashes.add(built(write(file, config_of("sce", ROLES)), models).hash)
-    with pytest.raises(PipelineError, match="what merge=mergekit reads changed meanwhile: rerun the command"):
+    with pytest.raises(
+        PipelineError, match="what merge=mergekit reads changed meanwhile: rerun the command"
+    ):
         folders_of(run)
     write(file, config_of("ties", ROLES))
     installed("0.2.0")
@@ -236,21 +292,37 @@ def test_the_hash_covers_content_and_version_but_no_paths(
     [
         (None, [], "merge.file=.* cannot be read .No such file"),
         ({"models": TWO}, [], "it has no merge_method"),
-        ({"merge_method": "linear", "models": [*TWO, {"model": "2"}]}, [], "the model 2 is not one of 0, 1, base"),
+        (
+            {"merge_method": "linear", "models": [*TWO, {"model": "2"}]},
+            [],
+            "the model 2 is not one of 0, 1, base",
+        ),
         (
             {"merge_method": "linear", "models": [*TWO, {"model": "./m"}]},
             [],
             r"the model \./m is not one of 0, 1, base",
         ),
-        ({"merge_method": "linear", "models": TWO}, ["merge.dtype=float32"], "merge.dtype=float32 is not read"),
-        ({"merge_method": "linear", "models": TWO}, ["merge.form=dense"], "merge.form=dense is not read"),
+        (
+            {"merge_method": "linear", "models": TWO},
+            ["merge.dtype=float32"],
+            "merge.dtype=float32 is not read",
+        ),
+        (
+            {"merge_method": "linear", "models": TWO},
+            ["merge.form=dense"],
+            "merge.form=dense is not read",
+        ),
         ({"merge_method": "linear", "models": TWO}, ["partition=B"], "leave partition=B out"),
     ],
 )
 def test_what_is_refused_before_a_run(
-    config: Any, words: list[str], expected: str, installed: Callable[[str], None], models: dict[str, list[Path]],
+    config: Any,
+    words: list[str],
+    expected: str,
+    installed: Callable[[str], None],
+    models: dict[str, list[Path]],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     file = tmp_path / "mine.yaml"
     if config is not None:
         write(file, config)
@@ -266,12 +338,16 @@ def test_a_python_without_mergekit(
 ) -> None:
     file = write(tmp_path / "a.yaml", config_of("linear", ROLES))
     installed(None)
-    with pytest.raises(PipelineError, match="which .*python.* does not have: .*mergekit_python=PATH"):
+    with pytest.raises(
+        PipelineError, match="which .*python.* does not have: .*mergekit_python=PATH"
+    ):
         built(file, models)
     with pytest.raises(PipelineError, match="which other does not have: pip install"):
         built(file, models, "merge.mergekit_python=other")
     monkeypatch.undo()
-    with pytest.raises(PipelineError, match="merge.mergekit_python=/nowhere cannot be run .No such file"):
+    with pytest.raises(
+        PipelineError, match="merge.mergekit_python=/nowhere cannot be run .No such file"
+    ):
         built(file, models, "merge.mergekit_python=/nowhere")
 
 
@@ -284,8 +360,14 @@ def test_a_source_that_its_run_did_not_write_is_refused(
     """One byte of a tensor is changed after the run was built."""
     expert = shutil.copytree(math_expert, tmp_path / math_expert.name)
     file = write(tmp_path / "a.yaml", {"merge_method": "passthrough", "models": TWO[:1]})
-    run = build(compose(["stage=merge", "merge=mergekit", f"merge.file={file}", f"merge.experts=[{expert}]"]))  # type: ignore[arg-type]
-    monkeypatch.setattr(Mergekit, "write_folder", lambda self, sources, folder, threads: pytest.fail("mergekit ran"))
+    run = build(
+        compose(
+            ["stage=merge", "merge=mergekit", f"merge.file={file}", f"merge.experts=[{expert}]"]
+        )
+    )  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        Mergekit, "write_folder", lambda self, sources, folder, threads: pytest.fail("mergekit ran")
+    )
     with (expert / "model.safetensors").open("r+b") as weights:
         weights.seek(-1, 2)
         last = weights.read(1)

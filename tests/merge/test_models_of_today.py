@@ -1,4 +1,6 @@
-"""Models as they are published today: other numbers of positions, Granite 4 H without experts, Qwen 3.5 that sees."""
+"""Models as they are published today: other numbers of positions, Granite 4 H without experts, Qwen
+3.5 that sees.
+"""
 
 import json
 import shutil
@@ -14,13 +16,22 @@ from tiny_words import FEW
 
 QUIET = ("runs_dir=runs", "tracking.mode=disabled", "threads=1")
 SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 GRANITE = {
-    "num_local_experts": 0, "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8,
-    "mamba_d_state": 8, "mamba_chunk_size": 16, "shared_intermediate_size": 48,
-}  # fmt: skip
+    "num_local_experts": 0,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+    "shared_intermediate_size": 48,
+}
 OWN = "expert.sources.own={url: ./rows.jsonl, prompt: '{q}', completion: '{a}'}"
 
 
@@ -42,25 +53,43 @@ def write(folder: str, kind: str, seed: int = 0, **fields: Any) -> None:
 
 
 def train(call: Call, base: str) -> Path:
-    words = ["expert=own", "model=trained", f"model.path=./{base}", OWN, "data.benchmarks=none", *FEW, *QUIET]
+    words = [
+        "expert=own",
+        "model=trained",
+        f"model.path=./{base}",
+        OWN,
+        "data.benchmarks=none",
+        *FEW,
+        *QUIET,
+    ]
     return Path(call("stage=sft", *words, status=0).out.strip())
 
 
 @pytest.mark.parametrize(("base", "kept"), [("base", 512), ("", 64)])
-def test_experts_that_differ_in_positions_alone_are_merged(base: str, kept: int, call: Call) -> None:
+def test_experts_that_differ_in_positions_alone_are_merged(
+    base: str, kept: int, call: Call
+) -> None:
     """With the base's number; without a base with that which all experts were made for."""
     write("math", "qwen2", 0, max_position_embeddings=64)
     write("sw", "qwen2", 1, max_position_embeddings=512)
     shutil.copytree("math", "base")
     weights = load_file("base/model.safetensors")
-    save_file({name: value * 1.01 for name, value in weights.items()}, "base/model.safetensors", {"format": "pt"})
+    save_file(
+        {name: value * 1.01 for name, value in weights.items()},
+        "base/model.safetensors",
+        {"format": "pt"},
+    )
     config = json.loads(Path("base/config.json").read_text())
     Path("base/config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
     words = ["merge=soup", "merge.experts=[./math,./sw]"]
     if base:
         words = ["merge=soup", "merge.experts=[./math,./math2]", "merge.base=./base"]
         shutil.copytree("math", "math2")
-        save_file({name: value * 1.02 for name, value in weights.items()}, "math2/model.safetensors", {"format": "pt"})
+        save_file(
+            {name: value * 1.02 for name, value in weights.items()},
+            "math2/model.safetensors",
+            {"format": "pt"},
+        )
     done = call("stage=merge", *words, *QUIET, status=0)
     merged = Path(done.out.strip())
     assert json.loads((merged / "config.json").read_text())["max_position_embeddings"] == kept
@@ -80,9 +109,17 @@ def test_rotary_embeddings_that_depend_on_positions_must_be_alike(call: Call) ->
 def test_granite_without_experts_is_trained_and_swapped(call: Call) -> None:
     write("granite", "granitemoehybrid", **GRANITE)
     trained = train(call, "granite")
-    words = ["merge=layer_swap", f"merge.language={trained}", "merge.math=./granite", "merge.bottom_layers=1"]
+    words = [
+        "merge=layer_swap",
+        f"merge.language={trained}",
+        "merge.math=./granite",
+        "merge.bottom_layers=1",
+    ]
     merged = Path(call("stage=merge", *words, "merge.top_layers=0", *QUIET, status=0).out.strip())
-    found, experts = load_file(merged / "model.safetensors"), load_file(trained / "model.safetensors")
+    found, experts = (
+        load_file(merged / "model.safetensors"),
+        load_file(trained / "model.safetensors"),
+    )
     base = load_file("granite/model.safetensors")
     name = "model.layers.{}.shared_mlp.input_linear.weight"
     assert torch.equal(found[name.format(0)], experts[name.format(0)])
@@ -91,17 +128,31 @@ def test_granite_without_experts_is_trained_and_swapped(call: Call) -> None:
 
 
 def test_qwen_3_5_with_its_tower_and_heads_of_later_tokens_is_trained(call: Call) -> None:
-    """As the Hub has it. The loss of the first step is that of the model as transformers loads it."""
+    """As the Hub has it. The loss of the first step is that of the model as transformers loads
+    it.
+    """
     from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     tokenizer = make_tokenizer()
     text = {
-        **SIZES, "vocab_size": len(tokenizer), "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+        **SIZES,
+        "vocab_size": len(tokenizer),
+        "head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
         "mtp_num_hidden_layers": 1,
-    }  # fmt: skip
-    sees = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
-            "num_position_embeddings": 16}  # fmt: skip
+    }
+    sees = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+    }
     torch.manual_seed(0)
     config = Qwen3_5Config(text_config=text, vision_config=sees)
     Qwen3_5ForConditionalGeneration(config).save_pretrained("vl")
@@ -114,14 +165,28 @@ def test_qwen_3_5_with_its_tower_and_heads_of_later_tokens_is_trained(call: Call
     rows = [json.loads(line) for line in (trained / "rows.jsonl").read_text().splitlines()]
     first = json.loads((trained / "log.jsonl").read_text().splitlines()[0])
     with torch.no_grad():
-        losses = [model(torch.tensor([row["input_ids"]])).logits[0, :-1].log_softmax(-1) for row in rows]
-    taken = [-table[torch.arange(len(table)), row["input_ids"][1:]] for table, row in zip(losses, rows, strict=True)]
+        losses = [
+            model(torch.tensor([row["input_ids"]])).logits[0, :-1].log_softmax(-1) for row in rows
+        ]
+    taken = [
+        -table[torch.arange(len(table)), row["input_ids"][1:]]
+        for table, row in zip(losses, rows, strict=True)
+    ]
     kept = [[at for at, label in enumerate(row["labels"][1:]) if label != -100] for row in rows]
-    mean = torch.cat([values[places] for values, places in zip(taken, kept, strict=True)]).mean().item()
+    mean = (
+        torch.cat([values[places] for values, places in zip(taken, kept, strict=True)])
+        .mean()
+        .item()
+    )
     assert first["loss"] == pytest.approx(mean, rel=0.05)  # of four of the eight rows
     names = load_file(trained / "model.safetensors")
     assert not any("visual" in name or "mtp" in name for name in names)
-    words = ["merge=task_arithmetic", f"merge.experts=[{trained}]", "merge.base=./vl", "merge.scale=2"]
+    words = [
+        "merge=task_arithmetic",
+        f"merge.experts=[{trained}]",
+        "merge.base=./vl",
+        "merge.scale=2",
+    ]
     merged = Path(call("stage=merge", *words, *QUIET, status=0).out.strip())
     found, base = load_file(merged / "model.safetensors"), weights
     assert found.keys() == names.keys()

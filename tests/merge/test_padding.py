@@ -22,24 +22,39 @@ from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
 from pipeline.models.checkpoint import Checkpoint
 
-EMBEDDING, HEAD, LAYER = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"
+EMBEDDING, HEAD, LAYER = (
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+    "model.layers.0.mlp.up_proj.weight",
+)
 TWO = {"experts": ["a", "b"]}
 
 
 def tokenizer(folder: Path, added: int, vocabulary: int = 4) -> None:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokens = [{"id": vocabulary + n, "content": f"<{n}>", "special": True, **plain} for n in range(added)]
+    tokens = [
+        {"id": vocabulary + n, "content": f"<{n}>", "special": True, **plain} for n in range(added)
+    ]
     vocab = {chr(ord("a") + place): place for place in range(vocabulary)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": model}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": tokens, "model": model})
+    )
 
 
 def model(place: Path, seed: int, rows: int, base: Path | None = None, added: int = 0) -> Path:
-    """A small Llama with `rows` rows of embedding and head, and `added` tokens beside the four of its vocabulary."""
+    """A small Llama with `rows` rows of embedding and head, and `added` tokens beside the four of
+    its vocabulary.
+    """
     folder = stacked(place, 2, seed, base, torch.float32, vocab_size=rows)
-    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
+    tensors, generator = (
+        load_file(folder / "model.safetensors"),
+        torch.Generator().manual_seed(seed),
+    )
     for name in (EMBEDDING, HEAD):
-        tensors[name] = torch.cat([tensors[name], torch.randn(10, 4, generator=generator)])[:rows].contiguous()
+        tensors[name] = torch.cat([tensors[name], torch.randn(10, 4, generator=generator)])[
+            :rows
+        ].contiguous()
     save_file(tensors, folder / "model.safetensors")
     tokenizer(folder, added)
     return folder
@@ -63,7 +78,10 @@ def experts(tmp_path: Path) -> dict[str, Checkpoint]:
 
 METHODS = {
     "soup": (Soup(**TWO), lambda base, a, b: (a + b) / 2),
-    "task arithmetic": (TaskArithmetic(**TWO, scale=0.5), lambda base, a, b: base + 0.5 * ((a - base) + (b - base))),
+    "task arithmetic": (
+        TaskArithmetic(**TWO, scale=0.5),
+        lambda base, a, b: base + 0.5 * ((a - base) + (b - base)),
+    ),
     "ties": (Ties(**TWO, density=1.0), None),
 }
 
@@ -77,26 +95,40 @@ def test_common_rows_merge_and_further_ones_come_from_the_source_that_has_them(
     merge = open_merge(config, experts, base if config.needs_base() else None)
     found, settings = merged(merge, tmp_path / "out")
     assert settings["vocab_size"] == 9
-    start, a, b = (load_file(one.folder / "model.safetensors") for one in (base, experts["0"], experts["1"]))
+    start, a, b = (
+        load_file(one.folder / "model.safetensors") for one in (base, experts["0"], experts["1"])
+    )
     for name in (EMBEDDING, HEAD):
         assert found[name].shape == (9, 4) and torch.equal(found[name][6:], b[name][6:])
         if by_hand:
             expected = by_hand(start[name], a[name], b[name][:6])
             torch.testing.assert_close(found[name][:6], expected, rtol=1e-6, atol=1e-7)
     if by_hand:
-        torch.testing.assert_close(found[LAYER], by_hand(start[LAYER], a[LAYER], b[LAYER]), rtol=1e-6, atol=1e-7)
-    assert {"where": "rows 6-8", "what": "embedding, head", "weights": {"1": 1.0}} in merge.method.rows
+        torch.testing.assert_close(
+            found[LAYER], by_hand(start[LAYER], a[LAYER], b[LAYER]), rtol=1e-6, atol=1e-7
+        )
+    assert {
+        "where": "rows 6-8",
+        "what": "embedding, head",
+        "weights": {"1": 1.0},
+    } in merge.method.rows
     assert all(torch.equal(as_torch(merge, name), tensor) for name, tensor in found.items())
 
 
-def test_a_swap_in_memory_is_the_written_one(experts: dict[str, Checkpoint], tmp_path: Path) -> None:
+def test_a_swap_in_memory_is_the_written_one(
+    experts: dict[str, Checkpoint], tmp_path: Path
+) -> None:
     def swap() -> Merging:
         config = LayerSwap(math="a", language="b", bottom_layers=1, top_layers=0)
         return open_merge(config, {"math": experts["0"], "language": experts["1"]})
 
     found, _ = merged(swap(), tmp_path / "out")
-    parameters = {name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in found.items()}
-    model = SimpleNamespace(named_parameters=parameters.items, named_buffers=lambda: [], named_modules=lambda: [])
+    parameters = {
+        name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in found.items()
+    }
+    model = SimpleNamespace(
+        named_parameters=parameters.items, named_buffers=list, named_modules=list
+    )
     Live(model, None).apply(swap())
     assert all(torch.equal(parameter, found[name]) for name, parameter in parameters.items())
 
@@ -105,13 +137,16 @@ def test_a_token_that_one_expert_lacks_is_an_error_though_rows_agree(tmp_path: P
     folders = {"0": model(tmp_path / "a", 1, 6), "1": model(tmp_path / "b", 2, 6, added=2)}
     experts = {role: Checkpoint.open(folder) for role, folder in folders.items()}
     with pytest.raises(
-        PipelineError, match=r"merge.experts\[1\]: the tokenizer of .* another vocabulary .*tokensurgeon"
+        PipelineError,
+        match=r"merge.experts\[1\]: the tokenizer of .* another vocabulary .*tokensurgeon",
     ):
         open_merge(Soup(**TWO), experts)
 
 
 def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Trained with three tokens more, beside one without: as PEFT reads it, written and in memory."""
+    """Trained with three tokens more, beside one without: as PEFT reads it, written and in
+    memory.
+    """
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -121,7 +156,9 @@ def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_pat
         wrapped = AutoModelForCausalLM.from_pretrained(models["llama"][0], dtype=torch.float32)
         rows = wrapped.config.vocab_size + further
         wrapped.resize_token_embeddings(rows)
-        wrapped = get_peft_model(wrapped, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2))
+        wrapped = get_peft_model(
+            wrapped, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2)
+        )
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
                 parameter.data.normal_(0, 0.2)
@@ -143,8 +180,11 @@ def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_pat
     assert all(torch.equal(parameter, found[name]) for name, parameter in model.named_parameters())
     file = tmp_path / "1/adapter_model.safetensors"
     narrow = {
-        name: (one[:, :-1].contiguous() if "embed_tokens" in name else one) for name, one in load_file(file).items()
+        name: one[:, :-1].contiguous() if "embed_tokens" in name else one
+        for name, one in load_file(file).items()
     }
     save_file(narrow, file)
-    with pytest.raises(PipelineError, match=r"embed_tokens.weight is \[67, .*its base's is \[64, .*of another base"):
+    with pytest.raises(
+        PipelineError, match=r"embed_tokens.weight is \[67, .*its base's is \[64, .*of another base"
+    ):
         open_source(tmp_path / "1", models["llama"][0])

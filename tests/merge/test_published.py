@@ -1,4 +1,6 @@
-"""The papers' configurations, all of them, against Algorithm 1 written out; and definitions against one another."""
+"""The papers' configurations, all of them, against Algorithm 1 written out; and definitions against
+one another.
+"""
 
 import itertools
 
@@ -23,13 +25,16 @@ def three(request, tmp_path_factory):
     folder, layers = tmp_path_factory.mktemp("stacked"), request.param
     base = stacked(folder / "base", layers, 0, tied=layers == 32)
     others = [
-        stacked(folder / name, layers, seed, base, tied=layers == 32) for seed, name in ((1, "math"), (2, "language"))
+        stacked(folder / name, layers, seed, base, tied=layers == 32)
+        for seed, name in ((1, "math"), (2, "language"))
     ]
     return layers, *(Checkpoint.open(one) for one in (base, *others))
 
 
 def algorithm_1(name, layers, b, u, t_b, t_u, math, language):
-    """The paper's lines 1 to 11, line 5 with `and`; weights 1 and 1; norms and biases with their layer."""
+    """The paper's lines 1 to 11, line 5 with `and`; weights 1 and 1; norms and biases with their
+    layer.
+    """
     task, lang = math[name].float(), language[name].float()
     layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None
     if layer is None:
@@ -53,11 +58,18 @@ def test_all_81_configurations_are_algorithm_1(three):
     ranges = ((3, 4, 5), (0, 1, 2), (0, 1, 2), (0, 1, 2))
     for b, u, t_b, t_u in itertools.product(*ranges):
         config = LayerSwap(
-            math="a", language="b", bottom_layers=b, top_layers=u, bottom_transition=t_b, top_transition=t_u
+            math="a",
+            language="b",
+            bottom_layers=b,
+            top_layers=u,
+            bottom_transition=t_b,
+            top_transition=t_u,
         )
         merge = open_merge(config, {"math": math, "language": language})
         for name in merge.names:
-            assert torch.equal(as_torch(merge, name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)), (
+            assert torch.equal(
+                as_torch(merge, name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)
+            ), (
                 b,
                 u,
                 t_b,
@@ -77,7 +89,9 @@ def test_by_partition_b_is_by_its_counts(three):
 def test_by_partitions_a_and_z(three):
     layers, _, math, language = three
     sources, config = {"math": math, "language": language}, LayerSwap(math="a", language="b")
-    a = open_merge(config, sources, partition=Partition("A", 6, 2, all_attention=True)).method.weights
+    a = open_merge(
+        config, sources, partition=Partition("A", 6, 2, all_attention=True)
+    ).method.weights
     for layer in range(layers):
         at, outer = f"model.layers.{layer}.", layer < 6 or layer >= layers - 2
         for part in ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"):
@@ -92,7 +106,10 @@ def test_by_partitions_a_and_z(three):
 def test_soup_then_swap_is_the_swap_of_the_soups(three, tmp_path):
     """The papers' table 6: experts of a side are souped first; twelve in the multilingual soup."""
     layers, base, math, language = three
-    others = [stacked(tmp_path / str(seed), layers, seed, base.folder, tied=base.tied_head) for seed in (7, 8)]
+    others = [
+        stacked(tmp_path / str(seed), layers, seed, base.folder, tied=base.tied_head)
+        for seed in (7, 8)
+    ]
     experts = [language, *map(Checkpoint.open, others)]
     config = LayerSwap(math=["m"], language=["a", "b", "c"])
     sources = {"math": math, **{f"language.{index}": one for index, one in enumerate(experts)}}
@@ -105,23 +122,33 @@ def test_soup_then_swap_is_the_swap_of_the_soups(three, tmp_path):
 
 
 def test_magnitude_weights_by_hand(three):
-    """w = 1 / mean over rows (input features; a vector is one) of the mean absolute change; `layer_swapping` 4.3."""
+    """w = 1 / mean over rows (input features; a vector is one) of the mean absolute change;
+    `layer_swapping` 4.3.
+    """
     _, base, math, language = three
 
     def size(expert):
         rows = []
         for name in base.names:
             change = (as_torch(expert, name).float() - as_torch(base, name).float()).abs().double()
-            rows += change.mean(0).flatten().tolist() if change.dim() > 1 else [change.mean().item()]
+            rows += (
+                change.mean(0).flatten().tolist() if change.dim() > 1 else [change.mean().item()]
+            )
         return sum(rows) / len(rows)
 
     weights = [1 / size(math), 1 / size(language)]
     expected = [weight / sum(weights) for weight in weights]
     swap = LayerSwap(math="a", language="b", embeddings="magnitude")
-    found = open_merge(swap, {"math": math, "language": language}, base).method.weights["model.embed_tokens.weight"]
+    found = open_merge(swap, {"math": math, "language": language}, base).method.weights[
+        "model.embed_tokens.weight"
+    ]
     assert list(found.values()) == pytest.approx(expected, rel=1e-6)
-    soup = open_merge(Soup(experts=["a", "b"], weights="magnitude"), {"0": math, "1": language}, base)
-    assert list(soup.method.weights["model.norm.weight"].values()) == pytest.approx(expected, rel=1e-6)
+    soup = open_merge(
+        Soup(experts=["a", "b"], weights="magnitude"), {"0": math, "1": language}, base
+    )
+    assert list(soup.method.weights["model.norm.weight"].values()) == pytest.approx(
+        expected, rel=1e-6
+    )
     with pytest.raises(PipelineError, match="needs merge.base"):
         open_merge(swap, {"math": math, "language": language})
 
@@ -146,18 +173,26 @@ def test_resets_by_hand(three):
         }
 
     found = owners(layers=[0, 1, layers - 1])  # `layer_swapping` 3.3: outer layers reverted
-    assert {int(name.split(".")[2]) for name, whose in found.items() if whose == "base"} == {0, 1, layers - 1}
+    assert {int(name.split(".")[2]) for name, whose in found.items() if whose == "base"} == {
+        0,
+        1,
+        layers - 1,
+    }
     by_side = owners(Partition("B", 8, 4), side="language")
     assert by_side["model.embed_tokens.weight"] == by_side["model.norm.weight"] == "base"
     assert {by_side[f"model.layers.{i}.mlp.up_proj.weight"] for i in (0, 7, layers - 1)} == {"base"}
     assert by_side["model.layers.8.mlp.up_proj.weight"] == "expert"
-    assert owners(Partition("B", 8, 4), side="math", outside="keep")["model.norm.weight"] == "expert"
+    assert (
+        owners(Partition("B", 8, 4), side="math", outside="keep")["model.norm.weight"] == "expert"
+    )
     for axis, dim in (("input", 0), ("output", 1)):
         merge = open_merge(Reset(expert="a", threshold=0.04, axis=axis), {"expert": math}, base)
         for name in ("model.layers.3.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.bias"):
             b, m = as_torch(base, name), as_torch(math, name)
             change = (m.float() - b.float()).abs()
-            keep = change.mean(dim, keepdim=True) > 0.04 if change.dim() > 1 else change.mean() > 0.04
+            keep = (
+                change.mean(dim, keepdim=True) > 0.04 if change.dim() > 1 else change.mean() > 0.04
+            )
             assert torch.equal(as_torch(merge, name), torch.where(keep, m, b))
     assert torch.equal(as_torch(merge, "model.norm.weight"), as_torch(math, "model.norm.weight"))
     for settings, words in (

@@ -1,4 +1,6 @@
-"""SLERP against its definition written out on whole tensors, against numbers by hand, and against mergekit."""
+"""SLERP against its definition written out on whole tensors, against numbers by hand, and against
+mergekit.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def slerp(t: float, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def sources(models, tmp_path_factory):
-    """Two experts far apart, of which some tensors nearly are and some are colinear, one opposite, one zero."""
+    """Two experts far apart, of which some tensors nearly are and some are colinear, one opposite,
+    one zero.
+    """
     _, first, second = (Checkpoint.open(folder) for folder in models["qwen2"])
     folder = tmp_path_factory.mktemp("slerp") / "second"
     folder.mkdir()
@@ -56,7 +60,9 @@ def opened(sources, t, **settings):
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
 def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
-    monkeypatch.setattr(arrays, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces
+    monkeypatch.setattr(
+        arrays, "PIECE", 50
+    )  # entries: the angle is of all rows, whatever the pieces
     merge = opened(sources, t)
     for name in merge.names:
         expected = slerp(t, as_torch(sources["0"], name), as_torch(sources["1"], name))
@@ -64,7 +70,9 @@ def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
 
 
 def test_disk_and_live_agree(models, tmp_path):
-    experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
+    experts = {
+        str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])
+    }
     open_merge(Slerp(experts=["a", "b"], t=0.3), experts).write(tmp_path, threads=2)
     live = model_of(open_merge(Slerp(experts=["a", "b"], t=0.3), experts), "auto", "cpu")
     written = load_file(tmp_path / "model.safetensors")
@@ -80,8 +88,13 @@ def test_what_is_refused(sources, tmp_path):
     with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
         opened(sources, 0.5, form="adapter")
     good = by_hand(tmp_path / "good", 1.0)
-    bad = by_hand(tmp_path / "bad", {name: [1.0, math.nan if "up_proj" in name else 2.0] for name in TWO_LAYERS})
-    with pytest.raises(PipelineError, match="bad/model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN"):
+    bad = by_hand(
+        tmp_path / "bad",
+        {name: [1.0, math.nan if "up_proj" in name else 2.0] for name in TWO_LAYERS},
+    )
+    with pytest.raises(
+        PipelineError, match="bad/model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN"
+    ):
         as_torch(opened({"0": good, "1": bad}, 0.3), "model.layers.0.mlp.up_proj.weight")
 
 
@@ -91,11 +104,14 @@ def test_slerp_is_mergekits(sources, tmp_path):
     folders = [str(source.folder) for source in sources.values()]
     asked = {
         str(t): {
-            "merge_method": "slerp", "dtype": "float32", "base_model": folders[0],
-            "models": [{"model": folder} for folder in folders], "parameters": {"t": t},
+            "merge_method": "slerp",
+            "dtype": "float32",
+            "base_model": folders[0],
+            "models": [{"model": folder} for folder in folders],
+            "parameters": {"t": t},
         }
         for t in (0.25, 0.5)
-    }  # fmt: skip
+    }
     for t, theirs in made_by_mergekit(asked, tmp_path).items():
         merge = opened(sources, float(t))
         assert set(theirs) == set(merge.names)

@@ -20,7 +20,10 @@ from pipeline.models.checkpoint import Checkpoint
 def folders(tmp_path: Path) -> list[Path]:
     """A base and three experts in float32."""
     base = stacked(tmp_path / "base", 4, 0, dtype=torch.float32)
-    return [base, *(stacked(tmp_path / f"{seed}", 4, seed, base, dtype=torch.float32) for seed in (1, 2, 3))]
+    return [
+        base,
+        *(stacked(tmp_path / f"{seed}", 4, seed, base, dtype=torch.float32) for seed in (1, 2, 3)),
+    ]
 
 
 def merged(config: Dare | ModelStock, folders: list[Path], out: Path) -> dict[str, torch.Tensor]:
@@ -36,7 +39,9 @@ def test_model_stock_follows_the_mean_by_the_angle(folders: list[Path], tmp_path
     for name, origin in base.items():
         offsets = [(expert[name] - origin).double().flatten() for expert in experts]
         pairs = itertools.combinations(offsets, 2)
-        cosine = torch.stack([torch.nn.functional.cosine_similarity(one, other, dim=0) for one, other in pairs]).mean()
+        cosine = torch.stack(
+            [torch.nn.functional.cosine_similarity(one, other, dim=0) for one, other in pairs]
+        ).mean()
         share = 3 * cosine / (1 + 2 * cosine)
         mean = torch.stack([expert[name].double() for expert in experts]).mean(0)
         expected = share * mean + (1 - share) * origin.double()
@@ -48,7 +53,9 @@ def test_model_stock_has_no_weights_of_its_user() -> None:
         ModelStock(experts=["a", "b"], scale=0.5).refuse(None, None)
 
 
-def test_dare_keeps_a_share_of_the_entries_and_scales_them(folders: list[Path], tmp_path: Path) -> None:
+def test_dare_keeps_a_share_of_the_entries_and_scales_them(
+    folders: list[Path], tmp_path: Path
+) -> None:
     one = folders[:2]
     found = merged(Dare(experts=["a"], density=0.25), one, tmp_path / "out")
     base, expert = (load_file(folder / "model.safetensors") for folder in one)

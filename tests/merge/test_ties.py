@@ -22,14 +22,16 @@ def f32(*rows):
 
 def largest(k, *vectors):
     """The k-th largest magnitude of the vectors taken together, of one expert."""
-    (found,) = kth_largest(lambda name: iter([[vectors[int(name)]]]), [str(place) for place in range(len(vectors))], k)
+    (found,) = kth_largest(
+        lambda name: iter([[vectors[int(name)]]]), [str(place) for place in range(len(vectors))], k
+    )
     return found
 
 
 def test_two_experts_by_hand():
     first, second = f32([4, -2, 1, 3, -1, 0, 2, -5], [2, 6, -1, -3, 0.5, 0, -2, -1])
-    # density 0.5 of 8 keeps 4. The 4th largest magnitude of the first is 2, where two entries tie: both stay.
-    # Of the second (6 3 2 2 1 1 0.5 0) it is 2, tied as well.
+    # density 0.5 of 8 keeps 4. The 4th largest magnitude of the first is 2, where two entries tie:
+    # both stay. Of the second (6 3 2 2 1 1 0.5 0) it is 2, tied as well.
     assert kept_count(0.5, 8) == 4
     assert kth_largest(lambda name: iter([[first, second]]), ["x"], 4) == [2.0, 2.0]
     trimmed = [vector * (abs(vector) >= 2) for vector in (first, second)]
@@ -52,7 +54,9 @@ def test_weights_by_hand():
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0])
 def test_threshold_is_exact(ties, scale):
     random = np.random.default_rng(3)
-    vectors = [random.normal(size=shape).astype(np.float32) for shape in ((100, 30), (7,), (50, 2, 5))]
+    vectors = [
+        random.normal(size=shape).astype(np.float32) for shape in ((100, 30), (7,), (50, 2, 5))
+    ]
     if ties:  # as the differences of bfloat16 weights: few magnitudes, many zeros
         vectors = [(vector * 4).round() / 4 for vector in vectors]
     vectors = [(vector * scale).astype(np.float32) for vector in vectors]
@@ -81,15 +85,26 @@ def test_kept_count_is_of_the_decimal_as_typed():
 
 
 def test_the_kept_density_is_measured_printed_and_recorded(models, make_run, capsys):
-    """The changes of bfloat16 weights are often alike, so more entries are kept than the density asks for."""
+    """The changes of bfloat16 weights are often alike, so more entries are kept than the density
+    asks for.
+    """
     base, *experts = models["llama"]
-    words = [f"merge.experts=[{experts[0]},{experts[1]}]", f"merge.base={base}", "merge.density=0.3"]
+    words = [
+        f"merge.experts=[{experts[0]},{experts[1]}]",
+        f"merge.base={base}",
+        "merge.density=0.3",
+    ]
     facts = read_manifest(make_run("stage=merge", "merge=ties", *words)).facts
     assert f"kept density: {facts['kept_density']:.4g}" in capsys.readouterr().err
     start, expected = load_file(base / "model.safetensors"), []
     for expert in experts:
         weights = load_file(expert / "model.safetensors")
-        size = torch.cat([(weights[name].float() - tensor.float()).abs().flatten() for name, tensor in start.items()])
+        size = torch.cat(
+            [
+                (weights[name].float() - tensor.float()).abs().flatten()
+                for name, tensor in start.items()
+            ]
+        )
         threshold = size.sort(descending=True).values[int(0.3 * size.numel()) - 1]
         expected.append(int(((size >= threshold) & (size > 0)).sum()) / size.numel())
     found = [facts["kept_density"], facts["kept_density_0"], facts["kept_density_1"]]
@@ -98,14 +113,26 @@ def test_the_kept_density_is_measured_printed_and_recorded(models, make_run, cap
 
 
 def plain_ties(base, experts, density, scale):
-    """TIES in a few lines of plain NumPy on whole tensors, one operation after the other: {name: float32}."""
+    """TIES in a few lines of plain NumPy on whole tensors, one operation after the other: {name:
+    float32}.
+    """
     vectors = {name: [expert[name] - base[name] for expert in experts] for name in base}
-    flat = [np.sort(np.concatenate([abs(vectors[name][i]).ravel() for name in base])) for i in range(len(experts))]
+    flat = [
+        np.sort(np.concatenate([abs(vectors[name][i]).ravel() for name in base]))
+        for i in range(len(experts))
+    ]
     limits = [sizes[-kept_count(density, sizes.size)] for sizes in flat]
     for name in base:
-        vectors[name] = [vector * (abs(vector) >= limit) for vector, limit in zip(vectors[name], limits, strict=True)]
+        vectors[name] = [
+            vector * (abs(vector) >= limit)
+            for vector, limit in zip(vectors[name], limits, strict=True)
+        ]
     sums = {name: sum(of[1:], of[0]) for name, of in vectors.items()}
-    majority = 1 if sum(int((total > 0).sum()) - int((total < 0).sum()) for total in sums.values()) >= 0 else -1
+    majority = (
+        1
+        if sum(int((total > 0).sum()) - int((total < 0).sum()) for total in sums.values()) >= 0
+        else -1
+    )
     merged = {}
     for name, total in sums.items():
         positive = total >= 0 if majority > 0 else total > 0
@@ -120,13 +147,19 @@ def awkward_checkpoint(folder, dtype, seed, base=None, many=False, zeros=True):
     """Tensors with 0 and -0, changes that are alike, opposite, equal in magnitude, and 0 or -0."""
     random, tensors = np.random.default_rng(seed), {}
     for name, shape in {"a": (70, 300), "b": (3,), "c": (40, 20, 3), "d": (900, 320)}.items():
-        start = random.normal(size=shape).astype(np.float32) * 0.02 if base is None else base[name].float().numpy()
+        start = (
+            random.normal(size=shape).astype(np.float32) * 0.02
+            if base is None
+            else base[name].float().numpy()
+        )
         steps = random.normal(size=shape) * 0.002
         if many:
             steps = (steps * 1024).round() / 1024
         values = start + (0 if base is None else steps.astype(np.float32))
         if zeros:
-            values = np.where(random.random(shape) < 0.03, random.choice([0.0, -0.0], shape), values)
+            values = np.where(
+                random.random(shape) < 0.03, random.choice([0.0, -0.0], shape), values
+            )
         if name == "c":  # the same change of every expert, in part of the opposite sign
             values = start + (0 if base is None else np.float32(2**-9 if seed % 2 else -(2**-9)))
         tensors[name] = torch.from_numpy(values.astype(np.float32)).to(dtype)
@@ -140,13 +173,18 @@ def awkward_checkpoint(folder, dtype, seed, base=None, many=False, zeros=True):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_same_bits_as_plain_numpy(tmp_path, dtype, count, zeros):
-    """Of random tensors with ties, zeros and negative zeros, however much of the experts' entries is shared."""
+    """Of random tensors with ties, zeros and negative zeros, however much of the experts' entries
+    is shared.
+    """
     base = awkward_checkpoint(tmp_path / "base", dtype, 0, zeros=zeros)
     experts = [
-        awkward_checkpoint(tmp_path / str(i), dtype, i, base, i == 2, zeros and i < 3) for i in range(1, count + 1)
+        awkward_checkpoint(tmp_path / str(i), dtype, i, base, i == 2, zeros and i < 3)
+        for i in range(1, count + 1)
     ]
     sources = {str(i): Checkpoint.open(tmp_path / str(i + 1)) for i in range(count)}
-    wide = [{name: tensor.float().numpy() for name, tensor in one.items()} for one in (base, *experts)]
+    wide = [
+        {name: tensor.float().numpy() for name, tensor in one.items()} for one in (base, *experts)
+    ]
     for density, scale in ((0.05, 1.0), (0.2, 0.7), (0.6, 1.0), (1, 1)):
         expected = plain_ties(wide[0], wide[1:], density, scale)
         config = Ties(experts=list(sources), density=density, scale=scale)

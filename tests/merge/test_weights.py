@@ -18,18 +18,27 @@ MATH, LANGUAGE, AVERAGE = {"math": 1.0}, {"language": 1.0}, {"math": 0.5, "langu
 def model(layers: int, own_head: bool = True) -> dict[str, Site]:
     parts = ("self_attn.q_proj", "mlp.up_proj", "input_layernorm", "post_attention_layernorm")
     names = [f"model.layers.{i}.{part}.weight" for i in range(layers) for part in parts]
-    outside = ["model.embed_tokens.weight", "model.norm.weight", *(["lm_head.weight"] if own_head else [])]
+    outside = [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        *(["lm_head.weight"] if own_head else []),
+    ]
     return anatomy([*names, *outside])
 
 
 def swap(layers: int, own_head: bool = True, **settings) -> dict[str, dict[str, float]]:
-    return layer_swap_weights(LayerSwap(math="m", language="l", **settings), model(layers, own_head))
+    return layer_swap_weights(
+        LayerSwap(math="m", language="l", **settings), model(layers, own_head)
+    )
 
 
 def by_layer(weights, part="mlp.up_proj") -> str:
     """One letter a layer: m, l, or a for the average."""
     letters = {tuple(MATH): "m", tuple(LANGUAGE): "l", tuple(AVERAGE): "a"}
-    rows = [weights[f"model.layers.{i}.{part}.weight"] for i in range(sum(part in name for name in weights))]
+    rows = [
+        weights[f"model.layers.{i}.{part}.weight"]
+        for i in range(sum(part in name for name in weights))
+    ]
     return "".join(letters[tuple(row)] for row in rows)
 
 
@@ -43,7 +52,11 @@ def test_transition_zones_lie_inside_next_to_the_swapped_layers():
 
 def test_layer_norms_by_the_letter_are_averaged():
     weights = swap(4, bottom_layers=1, top_layers=1, layer_norms="average")
-    assert by_layer(weights, "input_layernorm") == by_layer(weights, "post_attention_layernorm") == "aaaa"
+    assert (
+        by_layer(weights, "input_layernorm")
+        == by_layer(weights, "post_attention_layernorm")
+        == "aaaa"
+    )
     assert by_layer(weights) == by_layer(weights, "self_attn.q_proj") == "lmml"
 
 
@@ -59,12 +72,16 @@ def test_soups():
     assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
     thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
-    with pytest.raises(PipelineError, match=r"merge.weights must sum to 1, got \[0.5, 0.51\], which sum to 1.01"):
+    with pytest.raises(
+        PipelineError, match=r"merge.weights must sum to 1, got \[0.5, 0.51\], which sum to 1.01"
+    ):
         Soup(experts=["a", "b"], weights=[0.5, 0.51]).shares()
 
 
 def test_methods_are_the_files_of_the_folder() -> None:
-    files = sorted(path.stem for path in Path(methods.__file__).parent.glob("*.py") if path.stem != "__init__")
+    files = sorted(
+        path.stem for path in Path(methods.__file__).parent.glob("*.py") if path.stem != "__init__"
+    )
     assert list(METHODS) == files and len(files) >= 5
     assert all(kind.method == name for name, kind in METHODS.items())
 
@@ -80,7 +97,9 @@ def test_methods_are_the_files_of_the_folder() -> None:
         ("ties", {"experts": ["a", "b"]}, None, "ties"),
     ],
 )
-def test_labels(method: str, knobs: dict[str, object], partition: Partition | None, label: str) -> None:
+def test_labels(
+    method: str, knobs: dict[str, object], partition: Partition | None, label: str
+) -> None:
     assert METHODS[method](**knobs).label(partition, None) == label
 
 
@@ -88,8 +107,11 @@ def test_a_swap_is_named_by_its_layers_in_the_model() -> None:
     """5 and 2 of 32 layers are 4 and 1 of SmolLM2's 30, and 1 and 1 of 8."""
     swap = METHODS["layer_swap"](scale_to_depth=True)
     assert [swap.label(None, layers) for layers in (None, 32, 30, 8)] == [
-        "layer_swap-5-2", "layer_swap-5-2", "layer_swap-4-1", "layer_swap-1-1",
-    ]  # fmt: skip
+        "layer_swap-5-2",
+        "layer_swap-5-2",
+        "layer_swap-4-1",
+        "layer_swap-1-1",
+    ]
 
 
 def test_scaling_is_advised_where_it_fits() -> None:
@@ -102,7 +124,9 @@ def test_scaling_is_advised_where_it_fits() -> None:
 def test_weights_over_depth_are_interpolated_from_the_first_to_the_last_layer() -> None:
     sites = model(5)
     shares = Soup(experts=["a", "b"], weights=[[1.0, 0.0], [0.0, 1.0]]).shares_in(sites)
-    of_first = [shares[f"model.layers.{layer}.mlp.up_proj.weight"].get("0", 0.0) for layer in range(5)]
+    of_first = [
+        shares[f"model.layers.{layer}.mlp.up_proj.weight"].get("0", 0.0) for layer in range(5)
+    ]
     assert of_first == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert shares["model.embed_tokens.weight"] == shares["lm_head.weight"] == {"0": 1.0}
 

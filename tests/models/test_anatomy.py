@@ -1,4 +1,6 @@
-"""Names to layers and kinds, checked against the published sizes of the four models of the papers."""
+"""Names to layers and kinds, checked against the published sizes of the four models of the
+papers.
+"""
 
 from collections import Counter
 
@@ -37,7 +39,9 @@ def test_the_only_norm_of_a_cohere_layer_is_shared():
     "part", ["mlp.experts.gate_up_proj", "mlp.gate.weight", "block_sparse_moe.experts.0.w1.weight"]
 )
 def test_a_mixture_of_experts_is_refused_with_the_reason(part):
-    with pytest.raises(PipelineError, match="belongs to a mixture of experts: .*; give a dense model"):
+    with pytest.raises(
+        PipelineError, match="belongs to a mixture of experts: .*; give a dense model"
+    ):
         anatomy([*llama_names(1), f"model.layers.0.{part}"])
 
 
@@ -69,12 +73,18 @@ def test_a_missing_layer_is_refused():
 
 
 ONE, TWO = {"attention_norm": 1, "mlp_norm": 1}, {"attention_norm": 2, "mlp_norm": 2}
-# model_type and model -> config of the published model, its published total, the norms of a layer by kind
+# model_type and model -> config of the published model, its published total, the norms of a layer
+# by kind
 FAMILIES = {
     "llama 3.1 8B": ((4096, 14336, 32, 32, 8, 128256), {}, 8_030_261_248, ONE),
     "llama Falcon3 7B": ((3072, 23040, 28, 12, 4, 131072), {"head_dim": 256}, 7_455_550_464, ONE),
     "qwen2 2.5 7B": ((3584, 18944, 28, 28, 4, 152064), {}, 7_615_616_512, ONE),
-    "cohere Aya 8B": ((4096, 14336, 32, 32, 8, 256000), {"logit_scale": 0.125}, 8_028_033_024, {"shared_norm": 1}),
+    "cohere Aya 8B": (
+        (4096, 14336, 32, 32, 8, 256000),
+        {"logit_scale": 0.125},
+        8_028_033_024,
+        {"shared_norm": 1},
+    ),
     "mistral": ((4096, 14336, 32, 32, 8, 32000), {}, 7_241_732_096, ONE),
     "qwen3": ((4096, 12288, 36, 32, 8, 151936), {"head_dim": 128}, 8_190_735_360, ONE),
     "gemma2": ((3584, 14336, 42, 16, 8, 256000), {"head_dim": 256}, 9_241_705_984, TWO),
@@ -89,16 +99,24 @@ FAMILIES = {
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_published_parameter_counts(model):
-    """Attention and MLP are held against the modules of transformers' own layer, not against names."""
+    """Attention and MLP are held against the modules of transformers' own layer, not against
+    names.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     (hidden, inner, layers, heads, kv_heads, vocabulary), more, total, norms = FAMILIES[model]
     kind = model.partition(" ")[0]
     config = AutoConfig.for_model(
-        kind, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=vocabulary, **more,
-    )  # fmt: skip
+        kind,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        **more,
+    )
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
@@ -112,15 +130,22 @@ def test_published_parameter_counts(model):
         }
         assert {part: counts[Site(number, part)] for part in held} == held
         widths = 2 if kind == "phi" else 1  # weight and bias
-        assert {site.kind: count for site, count in counts.items() if site.layer == number and "norm" in site.kind} == {
-            name: count * widths * hidden for name, count in norms.items()
-        }
+        assert {
+            site.kind: count
+            for site, count in counts.items()
+            if site.layer == number and "norm" in site.kind
+        } == {name: count * widths * hidden for name, count in norms.items()}
     assert (Site(None, "head") in counts) == (not config.tie_word_embeddings)
 
 
 def test_what_attention_gives_is_normed_by_an_attention_norm():
-    """post_attention_layernorm stands before the MLP in Llama, and behind the attention in Gemma 2 and OLMo 2."""
-    behind = [f"model.layers.0.{name}.weight" for name in ("post_attention_layernorm", "post_feedforward_layernorm")]
+    """post_attention_layernorm stands before the MLP in Llama, and behind the attention in Gemma 2
+    and OLMo 2.
+    """
+    behind = [
+        f"model.layers.0.{name}.weight"
+        for name in ("post_attention_layernorm", "post_feedforward_layernorm")
+    ]
     assert [anatomy(behind)[name].kind for name in behind] == ["attention_norm", "mlp_norm"]
     assert anatomy(behind[:1])[behind[0]].kind == "mlp_norm"
 

@@ -25,7 +25,9 @@ LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 1,
     "vocab_size": 3,
-    **{"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
 }
 
 
@@ -41,7 +43,9 @@ def tensors(dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
 def write(folder, weights=None, **config):
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights or tensors(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**LLAMA, "tie_word_embeddings": True, **config}))
+    (folder / "config.json").write_text(
+        json.dumps({**LLAMA, "tie_word_embeddings": True, **config})
+    )
     return folder
 
 
@@ -49,7 +53,13 @@ def tiny(folder, kind, shard_size="5GB", **settings):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+    sizes = dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
+    )
     config = AutoConfig.for_model(kind, **sizes, num_key_value_heads=1, **settings)
     network = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     network.save_pretrained(folder, max_shard_size=shard_size)
@@ -106,7 +116,10 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
     other = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"] + 1}
     with pytest.raises(PipelineError, match="although the head is tied"):
         Checkpoint.open(write(tmp_path / "other", other))
-    assert "lm_head.weight" in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
+    assert (
+        "lm_head.weight"
+        in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
+    )
     with pytest.raises(PipelineError, match="tie_word_embeddings is false"):
         Checkpoint.open(write(tmp_path / "none", tie_word_embeddings=False))
 
@@ -128,9 +141,13 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
 )
 def test_settings_of_another_type_are_refused(tmp_path, bad):
     key, value = next(iter((bad.get("text_config") or bad).items()))
-    with pytest.raises(PipelineError, match=re.escape(f"config.json: {key} has the value {value!r} (Input should")):
+    with pytest.raises(
+        PipelineError, match=re.escape(f"config.json: {key} has the value {value!r} (Input should")
+    ):
         Checkpoint.open(write(tmp_path / "bad", **bad))
-    assert Checkpoint.open(write(tmp_path / "good", hidden_size=None, unknown={"may": ["be", "anything"]})).names
+    assert Checkpoint.open(
+        write(tmp_path / "good", hidden_size=None, unknown={"may": ["be", "anything"]})
+    ).names
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):
@@ -140,7 +157,9 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(PipelineError, match="has no model.safetensors"):
         Checkpoint.open(tmp_path / "empty")
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(PipelineError, match=r"pytorch_model.bin\); only safetensors are read: convert"):
+    with pytest.raises(
+        PipelineError, match=r"pytorch_model.bin\); only safetensors are read: convert"
+    ):
         Checkpoint.open(tmp_path / "empty")
     save_file(tensors(), tmp_path / "empty/model.safetensors")
     with pytest.raises(PipelineError, match="has no config.json"):
@@ -171,14 +190,25 @@ def test_broken_headers_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "offsets"),
-    [([-3, -4], [0, 24]), ([1.5, 8], [0, 24]), ([True, 12], [0, 24]), ([3, 4], [0.0, 24]), (None, [0, 24])],
+    [
+        ([-3, -4], [0, 24]),
+        ([1.5, 8], [0, 24]),
+        ([True, 12], [0, 24]),
+        ([3, 4], [0.0, 24]),
+        (None, [0, 24]),
+    ],
 )
 def test_headers_with_numbers_that_are_no_sizes_are_refused(tmp_path, shape, offsets):
-    file = write(tmp_path / "m", {"model.norm.weight": torch.ones(3, 4).bfloat16()}) / "model.safetensors"
+    file = (
+        write(tmp_path / "m", {"model.norm.weight": torch.ones(3, 4).bfloat16()})
+        / "model.safetensors"
+    )
     entry = {"model.norm.weight": {"dtype": "BF16", "shape": shape, "data_offsets": offsets}}
     header = json.dumps(entry).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    with pytest.raises(PipelineError, match="is truncated or has a broken safetensors header .*copy it again"):
+    with pytest.raises(
+        PipelineError, match="is truncated or has a broken safetensors header .*copy it again"
+    ):
         Checkpoint.open(tmp_path / "m")
 
 
@@ -242,9 +272,18 @@ def test_another_architecture_is_named(tmp_path):
     refused(r"has hidden_act gelu, .* has hidden_act silu", hidden_act="gelu")
     refused(r"has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06", rms_norm_eps=1e-5)
     refused(r"has rope_parameters.rope_theta 500000.0, .* 10000.0", rope_theta=500000.0)
-    refused(r"has rope_parameters.rope_theta 500000.0, .* 10000.0", rope_parameters={"rope_theta": 500000.0})
-    refused(r"has rope_parameters.rope_type linear, .* default", rope_scaling={"type": "linear", "factor": 8.0})
-    refused(r"has architectures \['LlamaModel'\], .* \['LlamaForCausalLM'\]", architectures=["LlamaModel"])
+    refused(
+        r"has rope_parameters.rope_theta 500000.0, .* 10000.0",
+        rope_parameters={"rope_theta": 500000.0},
+    )
+    refused(
+        r"has rope_parameters.rope_type linear, .* default",
+        rope_scaling={"type": "linear", "factor": 8.0},
+    )
+    refused(
+        r"has architectures \['LlamaModel'\], .* \['LlamaForCausalLM'\]",
+        architectures=["LlamaModel"],
+    )
     refused(
         "norm.weight of shape .5., .* of shape .4.",
         tensors() | {"model.norm.weight": torch.zeros(5).bfloat16()},
@@ -253,9 +292,22 @@ def test_another_architecture_is_named(tmp_path):
         "has a model.layers.0.mlp.down_proj.weight, .* has no model.layers.0.mlp.down_proj.weight",
         tensors() | {"model.layers.0.mlp.down_proj.weight": torch.zeros(2)},
     )
-    alike = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_scaling=None, rope_theta=10000, attention_bias=False)
-    harmless = dict(_name_or_path="x", transformers_version="4.44.0", torch_dtype="bfloat16", use_cache=False,
-                    architectures=None, eos_token_id=[1, 2], attention_dropout=0.1)  # fmt: skip
+    alike = dict(
+        hidden_act="silu",
+        rms_norm_eps=1e-6,
+        rope_scaling=None,
+        rope_theta=10000,
+        attention_bias=False,
+    )
+    harmless = dict(
+        _name_or_path="x",
+        transformers_version="4.44.0",
+        torch_dtype="bfloat16",
+        use_cache=False,
+        architectures=None,
+        eos_token_id=[1, 2],
+        attention_dropout=0.1,
+    )
     same_architecture(one, Checkpoint.open(write(tmp_path / "alike", **alike, **harmless)), keys)
     wide = Checkpoint.open(write(tmp_path / "wide", tensors(torch.float32)))
     same_architecture(one, wide, keys)

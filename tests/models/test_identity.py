@@ -20,7 +20,11 @@ NAMES = ("config.json", "tokenizer.json", "model.safetensors")
 def model(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_digests_of", {})
     (tmp_path / "m").mkdir()
-    tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(700_000).bfloat16(), "empty": torch.ones(0, 3)}
+    tensors = {
+        "b": torch.arange(6.0).reshape(2, 3),
+        "a": torch.ones(700_000).bfloat16(),
+        "empty": torch.ones(0, 3),
+    }
     save_file(tensors, tmp_path / "m/model.safetensors", {"format": "pt"})
     (tmp_path / "m/config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "m/tokenizer.json").write_text("{}")
@@ -32,7 +36,9 @@ def digest_of(folder, runs_dir=None):
 
 
 def by_hand(folder):
-    """Header, then `blake3:` and the digest of bytes, dtype and shape of each tensor, in the order of their bytes."""
+    """Header, then `blake3:` and the digest of bytes, dtype and shape of each tensor, in the order
+    of their bytes.
+    """
     data = (folder / "model.safetensors").read_bytes()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:start])

@@ -1,4 +1,6 @@
-"""A folder that brings Python code along: refused by the name of auto_map at every place that loads, and never run."""
+"""A folder that brings Python code along: refused by the name of auto_map at every place that
+loads, and never run.
+"""
 
 import builtins
 import json
@@ -33,8 +35,13 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Llama whose code.py writes the file `marker` beside the folder when it is imported."""
-    found, sizes = tmp_path / "model", {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = AutoConfig.for_model("llama", **sizes, num_attention_heads=2, vocab_size=len(sandbox_tokenizer()))
+    found, sizes = (
+        tmp_path / "model",
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
+    )
+    config = AutoConfig.for_model(
+        "llama", **sizes, num_attention_heads=2, vocab_size=len(sandbox_tokenizer())
+    )
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(found)
     sandbox_tokenizer().save_pretrained(found)
     (found / "own.py").write_text(CODE.format(marker=str(tmp_path / "marker")))
@@ -56,13 +63,19 @@ def code_in_tokenizer(folder: Path) -> None:
 
 
 def code_in_tokenizer_as_of_old(folder: Path) -> None:
-    change(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=["own.OwnTokenizer", None])
+    change(
+        folder / "tokenizer_config.json",
+        tokenizer_class="OwnTokenizer",
+        auto_map=["own.OwnTokenizer", None],
+    )
 
 
 def trained(folder: Path) -> Any:
     from pipeline.train.load import check_base, load_model, load_tokenizer
 
-    config = SimpleNamespace(model=Model(name="x", path=str(folder)), sft=SimpleNamespace(weights="float32"))
+    config = SimpleNamespace(
+        model=Model(name="x", path=str(folder)), sft=SimpleNamespace(weights="float32")
+    )
     tokenizer = load_tokenizer(SimpleNamespace(config=config), [], folder)  # type: ignore[arg-type]
     check_base(folder, tokenizer)
     return load_model(SimpleNamespace(config=config), tokenizer, folder)  # type: ignore[arg-type]
@@ -85,26 +98,37 @@ def merged(folder: Path) -> Any:
 @pytest.mark.parametrize("load", [trained, evaluated, merged])
 @pytest.mark.parametrize("code", [code_in_config, code_in_tokenizer, code_in_tokenizer_as_of_old])
 def test_code_is_refused_and_nobody_is_asked(
-    load: Callable[[Path], Any], code: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[Path], Any],
+    code: Callable[[Path], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(builtins, "input", lambda prompt="": "y")
     code(folder)
     file = "config.json" if code is code_in_config else "tokenizer_config.json"
-    with pytest.raises(PipelineError, match=f"{file} names Python code in auto_map .*own.* which is never run"):
+    with pytest.raises(
+        PipelineError, match=f"{file} names Python code in auto_map .*own.* which is never run"
+    ):
         load(folder)
     assert not (folder.parent / "marker").exists()
 
 
 @pytest.mark.parametrize("load", [trained, evaluated, merged])
-def test_files_that_another_version_wrote_are_refused_by_their_name(load: Callable[[Path], Any], folder: Path) -> None:
+def test_files_that_another_version_wrote_are_refused_by_their_name(
+    load: Callable[[Path], Any], folder: Path
+) -> None:
     if load is not trained:
         settings = (folder / "generation_config.json").read_text()
         (folder / "generation_config.json").write_text("{")
-        with pytest.raises(PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"):
+        with pytest.raises(
+            PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"
+        ):
             load(folder)
         (folder / "generation_config.json").write_text(settings)
     change(folder / "tokenizer.json", model={"type": "of a later version"})
-    with pytest.raises(PipelineError, match=r"the tokenizer of .*model cannot be read \(.*, or update transformers"):
+    with pytest.raises(
+        PipelineError, match=r"the tokenizer of .*model cannot be read \(.*, or update transformers"
+    ):
         load(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(PipelineError, match="model has no tokenizer: put tokenizer.json"):
@@ -112,11 +136,17 @@ def test_files_that_another_version_wrote_are_refused_by_their_name(load: Callab
 
 
 def test_a_type_that_transformers_has_is_loaded_by_its_class(folder: Path) -> None:
-    """As DeepSeek V3 and Phi-3 are published: config.json names code for older versions of transformers."""
+    """As DeepSeek V3 and Phi-3 are published: config.json names code for older versions of
+    transformers.
+    """
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     change(folder / "config.json", auto_map=names)
     assert type(load_config(folder)).__name__ == "LlamaConfig"
-    assert type(load_model(folder)).__name__ == type(build_skeleton(folder, "x")).__name__ == "LlamaForCausalLM"
+    assert (
+        type(load_model(folder)).__name__
+        == type(build_skeleton(folder, "x")).__name__
+        == "LlamaForCausalLM"
+    )
     assert load_tokenizer(folder)("Mia").input_ids == sandbox_tokenizer()("Mia").input_ids
     assert not (folder.parent / "marker").exists()
 

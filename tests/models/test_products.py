@@ -38,34 +38,81 @@ def test_entries_are_written_in_the_order_in_which_they_lie() -> None:
 
 def test_a_tied_head_has_its_own_parts_and_the_embeddings_stay_float32() -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=50, tie_word_embeddings=True)).eval()
     ids = torch.arange(12)[None]
     with torch.no_grad():
         before = model(input_ids=ids).logits
         split_products(model)
         after = model(input_ids=ids).logits
-    assert len(split_layers(model)) == 15 and model.get_input_embeddings().weight.dtype == torch.float32
+    assert (
+        len(split_layers(model)) == 15
+        and model.get_input_embeddings().weight.dtype == torch.float32
+    )
     assert 0 < (before - after).abs().max() < 1e-5 * before.abs().max() + 1e-6
 
 
-LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 AS_PUBLISHED = {  # config.json as transformers 4 wrote them
-    "Llama 3.2": dict(model_type="llama", hidden_size=2048, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
-                      rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling={**LLAMA3, "rope_type": "llama3"},
-                      max_position_embeddings=131072, vocab_size=128256, num_hidden_layers=16),
+    "Llama 3.2": dict(
+        model_type="llama",
+        hidden_size=2048,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling={**LLAMA3, "rope_type": "llama3"},
+        max_position_embeddings=131072,
+        vocab_size=128256,
+        num_hidden_layers=16,
+    ),
     "Llama 2, stretched": dict(model_type="llama", rope_scaling={"type": "linear", "factor": 4.0}),
-    "Llama with yarn": dict(model_type="llama", rope_scaling={"type": "yarn", "factor": 4.0}, rope_theta=1e6),
-    "Qwen2.5": dict(model_type="qwen2", hidden_size=3584, num_attention_heads=28, num_key_value_heads=4,
-                    num_hidden_layers=28, rope_theta=1000000.0, use_mrope=False, use_sliding_window=False,
-                    sliding_window=131072, max_window_layers=28),
-    "Qwen with windows": dict(model_type="qwen2", num_hidden_layers=4, use_sliding_window=True, sliding_window=64,
-                              max_window_layers=2),
+    "Llama with yarn": dict(
+        model_type="llama", rope_scaling={"type": "yarn", "factor": 4.0}, rope_theta=1e6
+    ),
+    "Qwen2.5": dict(
+        model_type="qwen2",
+        hidden_size=3584,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        num_hidden_layers=28,
+        rope_theta=1000000.0,
+        use_mrope=False,
+        use_sliding_window=False,
+        sliding_window=131072,
+        max_window_layers=28,
+    ),
+    "Qwen with windows": dict(
+        model_type="qwen2",
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=64,
+        max_window_layers=2,
+    ),
     "Qwen3": dict(model_type="qwen3", num_hidden_layers=28, rope_theta=1000000, rope_scaling=None),
-    "Aya Expanse": dict(model_type="cohere", hidden_size=4096, num_attention_heads=32, num_key_value_heads=8,
-                        rope_theta=10000, logit_scale=0.125, layer_norm_eps=1e-5, vocab_size=256000),
+    "Aya Expanse": dict(
+        model_type="cohere",
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        rope_theta=10000,
+        logit_scale=0.125,
+        layer_norm_eps=1e-5,
+        vocab_size=256000,
+    ),
     "Mistral": dict(model_type="mistral", sliding_window=None, rope_theta=1000000.0, head_dim=None),
-}  # fmt: skip
+}
 
 
 def as_transformers_writes(config):
@@ -88,7 +135,12 @@ def test_both_spellings_are_one(name):
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
 @pytest.mark.parametrize(
-    "change", [{"hidden_act": "gelu"}, {"rope_theta": 123.0}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}]
+    "change",
+    [
+        {"hidden_act": "gelu"},
+        {"rope_theta": 123.0},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    ],
 )
 def test_what_changes_arithmetic_shows_in_either_spelling(name, change):
     before, after = AS_PUBLISHED[name], AS_PUBLISHED[name] | change

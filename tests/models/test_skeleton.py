@@ -1,4 +1,6 @@
-"""A checkpoint whose tensors are not those of its config: refused by the name of a tensor, from headers alone."""
+"""A checkpoint whose tensors are not those of its config: refused by the name of a tensor, from
+headers alone.
+"""
 
 import json
 from collections.abc import Callable
@@ -21,7 +23,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "falcon3": {"model_type": "llama", "head_dim": 12},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 8},
-    "cohere": {"model_type": "cohere", "logit_scale": 0.125},  # tied by its class, config.json does not say so
+    "cohere": {
+        "model_type": "cohere",
+        "logit_scale": 0.125,
+    },  # tied by its class, config.json does not say so
     "cohere2": {"model_type": "cohere2"},
     "mistral": {"model_type": "mistral"},
 }
@@ -40,7 +45,9 @@ def reconfigure(folder: Path, **fields: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+def rewrite(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
     file = folder / "model.safetensors"
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
@@ -56,11 +63,18 @@ def test_what_transformers_saved_is_whole(kind: str, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "a layer's MLP is gone": (
-        lambda folder: rewrite(folder, lambda was: {n: t for n, t in was.items() if ".layers.2.mlp." not in n}),
-        "lacks model.layers.2.mlp.down_proj.weight and 2 more tensors, which its config.json asks for",
+        lambda folder: rewrite(
+            folder, lambda was: {n: t for n, t in was.items() if ".layers.2.mlp." not in n}
+        ),
+        (
+            "lacks model.layers.2.mlp.down_proj.weight and 2 more tensors, which its config.json"
+            " asks for"
+        ),
     ),
     "one tensor is gone": (
-        lambda folder: rewrite(folder, lambda was: {n: t for n, t in was.items() if n != "model.norm.weight"}),
+        lambda folder: rewrite(
+            folder, lambda was: {n: t for n, t in was.items() if n != "model.norm.weight"}
+        ),
         "lacks model.norm.weight, which its config.json asks for",
     ),
     "deeper": (
@@ -69,18 +83,28 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "shallower": (
         lambda folder: reconfigure(folder, num_hidden_layers=2),
-        "holds model.layers.2.input_layernorm.weight and 17 more tensors, which its config.json has no place for",
+        (
+            "holds model.layers.2.input_layernorm.weight and 17 more tensors, which its config.json"
+            " has no place for"
+        ),
     ),
     "a bias": (
-        lambda folder: rewrite(folder, lambda was: was | {"model.layers.0.self_attn.q_proj.bias": torch.ones(16)}),
+        lambda folder: rewrite(
+            folder, lambda was: was | {"model.layers.0.self_attn.q_proj.bias": torch.ones(16)}
+        ),
         "holds model.layers.0.self_attn.q_proj.bias, which its config.json has no place for",
     ),
     "another shape": (
         lambda folder: reconfigure(folder, intermediate_size=48),
-        r"holds model.layers.\d.mlp.\w+.weight of shape \[\d+, \d+\], its config.json asks for \[\d+, \d+\]",
+        (
+            r"holds model.layers.\d.mlp.\w+.weight of shape \[\d+, \d+\], its config.json asks for"
+            r" \[\d+, \d+\]"
+        ),
     ),
     "no head": (
-        lambda folder: rewrite(folder, lambda was: {n: t for n, t in was.items() if n != "lm_head.weight"}),
+        lambda folder: rewrite(
+            folder, lambda was: {n: t for n, t in was.items() if n != "lm_head.weight"}
+        ),
         "has no lm_head.weight although tie_word_embeddings is false",
     ),
     "no such architecture": (
@@ -95,7 +119,9 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_does_not_fit_its_config_is_refused(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_its_config_is_refused(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     change, told = WRONG[what]
     change(stored(tmp_path / "model"))
     capfd.readouterr()
@@ -107,16 +133,24 @@ def test_what_does_not_fit_its_config_is_refused(what: str, tmp_path: Path, capf
 
 
 def test_what_others_store_besides_is_harmless(tmp_path: Path) -> None:
-    """Buffers of older versions of transformers, a copy of a tied head, and names without their prefix."""
+    """Buffers of older versions of transformers, a copy of a tied head, and names without their
+    prefix.
+    """
     folder = stored(tmp_path / "model")
     rewrite(
         folder,
-        lambda was: was | {
-            "model.rotary_emb.inv_freq": torch.ones(4),
-            **{f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(4) for n in range(4)},
-            "model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(1, 1, 8, 4),
-        },
-    )  # fmt: skip
+        lambda was: (
+            was
+            | {
+                "model.rotary_emb.inv_freq": torch.ones(4),
+                **{
+                    f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(4)
+                    for n in range(4)
+                },
+                "model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(1, 1, 8, 4),
+            }
+        ),
+    )
     build_skeleton(folder, "model.path")
     tied = stored(tmp_path / "tied", "tied")
     rewrite(tied, lambda was: was | {"lm_head.weight": was["model.embed_tokens.weight"].clone()})
@@ -129,9 +163,16 @@ def test_what_others_store_besides_is_harmless(tmp_path: Path) -> None:
 def test_a_quantized_model_is_not_compared_and_not_trained(tmp_path: Path) -> None:
     folder = stored(tmp_path / "model")
     reconfigure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    rewrite(folder, lambda was: was | {"model.layers.0.mlp.up_proj.qweight": torch.ones(2, 2, dtype=torch.int32)})
+    rewrite(
+        folder,
+        lambda was: (
+            was | {"model.layers.0.mlp.up_proj.qweight": torch.ones(2, 2, dtype=torch.int32)}
+        ),
+    )
     assert build_skeleton(folder, "checkpoint").config.num_hidden_layers == 4
-    with pytest.raises(PipelineError, match=f"model.path={folder} is quantized, as its config.json says"):
+    with pytest.raises(
+        PipelineError, match=f"model.path={folder} is quantized, as its config.json says"
+    ):
         check_base(folder, sandbox_tokenizer())
 
 
@@ -142,11 +183,15 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
     from pipeline.models.checkpoint import header_bytes, read_header
 
     infos = read_header(folder / "model.safetensors")
-    shapes = {name: (info.dtype, info.shape) for name, info in infos.items() if name != "lm_head.weight"}
+    shapes = {
+        name: (info.dtype, info.shape) for name, info in infos.items() if name != "lm_head.weight"
+    }
     shapes["model.embed_tokens.weight"] = ("BF16", (2**30, 16))
     header = header_bytes(shapes)
     sizes = sum(
-        info.nbytes for name, info in infos.items() if name not in ("lm_head.weight", "model.embed_tokens.weight")
+        info.nbytes
+        for name, info in infos.items()
+        if name not in ("lm_head.weight", "model.embed_tokens.weight")
     )
     with open(folder / "model.safetensors", "wb") as file:
         file.write(header)

@@ -1,4 +1,6 @@
-"""What the papers print: as transcribed, equal where it is printed twice, and marked where it is not."""
+"""What the papers print: as transcribed, equal where it is printed twice, and marked where it is
+not.
+"""
 
 import csv
 
@@ -19,7 +21,9 @@ from pipeline.papers.published import (
 def test_numbers_by_key_row_and_column() -> None:
     assert published_value("layer_swapping.table1", "sw.avg", "layer_swap_default") == 32.4
     assert published_value("layer_swapping.table5", "belebele_5shot_accuracy.te", "te") == 60.2
-    assert published_value("layer_swapping.table5", "belebele_5shot_accuracy.te", "sw") is None  # not reported
+    assert (
+        published_value("layer_swapping.table5", "belebele_5shot_accuracy.te", "sw") is None
+    )  # not reported
     assert published_value("unreasonable.table3", "en", "simultaneous_full") == 81.8
     assert published_value("unreasonable.table_a8", "aya_expanse_8b", "mgsm_te") == 3.2
     assert published_value("unreasonable.table_a3", "10", "mgsm_sw") is None  # its cells are lost
@@ -29,10 +33,18 @@ def test_numbers_by_key_row_and_column() -> None:
 @pytest.mark.parametrize(
     ("read", "asked", "words"),
     [
-        (published_table, "unreasonable.tabel3", "there is no unreasonable.tabel3: did you mean unreasonable.table3"),
+        (
+            published_table,
+            "unreasonable.tabel3",
+            "there is no unreasonable.tabel3: did you mean unreasonable.table3",
+        ),
         (published_table, "layerswapping.table1", "did you mean layer_swapping.table1"),
         (published_value, "unreasonable.table3 sw layer_swap", "did you mean layer_swap_"),
-        (published_value, "unreasonable.table3 ja base", "there is no ja: there are sw, bn, te, en, target_avg"),
+        (
+            published_value,
+            "unreasonable.table3 ja base",
+            "there is no ja: there are sw, bn, te, en, target_avg",
+        ),
         (published_rows, "unreasonable.partitions", "is not a table of numbers: it has A, B, C, Z"),
     ],
 )
@@ -49,12 +61,18 @@ def test_every_row_has_a_number_a_column_and_every_mark_names_something() -> Non
                 continue
             found, columns = published_rows(f"{paper}.{name}"), table["columns"]
             assert all(len(row) == len(columns) for row in found.values()), name
-            groups = {row.rsplit(".", depth)[0] for row in found for depth in range(row.count(".") + 1)}
+            groups = {
+                row.rsplit(".", depth)[0] for row in found for depth in range(row.count(".") + 1)
+            }
             cells = {f"{row}.{column}" for row in found for column in columns}
-            assert set(table.get("suspect", {})) <= cells | groups | set(columns) | {"caption", "text"}, name
+            assert set(table.get("suspect", {})) <= cells | groups | set(columns) | {
+                "caption",
+                "text",
+            }, name
 
 
-# Of one figure printed in two places: table, row, column of each. A name in braces is each of FILLED.
+# Of one figure printed in two places: table, row, column of each. A name in braces is each of
+# FILLED.
 TWICE = """
 layer_swapping.table1 {l}.avg math_expert             layer_swapping.table5 mgsm_8shot_exact_match.{l} math
 layer_swapping.table1 {l}.avg language_expert         layer_swapping.table5 mgsm_8shot_exact_match.{l} {l}
@@ -94,7 +112,10 @@ def pairs() -> list[list[str]]:
     found = []
     for line in TWICE.strip().splitlines():
         mark = next((mark for mark in FILLED if mark in line), "")
-        found += [line.replace(mark, name).split() if mark else line.split() for name in FILLED.get(mark, "-").split()]
+        found += [
+            line.replace(mark, name).split() if mark else line.split()
+            for name in FILLED.get(mark, "-").split()
+        ]
     return found
 
 
@@ -108,15 +129,31 @@ def test_what_is_printed_twice_agrees_or_is_marked_in_both_places(place: list[st
 
 def test_every_score_of_table_5_is_in_percent() -> None:
     """The least score in print is 12.0 % (Telugu); a fraction would be below 1."""
-    numbers = [one for row in published_rows("layer_swapping.table5").values() for one in row if one is not None]
+    numbers = [
+        one
+        for row in published_rows("layer_swapping.table5").values()
+        for one in row
+        if one is not None
+    ]
     assert len(numbers) == 82 and all(12 <= one <= 100 for one in numbers)
 
 
 def test_means_of_printed_numbers_are_the_printed_means_or_are_marked() -> None:
-    models = ["llama3.1_8b_instruct", "qwen2.5_7b_instruct", "aya_expanse_8b", "falcon3_7b_instruct"]
+    models = [
+        "llama3.1_8b_instruct",
+        "qwen2.5_7b_instruct",
+        "aya_expanse_8b",
+        "falcon3_7b_instruct",
+    ]
     for table in ("unreasonable.table3", "unreasonable.table_a1"):
         for row in ("sw", "bn", "te", "en"):
-            mean = sum(published_value("unreasonable.table_a8", model, f"mgsm_{row}") for model in models) / 4
+            mean = (
+                sum(
+                    published_value("unreasonable.table_a8", model, f"mgsm_{row}")
+                    for model in models
+                )
+                / 4
+            )
             assert (abs(published_value(table, row, "base") - mean) < 0.051) == (
                 reason_for_doubt(table, row, "base") is None
             )
@@ -129,17 +166,26 @@ def test_contradictions_between_words_and_numbers_are_marked() -> None:
     """Computed here, from what the text claims (layer_swapping 5.1; unreasonable 5 and table 2)."""
     for lang in ("sw", "te", "bn", "ja"):
         row = ("layer_swapping.table1", f"{lang}.avg")
-        below = published_value(*row, "layer_swap_default") < published_value(*row, "model_soup_best")
+        below = published_value(*row, "layer_swap_default") < published_value(
+            *row, "model_soup_best"
+        )
         assert below == (reason_for_doubt(*row, "layer_swap_default") is not None)
         pairwise = published_value("layer_swapping.table6", lang, "model_soup_pairwise_avg")
         assert pairwise == published_value(*row, "model_soup_best")  # "best" there, "default" here
-        assert "table1's best" in reason_for_doubt("layer_swapping.table6", lang, "model_soup_pairwise_avg")
+        assert "table1's best" in reason_for_doubt(
+            "layer_swapping.table6", lang, "model_soup_pairwise_avg"
+        )
     key = "unreasonable.table1"
-    best_baseline = max(published_value(key, row, "full_sft") for row in ("math_only", "language_only", "data_mixing"))
+    best_baseline = max(
+        published_value(key, row, "full_sft")
+        for row in ("math_only", "language_only", "data_mixing")
+    )
     for row in ("simultaneous_sft", "layer_swapping"):
         for column in ("partial_lora", "partial_sft", "lora", "full_sft"):
             number = published_value(key, row, column)
-            assert (number is not None and number <= best_baseline) == (reason_for_doubt(key, row, column) is not None)
+            assert (number is not None and number <= best_baseline) == (
+                reason_for_doubt(key, row, column) is not None
+            )
     partial = [
         published_value("unreasonable.table2", row, "frozen_during")
         for row in published_rows("unreasonable.table2")
@@ -151,7 +197,9 @@ def test_contradictions_between_words_and_numbers_are_marked() -> None:
         "unreasonable.table_a8", "qwen2.5_7b_instruct", "mgsm_bn"
     )
     assert "Instruct" in reason_for_doubt("unreasonable.table_a2", "bn", "base")
-    assert "nine languages" in reason_for_doubt("layer_swapping.table2", "all_languages_avg", "ties_best")
+    assert "nine languages" in reason_for_doubt(
+        "layer_swapping.table2", "all_languages_avg", "ties_best"
+    )
     assert "spBLEU" in reason_for_doubt("layer_swapping.table5", "flores_0shot_bleu.en-te", "base")
     assert reason_for_doubt("layer_swapping.table5", "mgsm_8shot_exact_match.sw", "base") is None
 
@@ -165,7 +213,9 @@ def test_the_shares_of_the_maps_that_cannot_be_shares_are_marked_and_kept() -> N
                 features = 14336 if column.endswith("w2") else 4096
                 if f"{round(float(text) * features) / features:.6f}" != text:
                     impossible.add(f"{row['figure']}.{row['layer']}.{column}")
-                    told = reason_for_doubt("layer_swapping.figures", f"{row['figure']}.{row['layer']}", column)
+                    told = reason_for_doubt(
+                        "layer_swapping.figures", f"{row['figure']}.{row['layer']}", column
+                    )
                     assert told and told.startswith(text)
                     likely = float(told.split()[-1])
                     assert f"{round(likely * features) / features:.6f}" == f"{likely:.6f}"

@@ -13,8 +13,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts/get_smollm2.py"
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The folder of SmolLM2-135M-Instruct in bfloat16, downloaded on first use; where it cannot be had, the tests
-    that need it are skipped with the reason."""
+    """The folder of SmolLM2-135M-Instruct in bfloat16, downloaded on first use; where it cannot be
+    had, the tests that need it are skipped with the reason.
+    """
     try:
         return Path(runpy.run_path(str(SCRIPT))["smollm2"]())
     except PipelineError as error:

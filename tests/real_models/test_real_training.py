@@ -1,4 +1,6 @@
-"""SmolLM2 trained on real GSM8K in each way: what moves, on which tokens, and with the bits of a bare SFTTrainer."""
+"""SmolLM2 trained on real GSM8K in each way: what moves, on which tokens, and with the bits of a
+bare SFTTrainer.
+"""
 
 import json
 import re
@@ -19,28 +21,38 @@ from pipeline.train import stage
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
-RECIPE = "sft.precision=fp32 sft.learning_rate=1e-5 sft.batch_size=2 sft.micro_batch_size=1 sft.seq_length=256 "
+RECIPE = (
+    "sft.precision=fp32 sft.learning_rate=1e-5 sft.batch_size=2 sft.micro_batch_size=1"
+    " sft.seq_length=256 "
+)
 RECIPE += "sft.steps=2 sft.template=chat data.size=4 data.decontaminate=count"
 BARE = Path(__file__).with_name("bare_sft.py")
 JOINT = {  # a math and a language set, the latter from MGSM's exemplars in Swahili
-    "exemplars_sw": """
+    "exemplars_sw": (
+        """
 defaults: [{/data@sources.exemplars: own}, _self_]
 name: exemplars_sw
 side: language
 sources:
   exemplars: {file: mgsm/sw/train.jsonl, prompt: "{question}", completion: "{answer}", language: sw}
-""",
-    "gsm8k_exemplars_sw": """
+"""
+    ),
+    "gsm8k_exemplars_sw": (
+        """
 defaults: [{/expert@union.gsm8k: gsm8k}, {/expert@union.exemplars_sw: exemplars_sw}, _self_]
 name: gsm8k_exemplars_sw
 side: both
-""",
+"""
+    ),
 }
 WAYS = {
     "full": "expert=gsm8k sft=full",
     "lora": "expert=gsm8k sft=lora",
     "partial": "expert=gsm8k sft=partial partition=A sft.steps=1 data.size=2",
-    "simultaneous": "expert=gsm8k_exemplars_sw sft=simultaneous partition=B data.size=2 data.word_problems=count",
+    "simultaneous": (
+        "expert=gsm8k_exemplars_sw sft=simultaneous partition=B data.size=2"
+        " data.word_problems=count"
+    ),
 }
 LAYERS = 30
 MLP, ATTENTION = ("mlp", "post_attention_layernorm"), ("self_attn", "input_layernorm")
@@ -59,7 +71,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shortest rows of real GSM8K, and of MGSM's exemplars: a median one has three times as many tokens."""
+    """The shortest rows of real GSM8K, and of MGSM's exemplars: a median one has three times as
+    many tokens.
+    """
     root = tmp_path_factory.mktemp("data")
     for folder in ("gsm8k", "mgsm/sw"):
         (root / folder).mkdir(parents=True)
@@ -73,7 +87,9 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     here: Path, smollm2: Path, data_root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], SimpleNamespace]:
-    """A training by stage=sft: its log, its weights, the file of its rows, and the trainer that it used."""
+    """A training by stage=sft: its log, its weights, the file of its rows, and the trainer that it
+    used.
+    """
     trainers: list[Any] = []
     make = stage.trainer_of
 
@@ -85,9 +101,16 @@ def trained(
     monkeypatch.setattr(stage, "trainer_of", remembering)
 
     def train(way: str) -> SimpleNamespace:
-        shared = [f"model={smollm2}", f"data_root={data_root}", f"runs_dir={here}/runs", "tracking.mode=disabled"]
+        shared = [
+            f"model={smollm2}",
+            f"data_root={data_root}",
+            f"runs_dir={here}/runs",
+            "tracking.mode=disabled",
+        ]
         words = {word.split("=")[0]: word for word in [*RECIPE.split(), *WAYS[way].split()]}
-        told = call(f"--config-dir={here}/conf", "stage=sft", "recipe=default", *shared, *words.values())
+        told = call(
+            f"--config-dir={here}/conf", "stage=sft", "recipe=default", *shared, *words.values()
+        )
         assert told.status == 0, told.err
         folder = Path(told.out.strip())
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -108,13 +131,19 @@ def layers_of(names: set[str], inside: tuple[str, ...]) -> set[int]:
 def moved(weights: dict[str, torch.Tensor], base: Path) -> set[str]:
     start = load_file(base / "model.safetensors")
     assert weights.keys() == start.keys()
-    return {name for name, tensor in weights.items() if not torch.equal(tensor, start[name].float())}
+    return {
+        name for name, tensor in weights.items() if not torch.equal(tensor, start[name].float())
+    }
 
 
 def conversation(row: dict[str, str]) -> tuple[str, str]:
-    """A row as SmolLM2's template writes it, by hand: what comes before the answer, and the answer with its end."""
+    """A row as SmolLM2's template writes it, by hand: what comes before the answer, and the answer
+    with its end.
+    """
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    before = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{row['prompt']}<|im_end|>\n"
+    before = (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{row['prompt']}<|im_end|>\n"
+    )
     return f"{before}<|im_start|>assistant\n", f"{row['completion']}<|im_end|>\n"
 
 
@@ -125,7 +154,9 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def test_full_training_equals_a_bare_sfttrainer(
     trained: Callable[[str], SimpleNamespace], smollm2: Path, here: Path
 ) -> None:
-    """Losses, gradient norms and all weights to the bit; the trained labels are the answer and its end of turn."""
+    """Losses, gradient norms and all weights to the bit; the trained labels are the answer and its
+    end of turn.
+    """
     full = trained("full")
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     texts = [conversation(row) for row in rows_of(full.rows)]
@@ -135,18 +166,24 @@ def test_full_training_equals_a_bare_sfttrainer(
         labels = [label for label in row["labels"] if label != -100]
         assert tokenizer.decode(labels) == answer and row["labels"][-len(labels) :] == labels
     del full.trainer
-    done = forked.python("-c", BARE.read_text(), *map(str, (smollm2, full.rows, here / "bare")), timeout=1200)
+    done = forked.python(
+        "-c", BARE.read_text(), *map(str, (smollm2, full.rows, here / "bare")), timeout=1200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     history = json.loads((here / "bare/history.json").read_text())[:2]
     for ours, bare in zip(full.log, history, strict=True):
         assert (ours["loss"], ours["grad_norm"]) == (bare["loss"], bare["grad_norm"])
     bare = load_file(here / "bare/model.safetensors")
-    assert {name for name, tensor in full.weights.items() if not torch.equal(tensor, bare[name])} == set()
+    assert {
+        name for name, tensor in full.weights.items() if not torch.equal(tensor, bare[name])
+    } == set()
     assert moved(full.weights, smollm2) == set(bare)
 
 
 def losses_of_base(base: Path, *sets: list[dict[str, str]]) -> list[float]:
-    """The means over the tokens of the answers in each set of their negative log-probability, by plain transformers."""
+    """The means over the tokens of the answers in each set of their negative log-probability, by
+    plain transformers.
+    """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base)
     losses = []
@@ -165,13 +202,22 @@ def losses_of_base(base: Path, *sets: list[dict[str, str]]) -> list[float]:
 def first_rows(file: Path) -> list[dict[str, str]]:
     """The rows of the first step: the first two, shuffled by the seed."""
     rows = rows_of(file)
-    return [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:2]]
+    return [
+        rows[i]
+        for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:2]
+    ]
 
 
-def test_lora_trains_adapters_of_all_projections(trained: Callable[[str], SimpleNamespace], smollm2: Path) -> None:
-    """The first loss is the base's; after two steps the second factor of every adapter has left zero."""
+def test_lora_trains_adapters_of_all_projections(
+    trained: Callable[[str], SimpleNamespace], smollm2: Path
+) -> None:
+    """The first loss is the base's; after two steps the second factor of every adapter has left
+    zero.
+    """
     lora = trained("lora")
-    assert [lora.log[0]["loss"]] == pytest.approx(losses_of_base(smollm2, first_rows(lora.rows)), rel=1e-5)
+    assert [lora.log[0]["loss"]] == pytest.approx(
+        losses_of_base(smollm2, first_rows(lora.rows)), rel=1e-5
+    )
     factors = {name for name in lora.weights if ".lora_B." in name}
     assert len(factors) == LAYERS * 7 and len(lora.weights) == 2 * len(factors)
     assert all(lora.weights[name].abs().max() > 0 for name in factors)
@@ -180,17 +226,25 @@ def test_lora_trains_adapters_of_all_projections(trained: Callable[[str], Simple
 def test_partial_training_moves_its_side_of_the_partition(
     trained: Callable[[str], SimpleNamespace], smollm2: Path
 ) -> None:
-    """Math's side of partition A (unreasonable, section 3.3): the MLPs of all layers but the first six and last two."""
+    """Math's side of partition A (unreasonable, section 3.3): the MLPs of all layers but the first
+    six and last two.
+    """
     partial = trained("partial")
     names = moved(partial.weights, smollm2)
-    assert layers_of(names, MLP) == set(range(6, LAYERS - 2)) and layers_of(names, ATTENTION) == set()
-    assert len(names) == 4 * (LAYERS - 8)  # three projections and their norm; nothing outside the layers
+    assert (
+        layers_of(names, MLP) == set(range(6, LAYERS - 2)) and layers_of(names, ATTENTION) == set()
+    )
+    assert len(names) == 4 * (
+        LAYERS - 8
+    )  # three projections and their norm; nothing outside the layers
 
 
 def test_simultaneous_training_moves_each_side_on_its_own_rows(
     trained: Callable[[str], SimpleNamespace], smollm2: Path
 ) -> None:
-    """Partition B: a step on two math rows, then one on two Swahili rows; all layers move, and nothing outside."""
+    """Partition B: a step on two math rows, then one on two Swahili rows; all layers move, and
+    nothing outside.
+    """
     both = trained("simultaneous")
     rows = rows_of(both.rows)
     math = [row for row in rows if row["side"] == "math"]

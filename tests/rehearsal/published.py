@@ -1,8 +1,9 @@
-"""A Hub on this machine with every repository that the papers' tables read, laid out as published, and its troubles:
-gated repositories, too many requests, a download that breaks off, an organisation that was renamed.
+"""A Hub on this machine with every repository that the papers' tables read, laid out as published,
+and its troubles: gated repositories, too many requests, a download that breaks off, an organisation
+that was renamed.
 
-Texts are made from a few words of each language. Data sets have hundreds of rows, among them the odd ones of
-tests/data/repositories.py; benchmarks a few questions in each of MGSM's languages.
+Texts are made from a few words of each language. Data sets have hundreds of rows, among them the
+odd ones of tests/data/repositories.py; benchmarks a few questions in each of MGSM's languages.
 """
 
 import csv
@@ -31,17 +32,35 @@ GATED = [
     "datasets/bigscience-data/roots_indic-bn_wikisource",
 ]
 WORDS = {
-    "en": "water tree house child market road river school bread morning friend teacher garden letter window story",
-    "sw": "maji mti nyumba mtoto soko barabara mto shule mkate asubuhi rafiki mwalimu bustani barua dirisha hadithi",
+    "en": (
+        "water tree house child market road river school bread morning friend teacher garden letter"
+        " window story"
+    ),
+    "sw": (
+        "maji mti nyumba mtoto soko barabara mto shule mkate asubuhi rafiki mwalimu bustani barua"
+        " dirisha hadithi"
+    ),
     "bn": "জল গাছ বাড়ি শিশু বাজার রাস্তা নদী স্কুল রুটি সকাল বন্ধু শিক্ষক বাগান চিঠি জানালা গল্প",
-    "te": "నీరు చెట్టు ఇల్లు పిల్ల బజారు దారి నది బడి రొట్టె ఉదయం స్నేహితుడు గురువు తోట ఉత్తరం కిటికీ కథ",
+    "te": ("నీరు చెట్టు ఇల్లు పిల్ల బజారు దారి నది బడి రొట్టె ఉదయం స్నేహితుడు గురువు తోట ఉత్తరం కిటికీ కథ"),
     "ja": "水 木 家 子供 市場 道 川 学校 パン 朝 友達 先生 庭 手紙 窓 物語",
-    "de": "Wasser Baum Haus Kind Markt Straße Fluss Schule Brot Morgen Freund Lehrer Garten Brief Fenster Geschichte",
-    "fr": "eau arbre maison enfant marché route fleuve école pain matin ami maître jardin lettre fenêtre histoire",
+    "de": (
+        "Wasser Baum Haus Kind Markt Straße Fluss Schule Brot Morgen Freund Lehrer Garten Brief"
+        " Fenster Geschichte"
+    ),
+    "fr": (
+        "eau arbre maison enfant marché route fleuve école pain matin ami maître jardin lettre"
+        " fenêtre histoire"
+    ),
     "zh": "水 树 房子 孩子 市场 路 河 学校 面包 早晨 朋友 老师 花园 信 窗户 故事",
-    "ru": "вода дерево дом ребёнок рынок дорога река школа хлеб утро друг учитель сад письмо окно рассказ",
-    "es": "agua árbol casa niño mercado camino río escuela pan mañana amigo maestro jardín carta ventana cuento",
-    "th": "น้ำ ต้นไม้ บ้าน เด็ก ตลาด ถนน แม่น้ำ โรงเรียน ขนมปัง เช้า เพื่อน ครู สวน จดหมาย หน้าต่าง เรื่อง",
+    "ru": (
+        "вода дерево дом ребёнок рынок дорога река школа хлеб утро друг учитель сад письмо окно"
+        " рассказ"
+    ),
+    "es": (
+        "agua árbol casa niño mercado camino río escuela pan mañana amigo maestro jardín carta"
+        " ventana cuento"
+    ),
+    "th": ("น้ำ ต้นไม้ บ้าน เด็ก ตลาด ถนน แม่น้ำ โรงเรียน ขนมปัง เช้า เพื่อน ครู สวน จดหมาย หน้าต่าง เรื่อง"),
 }
 SUBJECTS = 57
 Write = Callable[["Texts", Path], None]
@@ -55,7 +74,9 @@ class Texts:
 
     def text(self, code: str, words: int = 4) -> str:
         chosen = self.random.choices(WORDS[code].split(), k=words)
-        return ("" if code in ("ja", "zh", "th") else " ").join(chosen) + ("。" if code in ("ja", "zh") else ".")
+        return ("" if code in ("ja", "zh", "th") else " ").join(chosen) + (
+            "。" if code in ("ja", "zh") else "."
+        )
 
     def rows(self, count: int, **columns: str) -> Rows:
         """Rows of texts; columns: name -> language."""
@@ -63,7 +84,9 @@ class Texts:
 
 
 def fill(hub: Hub, folder: Path) -> None:
-    """Every repository and file that the papers' tables read. folder: an empty one for their files."""
+    """Every repository and file that the papers' tables read. folder: an empty one for their
+    files.
+    """
     texts = Texts()
     for name, write in {**training_sets(), **benchmark_sets()}.items():
         path = folder / "datasets" / name
@@ -106,7 +129,18 @@ def proxy_certificate(folder: Path, hub: Hub) -> Path:
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     hub.hosts = "storage.googleapis.com", "data.statmt.org"
     names = "subjectAltName=" + ",".join(f"DNS:{host}" for host in hub.hosts)
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=rehearsal"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=rehearsal",
+    ]
     files = ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command, *files], check=True, capture_output=True)
     hub.tls = SSLContext(PROTOCOL_TLS_SERVER)
@@ -114,7 +148,7 @@ def proxy_certificate(folder: Path, hub: Hub) -> Path:
     return certificate
 
 
-# ------------------------------------------------------------------------------------------------ training sets
+# --- training sets ---
 
 BITEXTS = {  # path of the address -> language, columns
     "/allennlp-data-bucket/nllb/ben_Beng-eng_Latn.gz": ("bn", 9),
@@ -140,14 +174,18 @@ def training_sets() -> dict[str, Write]:
     return {
         "microsoft/orca-math-word-problems-200k": orca_math,
         "CohereLabs/aya_dataset": lambda _, folder: repositories.aya(folder),
-        f"Telugu-LLM-Labs/{telugu}": telugu_csv, f"Telugu-LLM-Labs/{gpteacher}": telugu_csv,
+        f"Telugu-LLM-Labs/{telugu}": telugu_csv,
+        f"Telugu-LLM-Labs/{gpteacher}": telugu_csv,
         "ai4bharat/indic-align": lambda _, folder: repositories.indic_align(folder),
         "lumatic-ai/BongChat-v1-253k": bongchat,
-        "lelapa/Inkuba-instruct": inkuba, "bigscience/xP3mt": xp3mt, "izumi-lab/llm-japanese-dataset": llm_japanese,
+        "lelapa/Inkuba-instruct": inkuba,
+        "bigscience/xP3mt": xp3mt,
+        "izumi-lab/llm-japanese-dataset": llm_japanese,
         "p1atdev/ichikara-instruction": lambda _, folder: repositories.ichikara(folder),
-        "kunishou/databricks-dolly-15k-ja": dolly_ja, "open-web-math/open-web-math": open_web_math,
+        "kunishou/databricks-dolly-15k-ja": dolly_ja,
+        "open-web-math/open-web-math": open_web_math,
         "bigscience-data/roots_indic-bn_wikisource": bn_wikisource,
-    }  # fmt: skip
+    }
 
 
 def orca_math(texts: Texts, folder: Path) -> None:
@@ -163,7 +201,9 @@ def telugu_csv(texts: Texts, folder: Path) -> None:
     (file,) = folder.glob("*.csv")
     parts = ("en", "en", "en", "te", "te", "te", "en", "en", "en")
     with open(file, "a", newline="", encoding="utf-8") as lines:
-        csv.writer(lines).writerows([n, *(texts.text(code) for code in parts)] for n in range(3, MANY))
+        csv.writer(lines).writerows(
+            [n, *(texts.text(code) for code in parts)] for n in range(3, MANY)
+        )
 
 
 def bongchat(texts: Texts, folder: Path) -> None:
@@ -174,8 +214,12 @@ def bongchat(texts: Texts, folder: Path) -> None:
 def inkuba(texts: Texts, folder: Path) -> None:
     repositories.inkuba(folder)
     more = {"task": "mmt", "data_source": "nllb"}
-    rows = [row | more for row in texts.rows(rows_of("sw"), instruction="sw", inputs="sw", targets="sw")]
-    parquet(folder / "data/swahili_train-00000-of-00001.parquet", [*rows, rows[0] | {"inputs": None}])
+    rows = [
+        row | more for row in texts.rows(rows_of("sw"), instruction="sw", inputs="sw", targets="sw")
+    ]
+    parquet(
+        folder / "data/swahili_train-00000-of-00001.parquet", [*rows, rows[0] | {"inputs": None}]
+    )
 
 
 def xp3mt(texts: Texts, folder: Path) -> None:
@@ -185,14 +229,18 @@ def xp3mt(texts: Texts, folder: Path) -> None:
 
 
 def llm_japanese(texts: Texts, folder: Path) -> None:
-    jsonl(folder / "data-cc-by-sa.jsonl", texts.rows(MANY, instruction="ja", input="ja", output="ja"))
+    jsonl(
+        folder / "data-cc-by-sa.jsonl", texts.rows(MANY, instruction="ja", input="ja", output="ja")
+    )
 
 
 def dolly_ja(texts: Texts, folder: Path) -> None:
     more = {"category": "closed_qa", "index": "0"}
     rows = [more | row for row in texts.rows(MANY, instruction="ja", input="ja", output="ja")]
     folder.mkdir(parents=True)
-    (folder / "databricks-dolly-15k-ja.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    (folder / "databricks-dolly-15k-ja.json").write_text(
+        json.dumps(rows, ensure_ascii=False), encoding="utf-8"
+    )
 
 
 def open_web_math(texts: Texts, folder: Path) -> None:
@@ -207,22 +255,32 @@ def bn_wikisource(texts: Texts, folder: Path) -> None:
     parquet(folder / "data/train-00000-of-00001.parquet", rows)
 
 
-# ------------------------------------------------------------------------------------------------ benchmarks
+# --- benchmarks ---
 
-ASKED = {  # MGSM's words before a question and before a worked answer, those of the harness' task files
-    "en": ("Question:", "Step-by-Step Answer:"), "sw": ("Swali:", "Jibu la Hatua kwa Hatua:"),
-    "bn": ("প্রশ্ন:", "ধাপে ধাপে উত্তর:"), "te": ("ప్రశ్న:", "దశలవారీగా సమాధానం:"), "ja": ("問題：", "ステップごとの答え："),
-    "de": ("Frage:", "Schritt-für-Schritt-Antwort:"), "fr": ("Question :", "Réponse étape par étape :"),
-    "zh": ("问题：", "逐步解答："), "ru": ("Задача:", "Пошаговое решение:"),
-    "es": ("Pregunta:", "Respuesta paso a paso:"), "th": ("โจทย์:", "คำตอบทีละขั้นตอน:"),
-}  # fmt: skip
+# MGSM's words before a question and before a worked answer, those of the harness' task files
+ASKED = {
+    "en": ("Question:", "Step-by-Step Answer:"),
+    "sw": ("Swali:", "Jibu la Hatua kwa Hatua:"),
+    "bn": ("প্রশ্ন:", "ধাপে ধাপে উত্তর:"),
+    "te": ("ప్రశ్న:", "దశలవారీగా సమాధానం:"),
+    "ja": ("問題：", "ステップごとの答え："),
+    "de": ("Frage:", "Schritt-für-Schritt-Antwort:"),
+    "fr": ("Question :", "Réponse étape par étape :"),
+    "zh": ("问题：", "逐步解答："),
+    "ru": ("Задача:", "Пошаговое решение:"),
+    "es": ("Pregunta:", "Respuesta paso a paso:"),
+    "th": ("โจทย์:", "คำตอบทีละขั้นตอน:"),
+}
 
 
 def benchmark_sets() -> dict[str, Write]:
     return {
-        "juletxara/mgsm": mgsm, "facebook/belebele": belebele, "openlanguagedata/flores_plus": flores_plus,
-        "CohereLabs/Global-MMLU": global_mmlu, "google-research-datasets/mbpp": mbpp,
-    }  # fmt: skip
+        "juletxara/mgsm": mgsm,
+        "facebook/belebele": belebele,
+        "openlanguagedata/flores_plus": flores_plus,
+        "CohereLabs/Global-MMLU": global_mmlu,
+        "google-research-datasets/mbpp": mbpp,
+    }
 
 
 def mgsm(texts: Texts, folder: Path) -> None:
@@ -230,12 +288,19 @@ def mgsm(texts: Texts, folder: Path) -> None:
     for code in MGSM:
         before, worked = ASKED[code]
         shown = [
-            {"question": f"{before} {texts.text(code)} {n} + 2?", "answer": f"{worked} {texts.text(code, 4)} {n + 2}.",
-             "answer_number": n + 2, "equation_solution": f"{n} + 2 = {n + 2}."}
+            {
+                "question": f"{before} {texts.text(code)} {n} + 2?",
+                "answer": f"{worked} {texts.text(code, 4)} {n + 2}.",
+                "answer_number": n + 2,
+                "equation_solution": f"{n} + 2 = {n + 2}.",
+            }
             for n in range(1, 9)
-        ]  # fmt: skip
+        ]
         unknown = {"answer": None, "equation_solution": None}
-        asked = [{"question": f"{texts.text(code)} {n} + 3?", "answer_number": n + 3} | unknown for n in range(1, 9)]
+        asked = [
+            {"question": f"{texts.text(code)} {n} + 3?", "answer_number": n + 3} | unknown
+            for n in range(1, 9)
+        ]
         jsonl(folder / code / "train.jsonl", shown)
         jsonl(folder / code / "test.jsonl", asked)
         configs[code] = {split: f"{code}/{split}.jsonl" for split in ("train", "test")}
@@ -248,10 +313,16 @@ def belebele(texts: Texts, folder: Path) -> None:
         flores = language(code).flores
         options = {f"mc_answer{n}": code for n in range(1, 5)}
         rows = [
-            {"link": f"u{at // 2}", "question_number": 1 + at % 2, **row, "correct_answer_num": str(1 + at % 4),
-             "dialect": flores, "ds": "2023-05-03T00:00:00"}
+            {
+                "link": f"u{at // 2}",
+                "question_number": 1 + at % 2,
+                **row,
+                "correct_answer_num": str(1 + at % 4),
+                "dialect": flores,
+                "ds": "2023-05-03T00:00:00",
+            }
             for at, row in enumerate(texts.rows(10, flores_passage=code, question=code, **options))
-        ]  # fmt: skip
+        ]
         jsonl(folder / "data" / f"{flores}.jsonl", rows)
         configs[flores] = {"test": f"data/{flores}.jsonl"}
     (folder / "unused").mkdir()
@@ -279,10 +350,16 @@ def global_mmlu(texts: Texts, folder: Path) -> None:
         for split, count in (("dev", 5 * SUBJECTS), ("test", SUBJECTS)):
             options = {f"option_{letter}": code for letter in "abcd"}
             rows = [
-                {"sample_id": f"subject_{at % SUBJECTS}/{split}/{at}", "subject": f"subject_{at % SUBJECTS}",
-                 "subject_category": "STEM", **row, "answer": "ABCD"[at % 4], "is_annotated": False}
+                {
+                    "sample_id": f"subject_{at % SUBJECTS}/{split}/{at}",
+                    "subject": f"subject_{at % SUBJECTS}",
+                    "subject_category": "STEM",
+                    **row,
+                    "answer": "ABCD"[at % 4],
+                    "is_annotated": False,
+                }
                 for at, row in enumerate(texts.rows(count, question=code, **options))
-            ]  # fmt: skip
+            ]
             parquet(folder / f"{code}/{split}-00000-of-00001.parquet", rows)
         configs[code] = {split: f"{code}/{split}-*" for split in ("dev", "test")}
     readme(folder, configs)
@@ -290,10 +367,19 @@ def global_mmlu(texts: Texts, folder: Path) -> None:
 
 def mbpp(texts: Texts, folder: Path) -> None:
     rows = [
-        {"task_id": at, "text": f"Write a function. {texts.text('en')}", "code": f"def f{at}(): ...",
-         "test_list": [f"assert f{at}() is None"] * 3, "test_setup_code": "", "challenge_test_list": []}
+        {
+            "task_id": at,
+            "text": f"Write a function. {texts.text('en')}",
+            "code": f"def f{at}(): ...",
+            "test_list": [f"assert f{at}() is None"] * 3,
+            "test_setup_code": "",
+            "challenge_test_list": [],
+        }
         for at in range(4)
-    ]  # fmt: skip
+    ]
     for split in ("train", "test", "validation", "prompt"):
         parquet(folder / f"full/{split}-00000-of-00001.parquet", rows)
-    readme(folder, {"full": {split: f"full/{split}-*" for split in ("train", "test", "validation", "prompt")}})
+    readme(
+        folder,
+        {"full": {split: f"full/{split}-*" for split in ("train", "test", "validation", "prompt")}},
+    )

@@ -1,4 +1,6 @@
-"""The Hub of the rehearsal has what the papers' tables read, and its narrow models are the published architectures."""
+"""The Hub of the rehearsal has what the papers' tables read, and its narrow models are the
+published architectures.
+"""
 
 from pathlib import Path
 
@@ -20,14 +22,25 @@ def test_whatever_a_table_reads_is_there(tmp_path: Path) -> None:
     """Also what is only read once a model is selected. The other tables start from these."""
     runs = []
     tables = (
-        "layer_swapping_claims unreasonable_table3 unreasonable_table_a2 native_reasoning merging_pool adaptive_swap"
+        "layer_swapping_claims unreasonable_table3 unreasonable_table_a2 native_reasoning"
+        " merging_pool adaptive_swap"
     )
     for table in tables.split():
-        planning = Planning.of(compose(["stage=prefetch", f"table={table}", f"runs_dir={tmp_path}"]))
+        planning = Planning.of(
+            compose(["stage=prefetch", f"table={table}", f"runs_dir={tmp_path}"])
+        )
         runs += planning.targets()
-        runs += [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
+        runs += [
+            run
+            for score in planning.waiting_scores()
+            if (run := planning.representative_evaluation(score))
+        ]
     inputs = collect_hub_inputs(order_runs(runs))
-    data_sets = {*training_sets(), *benchmark_sets(), "CohereForAI/Global-MMLU"}  # by its former name, too
+    data_sets = {
+        *training_sets(),
+        *benchmark_sets(),
+        "CohereForAI/Global-MMLU",
+    }  # by its former name, too
     assert set(inputs.models) <= set(FAMILIES)
     for source in inputs.sources.values():
         if source.url:
@@ -38,12 +51,16 @@ def test_whatever_a_table_reads_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_narrow_model_is_the_published_one_in_all_but_its_width(name: str, tmp_path: Path) -> None:
+def test_a_narrow_model_is_the_published_one_in_all_but_its_width(
+    name: str, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shape = SHAPES[by_hub(name)]
     texts = Texts()
-    write_model(name, tmp_path / "model", [texts.text(code) for code in ("en", "sw", "bn", "te", "ja")] * 20)
+    write_model(
+        name, tmp_path / "model", [texts.text(code) for code in ("en", "sw", "bn", "te", "ja")] * 20
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     config = model.config
     assert config.num_hidden_layers == shape.layers and config.hidden_size <= 64

@@ -25,18 +25,24 @@ SKILL = {
 NASTY = 'six </script><script>alert("x")</script> & <b>7</b> \u2028 || \u0e51'
 
 
-def score(task: str, value: float, n: int, language: str, pair: str | None = None, **more: Any) -> dict[str, Any]:
+def score(
+    task: str, value: float, n: int, language: str, pair: str | None = None, **more: Any
+) -> dict[str, Any]:
     metric, filter_name = primary_metric(task)
     error = (value * (1 - value) / n) ** 0.5 if metric != "chrf++" else None
     row = ScoreRow(task, language, pair, None, 0, metric, filter_name, value, error, n)
     return asdict(row) | more
 
 
-def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | None = None) -> Path:
+def write_eval(
+    folder: Path, rows: list[dict], samples: dict[str, list[dict]] | None = None
+) -> Path:
     (folder / "samples").mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps({"rows": rows, "harness": {}}))
     for name, lines in (samples or {}).items():
-        (folder / "samples" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "samples" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
     return folder
 
 
@@ -48,42 +54,69 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
         "target": "7",
     }
     extracted = response.split()[-1] if response.split() else "[invalid]"
-    answered = {"response": response, "extracted": extracted, "correct": correct, "filter": "flexible-extract"}
+    answered = {
+        "response": response,
+        "extracted": extracted,
+        "correct": correct,
+        "filter": "flexible-extract",
+    }
     return asked | answered | {"prompt_hash": "", "scores": {}} | more
 
 
 ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
 COLUMNS = {  # name of a column -> its task, language and pair
-    "mgsm": ("mgsm", "qac", None), "mgsm en": ("mgsm", "en", None), "belebele": ("belebele", "qac", None),
-    "global_mmlu": ("global_mmlu", "qac", None), "flores to": ("flores", "qac", "en-qac"),
+    "mgsm": ("mgsm", "qac", None),
+    "mgsm en": ("mgsm", "en", None),
+    "belebele": ("belebele", "qac", None),
+    "global_mmlu": ("global_mmlu", "qac", None),
+    "flores to": ("flores", "qac", "en-qac"),
     "flores from": ("flores", "qac", "qac-en"),
-}  # fmt: skip
+}
 
 
-def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any) -> Results:
+def results_of(
+    cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any
+) -> Results:
     """A table of these cells; folders: of its evaluations, by name."""
-    rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
+    rows, columns = (
+        list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column")
+    )
     of_folders = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
     runs = [*of_folders, *more.pop("runs", [])]
     fixed = {"rows": rows, "columns": columns, "runs": runs, **read(cells, runs)}
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
-    return Results(**{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more)
+    return Results(
+        **{"table": "t", "title": "T", "note": "", "command": "python -m pipeline"} | fixed | more
+    )
 
 
 def read(cells: Sequence[CellResult], runs: Iterable[RunResult]) -> dict[str, Any]:
-    """The cells with the scores that they show, the evaluations of these runs, and their answers."""
+    """The cells with the scores that they show, the evaluations of these runs, and their
+    answers.
+    """
     folders = {run.name: run.folder for run in runs if (run.folder / "scores.json").is_file()}
-    stored = {name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
-              for name, folder in folders.items()}  # fmt: skip
-    shown = [replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores]) for cell in cells]
+    stored = {
+        name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
+        for name, folder in folders.items()
+    }
+    shown = [
+        replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores])
+        for cell in cells
+    ]
     answers, parquet = read_answers(stored, questions_to_keep(shown))
     return {"cells": shown, "evaluations": stored, "answers": answers, "parquet": parquet}
 
 
-def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Evaluation]) -> CellScore:
+def with_rows(
+    cell: CellResult, score: CellScore, evaluations: Mapping[str, Evaluation]
+) -> CellScore:
     wanted = (cell.task, *primary_metric(cell.task))
     rows = evaluations[score.run].rows if score.run in evaluations else ()
-    shown = [row for row in rows if (row.task, row.metric, row.filter) == wanted and cell.pair in (None, row.pair)]
+    shown = [
+        row
+        for row in rows
+        if (row.task, row.metric, row.filter) == wanted and cell.pair in (None, row.pair)
+    ]
     return replace(score, rows=shown)
 
 
@@ -104,10 +137,21 @@ def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
                 scores.append(CellScore(name, {} if row == "base" else {"seed": str(seed)}))
             names = [score.run for score in scores]
             value = sum((1 if pair else 100) * values[name][pair] for name in names) / len(names)
-            cells.append(CellResult(
-                row, column, value, value - 5, value + 5, len(names), runs=names, scores=scores, task=task, pair=pair,
-                role=ROLES.get(row, "merge"),
-            ))  # fmt: skip
+            cells.append(
+                CellResult(
+                    row,
+                    column,
+                    value,
+                    value - 5,
+                    value + 5,
+                    len(names),
+                    runs=names,
+                    scores=scores,
+                    task=task,
+                    pair=pair,
+                    role=ROLES.get(row, "merge"),
+                )
+            )
     for seed in seeds:
         for label in ("math expert", "qac expert"):
             name = f"sft-{label.replace(' ', '-')}-s{seed}"
@@ -115,46 +159,87 @@ def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
     return results_of(
         cells,
         runs=runs.values(),
-        contrasts=[line_of("layer swap", "base", "mgsm", 25.0, 0.001), line_of("soup", "base", "mgsm", 4.0, 0.4)],
+        contrasts=[
+            line_of("layer swap", "base", "mgsm", 25.0, 0.001),
+            line_of("soup", "base", "mgsm", 4.0, 0.4),
+        ],
         table="sandbox",
         title="Layer swapping in the small world",
-        note="A made-up language and a tiny model: the numbers show that the machinery works, no more.",
+        note=(
+            "A made-up language and a tiny model: the numbers show that the machinery works, no"
+            " more."
+        ),
         command="python -m pipeline stage=table table=sandbox",
-        versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
+        versions={
+            "pipeline": "0.1.0",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+            "lm_eval": "0.4.13",
+        },
         machine={"device": "cpu", "threads": 2, "cores": 2},
         git={"commit": "3fa9c1d2", "dirty": False},
     )
 
 
-def line_of(left: str, right: str, place: str, difference: float, p: float | None, **more: Any) -> dict[str, Any]:
+def line_of(
+    left: str, right: str, place: str, difference: float, p: float | None, **more: Any
+) -> dict[str, Any]:
     """A line of contrasts.csv."""
-    values = {"left_value": 50.0, "right_value": 50.0 - difference, "low": difference - 5, "high": difference + 5}
-    known = {"over": "problems", "difference": difference, **values, "p": p, "n": 40, "discordant": 0.2,
-             "detectable": 12.0, "detail": "", "missing": "", "exploratory": False}  # fmt: skip
+    values = {
+        "left_value": 50.0,
+        "right_value": 50.0 - difference,
+        "low": difference - 5,
+        "high": difference + 5,
+    }
+    known = {
+        "over": "problems",
+        "difference": difference,
+        **values,
+        "p": p,
+        "n": 40,
+        "discordant": 0.2,
+        "detectable": 12.0,
+        "detail": "",
+        "missing": "",
+        "exploratory": False,
+    }
     return {"left": left, "right": right, "place": place, **known, **more}
 
 
-def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> dict[str | None, float]:
+def write_made_up(
+    folder: Path, task: str, where: str, skill: float, n: int
+) -> dict[str | None, float]:
     """Returns its scores by pair."""
     chance = random.Random(folder.name)
     rows, samples, values = [], {}, {}
     for pair in (f"en-{where}", f"{where}-en") if task == "flores" else (None,):
         lines = [made_up_sample(task, where, doc, skill, chance) for doc in range(n)]
         samples[f"{task}.{pair or where}"] = lines
-        value = 10 + 60 * skill + chance.random() if pair else sum(bool(line["correct"]) for line in lines) / n
+        value = (
+            10 + 60 * skill + chance.random()
+            if pair
+            else sum(bool(line["correct"]) for line in lines) / n
+        )
         values[pair] = value
         rows.append(score(task, value, n, where, pair))
-        other = {"mgsm": {"filter": "strict-match", "value": value / 2}, "flores": {"metric": "bleu", "value": 3.2}}
+        other = {
+            "mgsm": {"filter": "strict-match", "value": value / 2},
+            "flores": {"metric": "bleu", "value": 3.2},
+        }
         rows += [rows[-1] | other[task]] if task in other else []
     write_eval(folder, rows, samples)
     return values
 
 
-def made_up_sample(task: str, where: str, doc: int, skill: float, chance: random.Random) -> dict[str, Any]:
+def made_up_sample(
+    task: str, where: str, doc: int, skill: float, chance: random.Random
+) -> dict[str, Any]:
     if task == "mgsm":
         right = chance.random() < skill
         answer = 7 if right else chance.randint(8, 99)
-        text = f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {answer}"
+        text = (
+            f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {answer}"
+        )
         prompt = f"Question: Ana mika {doc} loko, ta {7 - doc} so? ({where})\nAnswer:"
         return sample(doc, text, right, prompt=prompt)
     if task == "flores":

@@ -1,4 +1,6 @@
-"""The page as a reader has it, in a browser: hostile text stays text, and what can be clicked does what it says."""
+"""The page as a reader has it, in a browser: hostile text stays text, and what can be clicked does
+what it says.
+"""
 
 import json
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ from pipeline.report.write import write_report
 pytestmark = pytest.mark.browser
 
 HOSTILE = (
-    '</script><script>window.hit=1</script><img src=x onerror="window.hit=2"><svg onload="window.hit=3">'
-    '\u2028window.hit=4\u2029 <a href="javascript:window.hit=5">x</a> "><script>window.hit=6</script> {{ 7*7 }} ${7*7}'
+    '</script><script>window.hit=1</script><img src=x onerror="window.hit=2"><svg'
+    ' onload="window.hit=3">\u2028window.hit=4\u2029 <a href="javascript:window.hit=5">x</a>'
+    ' "><script>window.hit=6</script> {{ 7*7 }} ${7*7}'
 )
 
 
@@ -54,33 +57,69 @@ def errors(browser: Any) -> list[str]:
 
 
 def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
-    """In answers, prompts, titles, names of rows and runs, reasons, configurations, data cards, and links."""
-    lines = [sample(doc, HOSTILE + str(doc), doc % 2 == 0, prompt=HOSTILE, target=HOSTILE) for doc in range(3)]
+    """In answers, prompts, titles, names of rows and runs, reasons, configurations, data cards, and
+    links.
+    """
+    lines = [
+        sample(doc, HOSTILE + str(doc), doc % 2 == 0, prompt=HOSTILE, target=HOSTILE)
+        for doc in range(3)
+    ]
     runs = tmp_path / "runs"
     folder = write_eval(runs / "e", [score("mgsm", 0.5, 3, "qac")], {"mgsm.qac": lines})
     (runs / "d").mkdir()
     run = RunResult(
-        "e", "eval", folder, HOSTILE, stale=HOSTILE, model=HOSTILE, reason=HOSTILE,
-        parents={"javascript:window.hit=7": "d"}, config={HOSTILE: HOSTILE},
-    )  # fmt: skip
+        "e",
+        "eval",
+        folder,
+        HOSTILE,
+        stale=HOSTILE,
+        model=HOSTILE,
+        reason=HOSTILE,
+        parents={"javascript:window.hit=7": "d"},
+        config={HOSTILE: HOSTILE},
+    )
     data = RunResult("d", "data", runs / "d", HOSTILE)
     cell = CellResult(
-        HOSTILE, HOSTILE, 1.0, 0.5, 1.5, 2, 3.0, suspect=HOSTILE, missing=HOSTILE, runs=["e", HOSTILE],
-        scores=[CellScore("e", {HOSTILE: HOSTILE})], task="mgsm",
-    )  # fmt: skip
+        HOSTILE,
+        HOSTILE,
+        1.0,
+        0.5,
+        1.5,
+        2,
+        3.0,
+        suspect=HOSTILE,
+        missing=HOSTILE,
+        runs=["e", HOSTILE],
+        scores=[CellScore("e", {HOSTILE: HOSTILE})],
+        task="mgsm",
+    )
     results = replace(
-        made_up(tmp_path / "x"), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
-        command=HOSTILE, failed={HOSTILE: HOSTILE}, missing={HOSTILE: HOSTILE},
-        runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
-        contrasts=correct_contrasts([line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]),
+        made_up(tmp_path / "x"),
+        rows=[HOSTILE],
+        columns=[HOSTILE],
+        title=HOSTILE,
+        note=HOSTILE,
+        command=HOSTILE,
+        failed={HOSTILE: HOSTILE},
+        missing={HOSTILE: HOSTILE},
+        runs=[run, data],
+        git={HOSTILE: HOSTILE},
+        choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
+        contrasts=correct_contrasts(
+            [line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]
+        ),
         **read([cell], [run]),
-    )  # fmt: skip
+    )
     browser.get(write_report(results, runs / "reports" / "t").as_uri())
     for link in browser.find_elements("css selector", "a[href^='#']"):
         browser.execute_script("arguments[0].click()", link)
-    assert HOSTILE in browser.find_element("css selector", "[id^=run-]").get_attribute("textContent")
+    assert HOSTILE in browser.find_element("css selector", "[id^=run-]").get_attribute(
+        "textContent"
+    )
     lines = answers_shown(browser)
-    assert len(lines) == 3 and [line[3] for line in lines] == [HOSTILE.split()[-1] + str(doc) for doc in range(3)]
+    assert len(lines) == 3 and [line[3] for line in lines] == [
+        HOSTILE.split()[-1] + str(doc) for doc in range(3)
+    ]
     assert [line[1] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
     assert browser.execute_script("return window.hit === undefined")
     assert browser.find_elements("css selector", "img, iframe, a[href^='javascript']") == []
@@ -94,7 +133,10 @@ def answers_shown(browser: Any) -> list[list[str]]:
 
     rows = "#list tbody tr"
     WebDriverWait(browser, 20).until(lambda one: one.find_elements("css selector", rows))
-    script = "[...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(one => one.textContent))"
+    script = (
+        "[...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(one =>"
+        " one.textContent))"
+    )
     return browser.execute_script(f"return {script}", rows)
 
 
@@ -104,7 +146,9 @@ def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any)
     browser.get(write_report(results, reports).as_uri())
 
     def column() -> list[float]:
-        cells = browser.find_elements("css selector", "table.sortable:first-of-type tbody td:nth-child(2)")
+        cells = browser.find_elements(
+            "css selector", "table.sortable:first-of-type tbody td:nth-child(2)"
+        )
         return [float(cell.get_attribute("data-value")) for cell in cells[: len(results.rows)]]
 
     before = column()
@@ -113,9 +157,12 @@ def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any)
     browser.find_element("css selector", "table.sortable th:nth-child(2) button").click()
     assert column() == sorted(before)
 
-    # a cell expands; its lines lead to the run, whose line opens, and to the answers, whose section opens
+    # a cell expands; its lines lead to the run, whose line opens, and to the answers, whose section
+    # opens
     cell = browser.find_element("css selector", "table.sortable tbody td:nth-child(2)")
-    run, answers = (cell.find_element("css selector", f"a[href^='{to}']") for to in ("#run-", "#answers"))
+    run, answers = (
+        cell.find_element("css selector", f"a[href^='{to}']") for to in ("#run-", "#answers")
+    )
     assert not run.is_displayed()
     cell.find_element("css selector", "summary").click()
     run.click()
@@ -142,9 +189,13 @@ def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any)
     both = {line[0]: (line[2], line[6]) for line in all_lines(browser) if line[10] == "mgsm"}
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
     wanted = [
-        {data["strings"][item[2]]: data["strings"][item[5]] for item in data["models"][name]
-         if data["strings"][item[0]] == "mgsm"} for name in ("soup", "base")
-    ]  # fmt: skip
+        {
+            data["strings"][item[2]]: data["strings"][item[5]]
+            for item in data["models"][name]
+            if data["strings"][item[0]] == "mgsm"
+        }
+        for name in ("soup", "base")
+    ]
     assert both == {doc: (wanted[0][doc], wanted[1][doc]) for doc in wanted[0]} and len(both) == 40
     search = browser.find_element("css selector", "input[type=search]")
     search.send_keys('"ana HAD 17 loko"')
@@ -152,7 +203,9 @@ def test_what_can_be_clicked(one_language: Results, reports: Path, browser: Any)
     assert errors(browser) == []
 
 
-def test_a_phone_shows_responses_without_scrolling(one_language: Results, reports: Path, browser: Any) -> None:
+def test_a_phone_shows_responses_without_scrolling(
+    one_language: Results, reports: Path, browser: Any
+) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
@@ -172,23 +225,32 @@ def all_lines(browser: Any) -> list[list[str]]:
     return answers_shown(browser)
 
 
-def test_without_javascript_the_tables_are_there(one_language: Results, reports: Path, browser: Any) -> None:
+def test_without_javascript_the_tables_are_there(
+    one_language: Results, reports: Path, browser: Any
+) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.get(write_report(one_language, reports).as_uri())
         cells = browser.find_elements("css selector", "[aria-label='The table'] td")
         assert len([cell for cell in cells if cell.text]) == len(one_language.cells)
-        assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
+        assert (
+            "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
+        )
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_are_readable(one_language: Results, reports: Path, browser: Any, dark: bool) -> None:
-    """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
-        {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    ]})  # fmt: skip
+def test_light_and_dark_are_readable(
+    one_language: Results, reports: Path, browser: Any, dark: bool
+) -> None:
+    """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1,
+    1.4.3).
+    """
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
+    )
     browser.get(write_report(one_language, reports).as_uri())
     pairs = browser.execute_script("""
         var found = {};
@@ -213,11 +275,15 @@ def test_light_and_dark_are_readable(one_language: Results, reports: Path, brows
         ink, ground = (luminance(one) for one in colours.split("|"))
         contrast = (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05)
         assert contrast >= 4.5, (colours, where, contrast)
-    ground = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
+    ground = browser.execute_script(
+        "return getComputedStyle(document.documentElement).backgroundColor"
+    )
     assert (luminance(ground) < 0.1) == dark
 
 
 def luminance(colour: str) -> float:
     parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

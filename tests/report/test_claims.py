@@ -10,15 +10,30 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.report import claims
-from pipeline.report.claims import Claim, Unit, judge_difference, judge_wilcoxon, read_claims, word_of
+from pipeline.report.claims import (
+    Claim,
+    Unit,
+    judge_difference,
+    judge_wilcoxon,
+    read_claims,
+    word_of,
+)
 from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import Alike, compare_correlations, friedman
 
 WORDS = {
-    "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",
-    "over": ["row"], "test": "difference", "threshold": 2, "direction": "higher",
-}  # fmt: skip
+    "id": "one",
+    "text": "Left is better.",
+    "section": "1",
+    "left": "a",
+    "right": "b",
+    "metric": "exact_match",
+    "over": ["row"],
+    "test": "difference",
+    "threshold": 2,
+    "direction": "higher",
+}
 
 
 def claim(**words: object) -> Claim:
@@ -27,7 +42,7 @@ def claim(**words: object) -> Claim:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# --- files ---
 
 
 def test_a_claim_is_read():
@@ -51,7 +66,10 @@ def test_a_claim_is_read():
         ({"right": None}, "right is the other side, null for friedman alone"),
         ({"test": "friedman", "right": None}, "friedman needs direction differ"),
         ({"units": "all"}, "units 'all'"),
-        ({"test": "wilcoxon", "threshold": 0, "units": "each"}, "than and units are keys of test difference"),
+        (
+            {"test": "wilcoxon", "threshold": 0, "units": "each"},
+            "than and units are keys of test difference",
+        ),
         ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
         ({"units": "count", "direction": "within"}, "units: count needs direction higher or lower"),
         ({"test": "alike", "threshold": 0}, "alike needs metric fact"),
@@ -64,7 +82,7 @@ def test_what_is_no_claim_is_refused_in_one_sentence(words, told):
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------------- verdicts
+# --- verdicts ---
 
 
 @pytest.mark.parametrize(
@@ -93,17 +111,31 @@ def won(wins: int, losses: int, ties: int) -> np.ndarray:
 def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
     shown = judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.34)
     assert (shown.verdict, shown.sentence, shown.n) == ("shown", "shown", 250)
-    assert shown.difference == pytest.approx(16) and shown.low > 2 and (shown.left_value, shown.right_value) == (50, 34)
+    assert (
+        shown.difference == pytest.approx(16)
+        and shown.low > 2
+        and (shown.left_value, shown.right_value) == (50, 34)
+    )
     open_ = judge_difference(claim(), contrast(won(30, 20, 200)), 0.5, 0.46)
-    assert open_.sentence == "undecided (minimum detectable difference 7.9 points)"  # 2.8016 2.80 sqrt(0.2 / 250)
-    assert judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
+    assert (
+        open_.sentence == "undecided (minimum detectable difference 7.9 points)"
+    )  # 2.8016 2.80 sqrt(0.2 / 250)
+    assert (
+        judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
+    )
 
 
 @pytest.mark.parametrize("wins, losses", [(60, 20), (34, 20), (30, 25), (20, 60), (2, 1), (0, 0)])
-@pytest.mark.parametrize("words", [{}, {"direction": "lower"}, {"direction": "within"}, {"threshold": -1}])
+@pytest.mark.parametrize(
+    "words", [{}, {"direction": "lower"}, {"direction": "within"}, {"threshold": -1}]
+)
 def test_p_tests_the_claims_own_threshold(words, wins, losses):
-    """Where the verdict is made its p is below 5 %, and where it is not, above; 60 to 20 is not 16 points for sure."""
-    found = judge_difference(claim(**words), contrast(won(wins, losses, 250 - wins - losses)), 0.5, 0.4)
+    """Where the verdict is made its p is below 5 %, and where it is not, above; 60 to 20 is not 16
+    points for sure.
+    """
+    found = judge_difference(
+        claim(**words), contrast(won(wins, losses, 250 - wins - losses)), 0.5, 0.4
+    )
     assert (found.verdict != "undecided") == (found.p < 0.05)
     assert judge_difference(claim(threshold=16), contrast(won(60, 20, 170)), 0.5, 0.4).p > 0.9
 
@@ -130,9 +162,13 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def test_all_of_several_units_have_the_largest_p():
-    """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029: twice that in a family of two.
-    The family was corrected with the p of B, which is nearer to the threshold."""
-    units = [Unit(*unit, 0.5, 0.4) for unit in (("A", contrast(won(43, 25, 182))), ("B", contrast(won(14, 1, 385))))]
+    """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029: twice that
+    in a family of two. The family was corrected with the p of B, which is nearer to the threshold.
+    """
+    units = [
+        Unit(*unit, 0.5, 0.4)
+        for unit in (("A", contrast(won(43, 25, 182))), ("B", contrast(won(14, 1, 385))))
+    ]
     every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
     assert (every.verdict, every.p) == ("shown", pytest.approx(mcnemar(43, 25)))
     assert every.difference == pytest.approx(7.2) and "those of A" in every.detail
@@ -143,7 +179,9 @@ def test_all_of_several_units_have_the_largest_p():
 
 
 def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is():
-    """One of ten units is against the claim with p 0.0047, 0.047 by Holm over the ten, 0.094 in a family of two."""
+    """One of ten units is against the claim with p 0.0047, 0.047 by Holm over the ten, 0.094 in a
+    family of two.
+    """
     units = [Unit(f"u{at}", contrast(won(12, 10, 228)), 0.5, 0.4) for at in range(9)]
     units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
     every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
@@ -155,10 +193,16 @@ def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is()
     counted = claim(units="count", threshold=0)
     overall = judge_difference(counted, contrast(won(123, 105, 2272)), 0.5, 0.4)
     wins = claims.judge_wins(counted, units, overall, experts=False)
-    assert (overall.verdict, wins.verdict, wins.p) == ("undecided", "contradicted", pytest.approx(10 * mcnemar(3, 15)))
+    assert (overall.verdict, wins.verdict, wins.p) == (
+        "undecided",
+        "contradicted",
+        pytest.approx(10 * mcnemar(3, 15)),
+    )
 
 
-@pytest.mark.parametrize("counts", [((60, 20), (34, 20)), ((60, 20), (20, 60)), ((12, 10), (10, 12)), ((24, 20),) * 9])
+@pytest.mark.parametrize(
+    "counts", [((60, 20), (34, 20)), ((60, 20), (20, 60)), ((12, 10), (10, 12)), ((24, 20),) * 9]
+)
 @pytest.mark.parametrize("direction", ["higher", "lower", "within"])
 def test_p_of_several_units_agrees_with_their_verdict(counts, direction):
     units = [Unit(str(at), contrast(won(*of, 170)), 0.5, 0.4) for at, of in enumerate(counts)]
@@ -170,7 +214,10 @@ def test_friedman_needs_both_of_its_p():
     names = ["x", "y", "z"]
     kind = claim(test="friedman", left=names, right=None, direction="differ", threshold=0.05)
     apart = np.arange(3) + np.random.default_rng(0).random((12, 3)) / 2
-    assert claims.judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict == "shown"
+    assert (
+        claims.judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict
+        == "shown"
+    )
     one_model = claims.judge_friedman(kind, friedman(apart, ["same"] * 12), 12)
     assert one_model.verdict == "undecided"
 
@@ -180,7 +227,10 @@ def pair(difference: float, p: float, clusters: int = 12) -> claims.Ranked:
 
 
 def test_signed_ranks_are_corrected_within_their_family():
-    """0.03 twice in one family is 0.06 by Holm, alone it is shown. Sections do not make families."""
+    """0.03 twice in one family is 0.06 by Holm, alone it is shown.
+
+    Sections do not make families.
+    """
     once, opposed = [pair(0.02, 0.03)], [pair(-0.02, 0.001), pair(0.1, 0.01)]
     kinds = [
         claim(id=name, family=family, section="5", test="wilcoxon", threshold=0)
@@ -195,17 +245,27 @@ def test_signed_ranks_are_corrected_within_their_family():
 
 
 def test_four_models_cannot_be_tested_by_signs():
-    """The least p of four clusters is 2 / 16, of six 2 / 64: enough for one pair, not for two of a family."""
+    """The least p of four clusters is 2 / 16, of six 2 / 64: enough for one pair, not for two of a
+    family.
+    """
     kind = claim(test="wilcoxon", threshold=0)
     assert judge_wilcoxon([(kind, [pair(0.5, 2 / 16, 4)])])[0].verdict == "cannot be tested"
     assert judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6)])])[0].verdict == "shown"
     (both,) = judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6), pair(0.5, 2 / 64, 6)])])
-    assert both.sentence == "cannot be tested: the smallest possible p of 6 clusters is 0.0625 by Holm over 2"
+    assert (
+        both.sentence
+        == "cannot be tested: the smallest possible p of 6 clusters is 0.0625 by Holm over 2"
+    )
 
 
 def test_claims_of_a_family_are_corrected_together():
-    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5: two of a family leave only the last."""
-    named = [claim(id=name, family=family, threshold=0) for name, family in (("a", "x"), ("b", "x"), ("c", ""))]
+    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5: two of a family leave
+    only the last.
+    """
+    named = [
+        claim(id=name, family=family, threshold=0)
+        for name, family in (("a", "x"), ("b", "x"), ("c", ""))
+    ]
     tests = [contrast(won(36, 20, 194)), contrast(won(34, 20, 196)), contrast(won(36, 20, 194))]
     alone = [judge_difference(one, test, 0.5, 0.4) for one, test in zip(named, tests, strict=True)]
     assert [one.verdict for one in alone] == ["shown", "undecided", "shown"]
@@ -236,7 +296,11 @@ def test_maps_of_a_kind_decide():
         kind = claim(test="alike", metric="fact", threshold=0, **words)
         return claims.judge_alike(kind, Alike(7, 0.9, 0.7, p, opposed, 35, least)).verdict
 
-    assert [judged(0.03, 1), judged(1, 0.03), judged(0.4, 0.6)] == ["shown", "contradicted", "undecided"]
+    assert [judged(0.03, 1), judged(1, 0.03), judged(0.4, 0.6)] == [
+        "shown",
+        "contradicted",
+        "undecided",
+    ]
     assert judged(1, 0.03, direction="lower") == "shown"
     assert judged(0.1, 1, 0.1) == judged(0.1, 1, math.nan) == "cannot be tested"
 
@@ -245,7 +309,9 @@ def test_claims_csv_has_a_line_a_claim():
     verdicts = [
         judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.25),
         claims.Verdict(
-            claim(id="two", text='With "quotes", commas and more'), claims.NOT_MADE, detail="run x is not made yet"
+            claim(id="two", text='With "quotes", commas and more'),
+            claims.NOT_MADE,
+            detail="run x is not made yet",
         ),
     ]
     shown, open_ = csv.DictReader(io.StringIO(lines_csv([verdict.line for verdict in verdicts], 5)))
@@ -254,7 +320,7 @@ def test_claims_csv_has_a_line_a_claim():
     assert open_["text"] == 'With "quotes", commas and more'
 
 
-# ---------------------------------------------------------------------------------------------------- wins
+# --- wins ---
 
 
 def wins(*units: list[float], **words: object) -> str:
@@ -266,10 +332,13 @@ def wins(*units: list[float], **words: object) -> str:
 
 
 def test_wins_are_counted_and_their_mean_is_tested():
-    """200 questions a unit: 12 for the left alone against 8 is no significant win, three such with one of 50 against 10
-    have a significant mean."""
+    """200 questions a unit: 12 for the left alone against 8 is no significant win, three such with
+    one of 50 against 10 have a significant mean.
+    """
     small, large, lost = won(12, 8, 180), won(50, 10, 140), won(10, 50, 140)
     assert wins(small, large) == "shown" and wins(small, small) == "undecided"
     assert wins(won(8, 12, 180), large) == "undecided"  # one of two
-    assert wins(lost, large) == "contradicted" and wins(lost, lost) == "contradicted"  # a significant loss, a mean
+    assert (
+        wins(lost, large) == "contradicted" and wins(lost, lost) == "contradicted"
+    )  # a significant loss, a mean
     assert wins(lost, lost, direction="lower") == "shown"

@@ -13,7 +13,12 @@ from hypothesis.extra.numpy import arrays
 from made_up_report import line_of
 
 from pipeline.evaluate.shown_scores import score_interval
-from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
+from pipeline.report.compare import (
+    correct_contrasts,
+    headline_sentences,
+    holm_level,
+    is_significant,
+)
 from pipeline.stats.contrast import contrast, expert_part
 from pipeline.stats.detectable import CORRELATION, Detectable, planned_difference
 from pipeline.stats.statistics import detectable_difference
@@ -23,7 +28,8 @@ POWERS = (0.75, 0.88)
 
 
 @pytest.mark.parametrize(
-    "n, discordant, level", [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (40, 0.4, 0.05)]
+    "n, discordant, level",
+    [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (40, 0.4, 0.05)],
 )
 def test_one_training_each(n, discordant, level):
     rng, difference = np.random.default_rng(0), planned_difference(n, level, discordant=discordant)
@@ -33,14 +39,20 @@ def test_one_training_each(n, discordant, level):
     assert 0.72 < power < 0.92  # 80 to 87 %, of 400
 
 
-def answers_of(rng: np.random.Generator, scores: int, common: float, difference: float, n: int = 250) -> np.ndarray:
-    """(worlds, n): the mean over several scores of a problem's differences, 20 % of them discordant. With probability
-    `common` a score has the problem's own difference, otherwise one of its own."""
+def answers_of(
+    rng: np.random.Generator, scores: int, common: float, difference: float, n: int = 250
+) -> np.ndarray:
+    """(worlds, n): the mean over several scores of a problem's differences, 20 % of them
+    discordant. With probability `common` a score has the problem's own difference, otherwise one of
+    its own.
+    """
     size = (SIMULATED, scores, n)
 
     def drawn(shape: tuple[int, ...]) -> np.ndarray:
         chances = rng.random(shape, dtype=np.float32)
-        return (chances < (0.2 + difference) / 2).astype(np.int8) - (chances > 1 - (0.2 - difference) / 2)
+        return (chances < (0.2 + difference) / 2).astype(np.int8) - (
+            chances > 1 - (0.2 - difference) / 2
+        )
 
     shared, own = drawn((SIMULATED, 1, n)), drawn(size)
     return np.where(rng.random(size, dtype=np.float32) < common, shared, own).mean(axis=1)
@@ -49,11 +61,18 @@ def answers_of(rng: np.random.Generator, scores: int, common: float, difference:
 @pytest.mark.parametrize("common", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("languages", [1, 4, 10])
 def test_means_over_languages(languages: int, common: float) -> None:
-    """A problem is asked in several languages. Divided by the dependence twice, power was 0.35 and 0.20."""
+    """A problem is asked in several languages.
+
+    Divided by the dependence twice, power was 0.35 and 0.20.
+    """
     rng = np.random.default_rng(languages)
-    found = [contrast(world).detectable(0.05) for world in answers_of(rng, languages, common, 0.0)[:60]]
+    found = [
+        contrast(world).detectable(0.05) for world in answers_of(rng, languages, common, 0.0)[:60]
+    ]
     difference = float(np.median(found))
-    power = np.mean([contrast(world).p < 0.05 for world in answers_of(rng, languages, common, difference)])
+    power = np.mean(
+        [contrast(world).p < 0.05 for world in answers_of(rng, languages, common, difference)]
+    )
     assert POWERS[0] < power < POWERS[1]
 
 
@@ -63,22 +82,33 @@ def test_means_over_models_and_languages(common: float) -> None:
     rng = np.random.default_rng(12)
     found = [contrast(world).detectable(0.005) for world in answers_of(rng, 12, common, 0.0)[:60]]
     difference = float(np.median(found))
-    power = np.mean([contrast(world).p < 0.005 for world in answers_of(rng, 12, common, difference)])
+    power = np.mean(
+        [contrast(world).p < 0.005 for world in answers_of(rng, 12, common, difference)]
+    )
     assert POWERS[0] < power < POWERS[1]
 
 
 @pytest.mark.parametrize("scores", [1, 3, 12])
 def test_what_a_plan_assumes(scores: int) -> None:
-    """250 problems in several languages are 250 problems: two scores share a difference with probability 0.5 here, if
-    each has the problem's own one with probability 0.5 ** 0.5."""
-    ((questions, points),) = Detectable.of("a with b", 250, 0.025, trains=False, most=250, scores=scores).points.items()
+    """250 problems in several languages are 250 problems: two scores share a difference with
+    probability 0.5 here, if each has the problem's own one with probability 0.5 ** 0.5.
+    """
+    ((questions, points),) = Detectable.of(
+        "a with b", 250, 0.025, trains=False, most=250, scores=scores
+    ).points.items()
     worlds = answers_of(np.random.default_rng(scores), scores, CORRELATION**0.5, points[0] / 100)
-    assert questions == 250 and POWERS[0] < np.mean([contrast(world).p < 0.025 for world in worlds]) < POWERS[1]
+    assert (
+        questions == 250
+        and POWERS[0] < np.mean([contrast(world).p < 0.025 for world in worlds]) < POWERS[1]
+    )
 
 
 @pytest.mark.parametrize("common", [0.0, 0.6])
 def test_questions_about_passages(common: float) -> None:
-    """1 to 5 questions a passage, which count as their sum, as `Questions.vectors` has them. Power was 0.43."""
+    """1 to 5 questions a passage, which count as their sum, as `Questions.vectors` has them.
+
+    Power was 0.43.
+    """
     rng, passages = np.random.default_rng(5), 300
     sizes = rng.integers(1, 6, passages)
     place, total = np.repeat(np.arange(passages), sizes), int(sizes.sum())
@@ -96,11 +126,15 @@ def test_questions_about_passages(common: float) -> None:
 
 
 def test_the_formula_by_hand() -> None:
-    """(1.95996 + 0.84162) times the standard error; with two degrees of freedom the noncentral t needs 5.65 of it."""
+    """(1.95996 + 0.84162) times the standard error; with two degrees of freedom the noncentral t
+    needs 5.65 of it.
+    """
     assert detectable_difference(0.01) == pytest.approx(0.0280158, abs=1e-6)
     assert detectable_difference(0.01, 0.005) == pytest.approx(0.01 * (2.80703 + 0.84162), abs=1e-6)
     worlds = 5.65 / 3**0.5 + np.random.default_rng(3).normal(size=(20_000, 3))
-    assert np.mean(scipy.stats.ttest_1samp(worlds, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.015)
+    assert np.mean(scipy.stats.ttest_1samp(worlds, 0, axis=1).pvalue < 0.05) == pytest.approx(
+        0.8, abs=0.015
+    )
     assert detectable_difference(1.0, df=2) == pytest.approx(5.65, abs=0.01)
     assert detectable_difference(1.0, df=1e7) == pytest.approx(detectable_difference(1.0), abs=1e-4)
 
@@ -110,11 +144,19 @@ def test_more_questions_are_advised_only_if_the_benchmark_has_them() -> None:
         found = Detectable.of("a with b", 100, 0.05, trains=False, most=most)
         return [*found.points], found.advice()
 
-    assert advised(100) == ([100], "12.5 points are detectable on 100 questions; there are no more questions")
+    assert advised(100) == (
+        [100],
+        "12.5 points are detectable on 100 questions; there are no more questions",
+    )
     unknown = Detectable.of("a with b", 100, 0.05, trains=False)
     assert unknown.advice() == "12.5 points are detectable on 100 questions"
-    assert advised(250)[0] == [100, 200] and "; twice the questions helps most (8.9)" in advised(250)[1]
-    assert advised(150)[0] == [100, 150] and "; all 150 questions help most (10.2)" in advised(150)[1]
+    assert (
+        advised(250)[0] == [100, 200]
+        and "; twice the questions helps most (8.9)" in advised(250)[1]
+    )
+    assert (
+        advised(150)[0] == [100, 150] and "; all 150 questions help most (10.2)" in advised(150)[1]
+    )
 
 
 @pytest.mark.parametrize("trainings", [3, 5])
@@ -143,7 +185,9 @@ def test_crossed_trainings(spread, level):
     def drawn(difference: float) -> np.ndarray:
         added = difference + rng.normal(0, spread, (3, 1, 1)) + rng.normal(0, spread, (1, 3, 1))
         answers = rng.random((3, 3, 250))
-        return np.where(answers < (share + added) / 2, 1, np.where(answers > 1 - (share - added) / 2, -1, 0))
+        return np.where(
+            answers < (share + added) / 2, 1, np.where(answers > 1 - (share - added) / 2, -1, 0)
+        )
 
     difference = float(np.median([contrast(drawn(0)).detectable(level, spread) for _ in range(15)]))
     power = np.mean([contrast(drawn(difference)).p < level for _ in range(400)])
@@ -169,16 +213,21 @@ def test_the_level_is_the_one_that_holms_correction_begins_with():
             for at in range(count):
                 level = holm_level(count, has_first and at == 0, has_first)
                 for factor, significant in ((0.99, True), (1.01, False)):
-                    alone = [{**line, "p": factor * level} if place == at else line for place, line in enumerate(lines)]
+                    alone = [
+                        {**line, "p": factor * level} if place == at else line
+                        for place, line in enumerate(lines)
+                    ]
                     assert is_significant(correct_contrasts(alone, primary)[at]) is significant
 
 
-# ---------------------------------------------------------------------------------------------------- sentences
+# --- sentences ---
 
 PRIMARY = ("swap", "math", "sw")
 
 
-@pytest.mark.parametrize("lines", [[], [line_of(*PRIMARY, 0.0, None, missing="eval-x is not made yet")]])
+@pytest.mark.parametrize(
+    "lines", [[], [line_of(*PRIMARY, 0.0, None, missing="eval-x is not made yet")]]
+)
 def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     other = line_of("soup", "math", "sw", 9.0, 0.03)
     made = correct_contrasts([*lines, other], PRIMARY)
@@ -194,16 +243,20 @@ def test_a_missing_primary_is_named_and_keeps_its_half(lines):
 def test_a_sentence_about_one_training_of_each_says_so(difference, p):
     for trainings, said in (("these", True), ("a sample", False), (None, False)):
         lines = [line_of(*PRIMARY, difference, p, trainings=trainings)]
-        (first, *_) = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
+        first, *_ = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
         assert ("These trainings alone: other seeds may differ." in first) is said
 
 
-# ---------------------------------------------------------------------------------------------------- scores
+# --- scores ---
 
 
-@pytest.mark.parametrize("value, error, n, low, high", [(0.35, 0.0494, 36, 25.5, 45.8), (1.0, 0.0, 50, 92.9, 100.0)])
+@pytest.mark.parametrize(
+    "value, error, n, low, high", [(0.35, 0.0494, 36, 25.5, 45.8), (1.0, 0.0, 50, 92.9, 100.0)]
+)
 def test_one_interval_of_a_score(value, error, n, low, high):
-    """The first has the standard error of some 80 independent answers, as a mean of several a question."""
+    """The first has the standard error of some 80 independent answers, as a mean of several a
+    question.
+    """
     row: Any = SimpleNamespace(value=value, stderr=error, n=n, metric="acc")
     found = score_interval(row)
     assert found and [100 * end for end in found] == pytest.approx([low, high], abs=0.1)
@@ -212,7 +265,9 @@ def test_one_interval_of_a_score(value, error, n, low, high):
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 shapes = st.sampled_from([(9,), (7,), (3, 12), (2, 3, 15), (4, 1)])
 answers = shapes.flatmap(lambda shape: arrays(np.int8, shape, elements=st.integers(-1, 1)))
-sparse = arrays(np.int8, (3, 60), elements=st.integers(0, 40).map(lambda number: {0: 1, 1: -1}.get(number, 0)))
+sparse = arrays(
+    np.int8, (3, 60), elements=st.integers(0, 40).map(lambda number: {0: 1, 1: -1}.get(number, 0))
+)
 
 
 def summary(array: np.ndarray) -> tuple[float, ...]:
@@ -221,7 +276,9 @@ def summary(array: np.ndarray) -> tuple[float, ...]:
 
 
 def test_three_trainings_of_which_few_answers_differ():
-    """Ten discordant answers of 300, whose variance between trainings equals that within them up to rounding."""
+    """Ten discordant answers of 300, whose variance between trainings equals that within them up to
+    rounding.
+    """
     differences = np.zeros((3, 100), int)
     for seed, questions in ((0, (3, 25, 37, 50, 96)), (1, (66, 69, 96)), (2, (41, 45, 53, 56))):
         differences[seed, list(questions)] = 1
@@ -244,7 +301,9 @@ def test_sides_experts_and_questions_have_no_order(array, random):
 def test_a_little_more_variance_between_experts_changes_little(array):
     found = contrast(array)
     for more in (1e-9, 1e-6):
-        ratios = [(between + more) / within if within else 0.0 for between, within, _ in found.parts]
+        ratios = [
+            (between + more) / within if within else 0.0 for between, within, _ in found.parts
+        ]
         moved = found.with_least_between(ratios)
         assert (moved.low, moved.high) == pytest.approx((found.low, found.high), abs=2e-3)
 
@@ -273,18 +332,24 @@ def test_the_parts_of_an_error(array):
         mean_square = n * ((rows - grand) ** 2).sum() / (a - 1)
         rest = (means**2).sum() - n * (rows**2).sum() - a * (columns**2).sum() + a * n * grand**2
         wanted.append((mean_square / (a * n), rest / max(1, (a - 1) * (n - 1)) / (a * n), a))
-        assert expert_part(means.mean(axis=1), means, means.shape[1])[:2] == pytest.approx(wanted[-1][:2], abs=1e-12)
+        assert expert_part(means.mean(axis=1), means, means.shape[1])[:2] == pytest.approx(
+            wanted[-1][:2], abs=1e-12
+        )
     assert found.experts**2 == pytest.approx(sum(max(0, b - w) for b, w, _ in wanted), abs=1e-9)
     if wanted and any(b > 0 for b, _, _ in wanted):
         between = sum(b for b, _, _ in wanted)
-        of_experts = between**2 / sum(b**2 / (a - 1) for b, _, a in wanted)  # Satterthwaite, among the axes
+        of_experts = between**2 / sum(
+            b**2 / (a - 1) for b, _, a in wanted
+        )  # Satterthwaite, among the axes
         df = found.error**2 / (between / of_experts)
         assert found.df == pytest.approx(max(df, min(a - 1 for *_, a in wanted)), rel=1e-6)
 
 
 @FEW
 @given(
-    arrays(float, st.integers(3, 30), elements=st.floats(-50, 50, width=32)).filter(lambda d: np.ptp(d) > 1e-3),
+    arrays(float, st.integers(3, 30), elements=st.floats(-50, 50, width=32)).filter(
+        lambda d: np.ptp(d) > 1e-3
+    ),
     st.floats(-3, 3),
 )
 def test_measures_are_the_paired_t_test(d, at):

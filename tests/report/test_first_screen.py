@@ -41,21 +41,38 @@ def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> 
     assert re.search(r"^base +\d+\.\d \(\d+\.\d to \d+\.\d\) ×2 ", table, re.MULTILINE)
     head, first, *_ = compared.splitlines()
     assert head.split()[0] == "difference" and head.endswith("95 % interval      p  p (Holm)")
-    assert first.startswith("layer swap - base") and first.endswith("+20.0 to +30.0  0.001     0.002")
-    assert "Round brackets: 95 % confidence interval" in legend and "×2: computed from 2 values" in legend
+    assert first.startswith("layer swap - base") and first.endswith(
+        "+20.0 to +30.0  0.001     0.002"
+    )
+    assert (
+        "Round brackets: 95 % confidence interval" in legend
+        and "×2: computed from 2 values" in legend
+    )
     assert f"layer swap: {SWAP}" in legend
     assert f"layer swap: {SWAP}" in (report.parent / "cells.md").read_text()
 
 
-def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(report: Path) -> None:
+def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
+    report: Path,
+) -> None:
     html, page = report.read_text(), Page(report)
     first = html[html.index('<div class="first">') : html.index('id="table"')]
     assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
-    table, comparisons = (html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons"))
-    assert table < html.index("</table>", table) < html.index(BOLD) < html.index("Below a number: its 95") < comparisons
+    table, comparisons = (
+        html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons")
+    )
+    assert (
+        table
+        < html.index("</table>", table)
+        < html.index(BOLD)
+        < html.index("Below a number: its 95")
+        < comparisons
+    )
     assert comparisons < html.index("In points (for bits and reading")
     following = page.text[page.text.index("What to do next", page.text.index("The table")) :]
-    export, again = (following.index(f"python -m pipeline stage={stage} table=") for stage in ("export", "table"))
+    export, again = (
+        following.index(f"python -m pipeline stage={stage} table=") for stage in ("export", "table")
+    )
     assert "export.format=latex export.to=t.tex" in following[export:again]
     assert f"layer swap: {SWAP}" in page.text
 
@@ -64,7 +81,9 @@ def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
     one_language: Results, reports: Path
 ) -> None:
     line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, detectable=12.5)
-    tables = Page(write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)).tables
+    tables = Page(
+        write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)
+    ).tables
     rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
     assert [row[0] for row in rows[1:]] == ["100 questions"]
     assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]
@@ -73,10 +92,17 @@ def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
 
 
 def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> None:
-    lines = [line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0), line_of("swap", "base", "en", 4.0, 0.1)]
+    lines = [
+        line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0),
+        line_of("swap", "base", "en", 4.0, 0.1),
+    ]
     assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), 0) is None
     of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), 0)
-    assert of_primary is not None and of_primary.name == "swap with base in en" and of_primary.level == 0.025
+    assert (
+        of_primary is not None
+        and of_primary.name == "swap with base in en"
+        and of_primary.level == 0.025
+    )
     first = measured_detectable(correct_contrasts(lines), 0)  # that has answers that differ
     assert first is not None and first.name == "swap with base in en" and first.level == 0.025
 
@@ -84,25 +110,48 @@ def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> N
 def test_a_score_of_0_is_said_beside_the_primary_comparison() -> None:
     zero = {"left_value": 0.0, "right_value": 0.0, "low": -1.0, "high": 1.0}
     primary = ("swap", "base", "sw")
-    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 0.0, 1.0, **zero)], primary), primary)
+    told, *_ = headline_sentences(
+        correct_contrasts([line_of(*primary, 0.0, 1.0, **zero)], primary), primary
+    )
     assert told.endswith(" Read the answers first: “swap” and “base” scored exactly 0.")
-    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 50.0, 0.001)], primary), primary)
-    assert told.endswith(" Read the answers first: “base” scored exactly 0.") and "“swap” is better" in told
-    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 4.0, 0.001)], primary), primary)
+    told, *_ = headline_sentences(
+        correct_contrasts([line_of(*primary, 50.0, 0.001)], primary), primary
+    )
+    assert (
+        told.endswith(" Read the answers first: “base” scored exactly 0.")
+        and "“swap” is better" in told
+    )
+    told, *_ = headline_sentences(
+        correct_contrasts([line_of(*primary, 4.0, 0.001)], primary), primary
+    )
     assert "exactly 0" not in told
 
 
 def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
-    lines = [{"row": "a", "column": place, "value": value, "low": None, "high": None, "published": None, "best": False}
-             for place, value in (("x", 10.0), ("y", 80.0))]  # fmt: skip
+    lines = [
+        {
+            "row": "a",
+            "column": place,
+            "value": value,
+            "low": None,
+            "high": None,
+            "published": None,
+            "best": False,
+        }
+        for place, value in (("x", 10.0), ("y", 80.0))
+    ]
     assert {axes.get_xlim() for axes in figures.scores(lines).axes} == {(0.0, 92.0)}
     lines[1]["value"] = 250.0  # a perplexity
     assert len({axes.get_xlim() for axes in figures.scores(lines).axes}) == 2
 
 
 def test_the_primary_comparison_is_told_in_each_language() -> None:
-    lines = [line_of("swap", "math", place, 3.0, 0.4) for place in ("mgsm sw", "mgsm te", "belebele sw")]
-    lines = correct_contrasts([*lines, line_of("soup", "math", "mgsm sw", 1.0, 0.8)], ("swap", "math", "mgsm te"))
+    lines = [
+        line_of("swap", "math", place, 3.0, 0.4) for place in ("mgsm sw", "mgsm te", "belebele sw")
+    ]
+    lines = correct_contrasts(
+        [*lines, line_of("soup", "math", "mgsm sw", 1.0, 0.8)], ("swap", "math", "mgsm te")
+    )
     told = headline_sentences(lines, ("swap", "math", "mgsm te"), ["mgsm sw", "mgsm te"])
     places = [re.search(r"in “([^”]+)”", sentence) for sentence in told]
     assert [place[1] for place in places if place] == ["mgsm te", "mgsm sw"]
@@ -110,35 +159,58 @@ def test_the_primary_comparison_is_told_in_each_language() -> None:
 
 
 def test_a_failure_is_that_of_the_first_run() -> None:
-    failed = {"math": "no room", "swap": "its parent math failed", "eval": "its parent swap failed", "x": "a sign"}
-    assert [first_failure(name, failed) for name in ("eval", "swap", "math", "x", "y")] == ["math"] * 3 + ["x", "y"]
+    failed = {
+        "math": "no room",
+        "swap": "its parent math failed",
+        "eval": "its parent swap failed",
+        "x": "a sign",
+    }
+    assert [first_failure(name, failed) for name in ("eval", "swap", "math", "x", "y")] == [
+        "math"
+    ] * 3 + ["x", "y"]
 
 
 def test_an_adapter_of_another_base_is_named_with_both(tmp_path: Path) -> None:
-    """On the page, in Markdown, LaTeX and the terminal; not one that names the base by its folder or its name."""
+    """On the page, in Markdown, LaTeX and the terminal; not one that names the base by its folder
+    or its name.
+    """
     named = {"math": "unsloth/llama-4bit", "sw": str(tmp_path / "llama"), "te": "org/llama"}
     (tmp_path / "llama").mkdir()
     for name, base in named.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        (tmp_path / name / "adapter_config.json").write_text(
+            json.dumps({"base_model_name_or_path": base})
+        )
     bases = {"te": External("org/llama", "0", tmp_path / "cache")}
     runs = [
-        a_run(tmp_path, {"checkpoint": External(name, "1", tmp_path / name),
-                         "base": bases.get(name, External("llama", "2", tmp_path / "llama"))})
+        a_run(
+            tmp_path,
+            {
+                "checkpoint": External(name, "1", tmp_path / name),
+                "base": bases.get(name, External("llama", "2", tmp_path / "llama")),
+            },
+        )
         for name in named
-    ]  # fmt: skip
+    ]
     sentences = describe_other_bases([*runs, *runs])
     told = "math is an adapter of unsloth/llama-4bit; here it was merged with and scored on llama."
     assert sentences == [told]
     results = results_of([CellResult("math", "mgsm", 1.0)], other_bases=sentences)
     page = write_report(results, tmp_path / "report")
-    texts = [page.with_name(name).read_text(encoding="utf-8") for name in ("index.html", "cells.md", "summary.txt")]
+    texts = [
+        page.with_name(name).read_text(encoding="utf-8")
+        for name in ("index.html", "cells.md", "summary.txt")
+    ]
     assert all(told in text for text in [*texts, cells_latex(results)])
 
 
 def test_bold_and_comparisons_say_over_what_their_p_are_corrected(tmp_path: Path) -> None:
-    results = results_of([CellResult("swap", "mgsm", 1.0)], contrasts=[line_of("swap", "base", "mgsm", 4.0, 0.01)])
+    results = results_of(
+        [CellResult("swap", "mgsm", 1.0)], contrasts=[line_of("swap", "base", "mgsm", 4.0, 0.01)]
+    )
     page = write_report(results, tmp_path)
-    assert BOLD in page.read_text(encoding="utf-8") and f"% font that has it. {BOLD}" in cells_latex(results)
+    assert BOLD in page.read_text(
+        encoding="utf-8"
+    ) and f"% font that has it. {BOLD}" in cells_latex(results)
     assert "over the models of their place alone" in page.read_text(encoding="utf-8")
     assert HOLM in page.with_name("summary.txt").read_text(encoding="utf-8").splitlines()

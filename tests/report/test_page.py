@@ -1,4 +1,6 @@
-"""The page: it parses, says everything, asks the network for nothing, and has the same bytes twice."""
+"""The page: it parses, says everything, asks the network for nothing, and has the same bytes
+twice.
+"""
 
 import base64
 import hashlib
@@ -21,11 +23,20 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 
 
 class Page(HTMLParser):
-    """Tags must nest. Collects ids, addresses, the text outside scripts, and the text of each script."""
+    """Tags must nest. Collects ids, addresses, the text outside scripts, and the text of each
+    script.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
-        self.open, self.ids, self.addresses, self.text, self.scripts, self.tags = [], [], [], "", [], []
+        self.open, self.ids, self.addresses, self.text, self.scripts, self.tags = (
+            [],
+            [],
+            [],
+            "",
+            [],
+            [],
+        )
         self.tables = []  # each a list of rows, these of the texts of their cells
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
@@ -34,7 +45,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self.ids += [value for key, value in attrs if key == "id"]
-        self.addresses += [value for key, value in attrs if key in ("href", "src", "xlink:href", "srcset", "action")]
+        self.addresses += [
+            value
+            for key, value in attrs
+            if key in ("href", "src", "xlink:href", "srcset", "action")
+        ]
         if tag not in VOID:
             self.open.append(tag)
         if tag == "script":
@@ -65,7 +80,9 @@ def test_the_page(one_language, reports):
     failed = {"ties-1f00": "merge.density <2> must be in (0, 1]"}
     first = replace(one_language.runs[0], stale="scores.json was changed")
     missing = {"slerp-2": "not made (never made)"}
-    results = replace(one_language, failed=failed, missing=missing, runs=[first, *one_language.runs[1:]])
+    results = replace(
+        one_language, failed=failed, missing=missing, runs=[first, *one_language.runs[1:]]
+    )
     page = Page(write_report(results, reports))
     for told in (
         "Layer swapping in the small world",
@@ -86,7 +103,9 @@ def test_the_page(one_language, reports):
     assert len(page.ids) == len(set(page.ids))
     assert all(a.startswith(("#", "data:,")) for a in page.addresses)
     for cell in results.cells:  # links lead to the runs
-        assert all(f"#run-{name}" in page.addresses and f"run-{name}" in page.ids for name in cell.runs)
+        assert all(
+            f"#run-{name}" in page.addresses and f"run-{name}" in page.ids for name in cell.runs
+        )
     tags = [tag for tag, _ in page.tags]
     assert tags.count("table") == tags.count("caption") + 1  # the answers' table is JavaScript's
     assert tags.count("svg") == 2
@@ -98,7 +117,9 @@ def test_the_page(one_language, reports):
 
 def test_no_request_leaves_the_page(one_language, reports):
     html = write_report(one_language, reports).read_text()
-    html = re.sub(r'<script type="application/json" id="bundle">.*?</script>', "", html)  # comments name sites
+    html = re.sub(
+        r'<script type="application/json" id="bundle">.*?</script>', "", html
+    )  # comments name sites
     assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttp|<iframe|<img|<script src", html)
     spaces = {
         f"http://www.w3.org/{name}" for name in ("2000/svg", "1999/xlink")
@@ -108,7 +129,11 @@ def test_no_request_leaves_the_page(one_language, reports):
 
 def test_the_policy_of_the_page_allows_its_own_script_alone(one_language, reports):
     page = Page(write_report(one_language, reports))
-    (policy,) = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        attrs["content"]
+        for _, attrs in page.tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
     digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}' blob:;" in policy
     assert "unsafe-inline" not in policy.partition("script-src")[2] and "unsafe-eval" not in policy
@@ -126,15 +151,24 @@ def test_same_results_same_bytes(one_language, reports):
     def bytes_of(folder):
         return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
-    first, again, beside = (bytes_of(write_report(one_language, folder).parent)
-                            for folder in (reports, reports, reports.parent / "beside"))  # fmt: skip
+    first, again, beside = (
+        bytes_of(write_report(one_language, folder).parent)
+        for folder in (reports, reports, reports.parent / "beside")
+    )
     assert first == again == beside
 
 
 def test_every_generation_is_there_and_harmless(tmp_path, reports):
-    lines = [sample(doc, NASTY + str(doc), doc % 2 == 0, prompt=NASTY * 3, target=NASTY) for doc in range(31)]
-    folder = write_eval(tmp_path / "runs" / "e", [score("mgsm", 0.5, 31, "qac")], {"mgsm.qac": lines[::-1]})
-    cell = CellResult(NASTY, NASTY, 50.0, runs=["e", NASTY], scores=[CellScore("e", {NASTY: NASTY})], task="mgsm")
+    lines = [
+        sample(doc, NASTY + str(doc), doc % 2 == 0, prompt=NASTY * 3, target=NASTY)
+        for doc in range(31)
+    ]
+    folder = write_eval(
+        tmp_path / "runs" / "e", [score("mgsm", 0.5, 31, "qac")], {"mgsm.qac": lines[::-1]}
+    )
+    cell = CellResult(
+        NASTY, NASTY, 50.0, runs=["e", NASTY], scores=[CellScore("e", {NASTY: NASTY})], task="mgsm"
+    )
     results = results_of([cell], {"e": folder}, title=NASTY, failed={NASTY: NASTY})
     path = write_report(results, reports)
     page = Page(path)
@@ -144,55 +178,103 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     assert list(data["models"]) == [NASTY]
     shown = [[data["strings"][index] for index in item] for item in items]
     assert [line[:7] for line in shown] == [
-        [NASTY, "qac", str(line["doc_id"]), line["prompt"], line["target"], "✓ right" if line["correct"] else "✗ wrong",
-         line["extracted"]] for line in lines
-    ]  # fmt: skip
+        [
+            NASTY,
+            "qac",
+            str(line["doc_id"]),
+            line["prompt"],
+            line["target"],
+            "✓ right" if line["correct"] else "✗ wrong",
+            line["extracted"],
+        ]
+        for line in lines
+    ]
     assert [line[7] for line in shown] == [line["response"] for line in lines]
 
 
 def test_maps_of_an_analysis_show_the_share_of_rows(one_language, reports):
     folder = one_language.runs[0].folder.parent / "analyze-1"
     folder.mkdir()
-    (folder / "facts.json").write_text(json.dumps(
-        {"checkpoint": {"name": "math-1", "threshold": 1e-5, "dtype": "F32", "optimizer": "adamw"}}
-    ))  # fmt: skip
+    (folder / "facts.json").write_text(
+        json.dumps(
+            {
+                "checkpoint": {
+                    "name": "math-1",
+                    "threshold": 1e-5,
+                    "dtype": "F32",
+                    "optimizer": "adamw",
+                }
+            }
+        )
+    )
     head = "expert,layer,column,parameter,mean,share,norm,relative,same\n"
-    lines = [f"math-1,{layer},attention.wq,p{layer},0,0.25,0,{1.5e-6 * (layer + 1)},0\n" for layer in range(2)]
+    lines = [
+        f"math-1,{layer},attention.wq,p{layer},0,0.25,0,{1.5e-6 * (layer + 1)},0\n"
+        for layer in range(2)
+    ]
     (folder / "delta.csv").write_text(head + "".join(lines) + "math-1,,norm,norm,0,0,0,nan,0\n")
     analysis = RunResult("analyze-1", "analyze", folder)
     page = Page(write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports))
     for told in ("Changes by training", "0.250", "rows above 1e-05"):
         assert told in page.text, told
     (folder / "delta.csv").write_text("nothing")
-    with pytest.raises(PipelineError, match="delta.csv of analyze-1 cannot be read: rerun it with redo=true"):
+    with pytest.raises(
+        PipelineError, match="delta.csv of analyze-1 cannot be read: rerun it with redo=true"
+    ):
         write_report(replace(one_language, runs=[analysis]), reports)
 
 
 def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
-    """Each score next to its language and seed, linked to its run; an unfinished run by its name."""
+    """Each score next to its language and seed, linked to its run; an unfinished run by its
+    name.
+    """
     right = {("qaa", 0): 10, ("qaa", 1): 20, ("qab", 0): 31}
     found, scores = {}, []
     for (language, seed), count in right.items():
         name = f"swap-{language}-s{seed}"
-        found[name] = write_eval(tmp_path / "runs" / name, [score("mgsm", count / 40, 40, language)])
+        found[name] = write_eval(
+            tmp_path / "runs" / name, [score("mgsm", count / 40, 40, language)]
+        )
         scores.append(CellScore(name, {"language": language, "seed": str(seed)}))
     scores.append(CellScore("swap-qab-s1", {"language": "qab", "seed": "1"}))
-    cells = [CellResult("swap", "math", 51.2, n=4, runs=[*found, "swap-qab-s1"], scores=scores, task="mgsm")]
-    cells.append(CellResult("swap", "loss", 1.234, runs=["sft-1"], digits=3))  # a fact of a training
+    cells = [
+        CellResult(
+            "swap", "math", 51.2, n=4, runs=[*found, "swap-qab-s1"], scores=scores, task="mgsm"
+        )
+    ]
+    cells.append(
+        CellResult("swap", "loss", 1.234, runs=["sft-1"], digits=3)
+    )  # a fact of a training
     path = write_report(results_of(cells, found), reports)
-    page, closed = Page(path), re.sub(r"(?s)(<details>.*?</summary>).*?</details>", r"\1", path.read_text())
-    (_, (_, math, loss)) = page.tables[0]
+    page, closed = (
+        Page(path),
+        re.sub(r"(?s)(<details>.*?</summary>).*?</details>", r"\1", path.read_text()),
+    )
+    _, (_, math, loss) = page.tables[0]
     lines = [" ".join(line.split()) for line in math.splitlines() if line.strip()]
-    assert lines == ["51.2 ×4", "qaa, seed 0 25.0", "qaa, seed 1 50.0", "qab, seed 0 77.5",
-                     "language qab, seed 1 swap-qab-s1", "answers"]  # fmt: skip
+    assert lines == [
+        "51.2 ×4",
+        "qaa, seed 0 25.0",
+        "qaa, seed 1 50.0",
+        "qab, seed 0 77.5",
+        "language qab, seed 1 swap-qab-s1",
+        "answers",
+    ]
     assert loss.split() == ["1.234", "sft-1"]
     assert "77.5" not in closed and "51.2" in closed and "77.5" in path.read_text()
-    places = [(attrs["data-model"], attrs["data-column"]) for tag, attrs in page.tags if "data-model" in attrs]
+    places = [
+        (attrs["data-model"], attrs["data-column"])
+        for tag, attrs in page.tags
+        if "data-model" in attrs
+    ]
     assert places == [("swap", "math")] and page.addresses.count("#run-swap-qaa-s1") == 1
 
 
 def test_the_best_cells_are_bold_and_those_alone(one_language, reports):
-    cells = [replace(cell, best=(cell.row, cell.column) == ("layer swap", "mgsm")) for cell in one_language.cells]
+    cells = [
+        replace(cell, best=(cell.row, cell.column) == ("layer swap", "mgsm"))
+        for cell in one_language.cells
+    ]
     path = write_report(replace(one_language, cells=cells), reports)
     page = Page(path)
     (best,) = [attrs for tag, attrs in page.tags if tag == "td" and attrs.get("class") == "best"]

@@ -25,20 +25,28 @@ def test_friedman_against_scipy():
 
 
 def test_friedman_by_hand():
-    """Three blocks that agree on three treatments: 12 / (3 3 4) (3^2 + 6^2 + 9^2) - 3 3 4 = 6, the largest there is."""
+    """Three blocks that agree on three treatments: 12 / (3 3 4) (3^2 + 6^2 + 9^2) - 3 3 4 = 6, the
+    largest there is.
+    """
     found = friedman(AGREED)
     assert found.statistic == pytest.approx(6) and found.p == pytest.approx(math.exp(-3))
-    assert found.permuted == pytest.approx(6 / 6**3, abs=0.005)  # all three alike, in any of six orders
+    assert found.permuted == pytest.approx(
+        6 / 6**3, abs=0.005
+    )  # all three alike, in any of six orders
 
 
 def test_blocks_of_one_model_are_permuted_together():
-    """Where all blocks share a model any order of the labels gives the same statistic: there is nothing to see."""
+    """Where all blocks share a model any order of the labels gives the same statistic: there is
+    nothing to see.
+    """
     assert friedman(AGREED, clusters=["a", "a", "a"]).permuted == 1
     assert friedman(AGREED, clusters=["a", "a", "b"]).permuted == pytest.approx(1 / 6, abs=0.02)
 
 
 def test_no_effect_but_a_models_own_taste():
-    """12 blocks of 4 models, each of which likes treatments its own way: 5 % by permutation, far more by the table."""
+    """12 blocks of 4 models, each of which likes treatments its own way: 5 % by permutation, far
+    more by the table.
+    """
     rng, found = np.random.default_rng(0), []
     for _ in range(24):
         taste = np.repeat(rng.normal(0, 1, (4, 6)), 3, axis=0)
@@ -78,11 +86,16 @@ def test_wilcoxon_within_clusters():
 
 @pytest.mark.parametrize("clusters", [17, 24])
 def test_wilcoxon_of_dependent_blocks(clusters):
-    """Four languages a model that differ little: 5 % of 200 worlds without an effect. With independent blocks it was 35
-    %."""
+    """Four languages a model that differ little: 5 % of 200 worlds without an effect.
+
+    With independent blocks it was 35 %.
+    """
     rng = np.random.default_rng(clusters)
     of = np.repeat(np.arange(clusters), 4)
-    worlds = (np.repeat(rng.normal(0, 1, clusters), 4) + rng.normal(0, 0.05, 4 * clusters) for _ in range(200))
+    worlds = (
+        np.repeat(rng.normal(0, 1, clusters), 4) + rng.normal(0, 0.05, 4 * clusters)
+        for _ in range(200)
+    )
     false = sum(wilcoxon(world, of) < 0.05 for world in worlds)
     assert stats.binom.cdf(1, 200, 0.05) < 1e-3 and stats.binom.sf(23, 200, 0.05) < 1e-3
     assert 2 <= false <= 23
@@ -97,11 +110,15 @@ def test_holm_against_statsmodels():
     assert holm([0.02, 0.03]) == [0.04, 0.04] and holm([]) == []
 
 
-@pytest.mark.parametrize(("sizes", "least"), [((2, 2), 2 / 6), ((3, 3), 2 / 20), ((2, 3), 1 / 10), ((3, 4), 1 / 35)])
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((2, 2), 2 / 6), ((3, 3), 2 / 20), ((2, 3), 1 / 10), ((3, 4), 1 / 35)]
+)
 def test_the_least_p_of_profiles_is_of_the_observed_labelling_and_of_its_mirror_image(sizes, least):
     """Two kinds of the same size may change their names: the statistic is the same."""
     kinds = np.random.default_rng(8).normal(0, 1, (2, 9))
-    profiles = np.repeat(kinds, sizes, axis=0) + np.random.default_rng(9).normal(0, 0.01, (sum(sizes), 9))
+    profiles = np.repeat(kinds, sizes, axis=0) + np.random.default_rng(9).normal(
+        0, 0.01, (sum(sizes), 9)
+    )
     found = profile_likeness(profiles[: sizes[0]], profiles[sizes[0] :])
     assert (found.p, found.least_p) == pytest.approx((least, least))
 
@@ -116,12 +133,17 @@ def test_spearman_of_one_group_is_scipys():
 
 
 def test_spearman_within_groups():
-    """Rising within both groups, though the groups' levels fall; and by hand: z of .8 thrice as heavy as z of -.5."""
+    """Rising within both groups, though the groups' levels fall; and by hand: z of .8 thrice as
+    heavy as z of -.5.
+    """
     x, y = [1, 2, 3, 4, 11, 12, 13, 14], [11, 12, 13, 14, 1, 2, 3, 4]
     assert pooled_spearman(x, y, "aaaabbbb") > 0.99 > 0 > stats.spearmanr(x, y).statistic
     rng = np.random.default_rng(6)
     first, second = rng.random((2, 6)), rng.random((2, 4))
-    z = [3 * math.atanh(stats.spearmanr(*first).statistic), 1 * math.atanh(stats.spearmanr(*second).statistic)]
+    z = [
+        3 * math.atanh(stats.spearmanr(*first).statistic),
+        1 * math.atanh(stats.spearmanr(*second).statistic),
+    ]
     pooled = pooled_spearman([*first[0], *second[0]], [*first[1], *second[1]], "aaaaaabbbb")
     assert pooled == pytest.approx(math.tanh(sum(z) / 4))
     assert math.isnan(pooled_spearman([1, 2, 3], [1, 2, 3], "aaa"))
@@ -132,8 +154,12 @@ def test_which_of_two_scores_goes_with_the_merge():
     outcome = rng.normal(0, 1, (6, 12))
     near, far = outcome + rng.normal(0, 0.5, (6, 12)), rng.normal(0, 1, (6, 12))
     groups, experts = np.repeat(range(6), 12), np.arange(72) // 2
-    found = compare_correlations(near.ravel(), far.ravel(), outcome.ravel(), groups, experts, draws=400)
+    found = compare_correlations(
+        near.ravel(), far.ravel(), outcome.ravel(), groups, experts, draws=400
+    )
     assert found.left == pytest.approx(pooled_spearman(near.ravel(), outcome.ravel(), groups))
     assert found.left > 0.7 > 0.3 > found.right and found.low > 0 and found.p < 0.05
-    same = compare_correlations(near.ravel(), near.ravel(), outcome.ravel(), groups, experts, draws=50)
+    same = compare_correlations(
+        near.ravel(), near.ravel(), outcome.ravel(), groups, experts, draws=50
+    )
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)

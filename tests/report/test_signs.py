@@ -11,20 +11,29 @@ from pipeline.report.render.cells import summary_text
 from pipeline.report.write import write_report
 
 LINES = [
-    line_of("swap", "math", "sw", 9.0, 0.001), line_of("swap", "base", "sw", 12.0, 0.0001),
-    line_of("swap", "sw", "sw", 9.0, 0.0001), line_of("soup", "math", "sw", 8.0, 0.002),
-    line_of("soup", "base", "sw", 2.0, 0.4), line_of("ties", "base", "sw", -9.0, 0.001),
+    line_of("swap", "math", "sw", 9.0, 0.001),
+    line_of("swap", "base", "sw", 12.0, 0.0001),
+    line_of("swap", "sw", "sw", 9.0, 0.0001),
+    line_of("soup", "math", "sw", 8.0, 0.002),
+    line_of("soup", "base", "sw", 2.0, 0.4),
+    line_of("ties", "base", "sw", -9.0, 0.001),
     line_of("swap", "base", "en", 30.0, 0.0001, exploratory=True),
     line_of("loss", "base", "sw", -9.0, 0.001, lower_is_better=True),
-]  # fmt: skip
+]
 BASELINES = {"math": "†", "other math": "†", "base": "‡"}
 
 
 def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path) -> None:
-    """By Holm over the seven that are tested. A loss is no gain, less of a loss is one, and exploratory is none."""
+    """By Holm over the seven that are tested.
+
+    A loss is no gain, less of a loss is one, and exploratory is none.
+    """
     lines = correct_contrasts(LINES)
-    cells = [CellResult(row, column, 40.0, task="mgsm") for row in ("swap", "soup", "ties", "loss") for column in
-             ("sw", "en")]  # fmt: skip
+    cells = [
+        CellResult(row, column, 40.0, task="mgsm")
+        for row in ("swap", "soup", "ties", "loss")
+        for column in ("sw", "en")
+    ]
     marked = mark_gains(cells, lines, BASELINES)
     found = {(cell.row, cell.column): cell.marks for cell in marked if cell.marks}
     assert found == {("swap", "sw"): "†‡", ("soup", "sw"): "†", ("loss", "sw"): "‡"}
@@ -37,7 +46,10 @@ def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path)
     assert "+30.0" in html and "<b>+30.0" not in html
     text = summary_text(results, headline_sentences(results.contrasts), [])
     assert "40.0†‡" in text and "‡: significantly better than base (Holm" in text
-    assert "Exploratory, with intervals and no test: 1 difference in other places." in text and "+30.0" not in text
+    assert (
+        "Exploratory, with intervals and no test: 1 difference in other places." in text
+        and "+30.0" not in text
+    )
 
 
 def test_names_bring_no_escapes_of_a_terminal_into_files(tmp_path: Path) -> None:

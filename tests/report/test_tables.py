@@ -1,4 +1,6 @@
-"""The files of a report: exact for small made-up results; nothing missing is dropped, nothing unlike is compared."""
+"""The files of a report: exact for small made-up results; nothing missing is dropped, nothing
+unlike is compared.
+"""
 
 import csv
 from dataclasses import replace
@@ -20,7 +22,9 @@ PUBLISHED = "Square brackets: the published number."
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
     """A cell of MGSM that these evaluations stand behind, of a seed each."""
     scores = [CellScore(run, {"seed": str(seed)}) for seed, run in enumerate(runs)]
-    return CellResult(row, column, **{"task": "mgsm", "n": len(runs), "runs": runs, "scores": scores} | more)
+    return CellResult(
+        row, column, **{"task": "mgsm", "n": len(runs), "runs": runs, "scores": scores} | more
+    )
 
 
 def evaluations(root: Path, **rows: list[dict]) -> dict[str, Path]:
@@ -28,19 +32,40 @@ def evaluations(root: Path, **rows: list[dict]) -> dict[str, Path]:
 
 
 def test_the_table_exactly(tmp_path):
-    """One number a cell, of one seed or the mean of three; what is missing is there with its reason."""
+    """One number a cell, of one seed or the mean of three; what is missing is there with its
+    reason.
+    """
     found = evaluations(
-        tmp_path, base=[score("mgsm", 0.25, 100, "qac"), score("mgsm", 0.125, 100, "qac", filter="strict-match")],
-        swap0=[score("mgsm", 0.4, 100, "qac")], swap1=[score("mgsm", 0.5, 50, "qac")],
+        tmp_path,
+        base=[
+            score("mgsm", 0.25, 100, "qac"),
+            score("mgsm", 0.125, 100, "qac", filter="strict-match"),
+        ],
+        swap0=[score("mgsm", 0.4, 100, "qac")],
+        swap1=[score("mgsm", 0.5, 50, "qac")],
         swap2=[score("mgsm", 0.6, 100, "qac")],
-        to=[score("flores", 43.25, 50, "qac", "en-qac", stderr="N/A"),
+        to=[
+            score("flores", 43.25, 50, "qac", "en-qac", stderr="N/A"),
             score("flores", 9.0, 50, "qac", "en-qac", metric="bleu"),
-            score("flores", 70.0, 50, "qac", "qac-en")],
-    )  # fmt: skip
+            score("flores", 70.0, 50, "qac", "qac-en"),
+        ],
+    )
     cells = [
         scored("base", "MGSM qac", "base", value=25.0, low=17.5, high=34.3, role="base"),
-        scored("base", "FLORES en-qac", "to", value=43.25, task="flores", pair="en-qac", role="base"),
-        scored("swap", "MGSM qac", "swap0", "swap1", "swap2", value=50.0, low=44.0, high=56.0, role="merge"),
+        scored(
+            "base", "FLORES en-qac", "to", value=43.25, task="flores", pair="en-qac", role="base"
+        ),
+        scored(
+            "swap",
+            "MGSM qac",
+            "swap0",
+            "swap1",
+            "swap2",
+            value=50.0,
+            low=44.0,
+            high=56.0,
+            role="merge",
+        ),
         scored("swap", "FLORES en-qac", missing="to-2 no memory", task="flores", pair="en-qac"),
         CellResult("a|b", "MGSM qac", missing="to-2 no memory"),
         CellResult("a|b", "FLORES en-qac", missing="eval-x is not made yet"),
@@ -48,34 +73,48 @@ def test_the_table_exactly(tmp_path):
     lines = [line_of("swap", "base", "MGSM qac", 25.0, 0.001, n=100)]
     folder = tmp_path / "r"
     page = write_report(
-        results_of(cells, found, contrasts=lines, failed={"to-2": "no memory"},
-                   missing={"eval-x": "not made (never made)"}, sampled=["seed"]), folder,
-    )  # fmt: skip
+        results_of(
+            cells,
+            found,
+            contrasts=lines,
+            failed={"to-2": "no memory"},
+            missing={"eval-x": "not made (never made)"},
+            sampled=["seed"],
+        ),
+        folder,
+    )
     assert page == folder / "index.html"
     told = (folder / "cells.md").read_text()
-    for line in ("| base | 25.0 | 43.2 |", "| swap | 50.0 ×3 | — |", "| a\\|b | — | — |", "- to-2: no memory"):
+    for line in (
+        "| base | 25.0 | 43.2 |",
+        "| swap | 50.0 ×3 | — |",
+        "| a\\|b | — | — |",
+        "- to-2: no memory",
+    ):
         assert f"\n{line}\n" in told, line
-    assert (folder / "cells.csv").read_text() == (
-        "row,column,value,low,high,maximum,n,published,difference,suspect,missing,runs\n"
-        "base,MGSM qac,25.0,17.5,34.3,,1,,,,,base\n"
-        "base,FLORES en-qac,43.25,,,,1,,,,,to\n"
-        "swap,MGSM qac,50.0,44.0,56.0,,3,,,,,swap0 swap1 swap2\n"
-        "swap,FLORES en-qac,,,,,0,,,,to-2 no memory,\n"
-        "a|b,MGSM qac,,,,,0,,,,to-2 no memory,\n"
-        "a|b,FLORES en-qac,,,,,0,,,,eval-x is not made yet,\n"
+    assert (
+        (folder / "cells.csv").read_text()
+        == "row,column,value,low,high,maximum,n,published,difference,suspect,missing,runs\nbase,MGSM qac,25.0,17.5,34.3,,1,,,,,base\nbase,FLORES en-qac,43.25,,,,1,,,,,to\nswap,MGSM qac,50.0,44.0,56.0,,3,,,,,swap0 swap1 swap2\nswap,FLORES en-qac,,,,,0,,,,to-2 no memory,\na|b,MGSM qac,,,,,0,,,,to-2 no memory,\na|b,FLORES en-qac,,,,,0,,,,eval-x is not made yet,\n"
     )
     text = page.read_text()
-    assert "swap, FLORES en-qac and 1 more: to-2 no memory" in text and text.count('title="to-2 no memory"') == 2
+    assert (
+        "swap, FLORES en-qac and 1 more: to-2 no memory" in text
+        and text.count('title="to-2 no memory"') == 2
+    )
     assert "5 finished, 1 failed, 1 not started" in text
 
 
 def test_every_score_says_where_it_stands(tmp_path):
-    """results.csv has each row of each run, other metrics too; a run behind several cells names them all."""
+    """results.csv has each row of each run, other metrics too; a run behind several cells names
+    them all.
+    """
     found = evaluations(
-        tmp_path, base=[score("mgsm", 0.25, 100, "qac"), score("mgsm", 0.5, 100, "qac", metric="unparsed")],
-        swap0=[score("mgsm", 0.4, 100, "qac")], swap1=[score("mgsm", 0.5, 100, "qac")],
+        tmp_path,
+        base=[score("mgsm", 0.25, 100, "qac"), score("mgsm", 0.5, 100, "qac", metric="unparsed")],
+        swap0=[score("mgsm", 0.4, 100, "qac")],
+        swap1=[score("mgsm", 0.5, 100, "qac")],
         dev=[score("mgsm", 0.5, 100, "qac")],
-    )  # fmt: skip
+    )
     shared = [CellScore("base")]
     cells = [
         scored("base", "qaa", "base", value=25.0, scores=shared, role="base"),
@@ -86,7 +125,8 @@ def test_every_score_says_where_it_stands(tmp_path):
     with (folder / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = {(row["run"], row["metric"]): row for row in csv.DictReader(stream)}
     places = {
-        key: (row["row"], row["column"], row["role"], row["seed"], float(row["value"])) for key, row in rows.items()
+        key: (row["row"], row["column"], row["role"], row["seed"], float(row["value"]))
+        for key, row in rows.items()
     }
     assert places == {
         ("base", "exact_match"): ("base", "base | qaa; base | qab", "base", "", 25.0),
@@ -105,18 +145,24 @@ def harness(results: Results, runs: Any, how: dict[str, Any]) -> Results:
     return replace(results, evaluations={**results.evaluations, **changed})
 
 
-@pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}]
+)
 def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
     two_seeds = made_up(tmp_path / "runs", [0, 1])
     (last,) = two_seeds.cells[-1].runs[1:]
     ((key, value),) = how.items()
-    with pytest.raises(PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"):
+    with pytest.raises(
+        PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"
+    ):
         write_report(harness(two_seeds, [last], how), tmp_path / "report")
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"dtype": "bfloat16"}])
 def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
-    """Backend and dtype are those of the whole table, also where no two cells that differ are of one task."""
+    """Backend and dtype are those of the whole table, also where no two cells that differ are of
+    one task.
+    """
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
     with pytest.raises(PipelineError, match="were scored differently"):
         write_report(harness(one_language, mine, how), tmp_path / "report")
@@ -129,7 +175,10 @@ def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_
         made = harness(harness(one_language, others, how), [first], how | {"batch_size": [64, 128]})
         page = write_report(made, tmp_path / dtype).read_text()
         assert ("Answers were computed 64 or 128 or 256 at once (eval.batch_size)" in page) is told
-        assert "Answers were computed" not in write_report(harness(made, [first], how), tmp_path / "alike").read_text()
+        assert (
+            "Answers were computed"
+            not in write_report(harness(made, [first], how), tmp_path / "alike").read_text()
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,13 +186,21 @@ def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_
     [
         (CellResult("a", "b", 45.2), "45.2", []),
         (CellResult("a", "b", 45.2, n=9), "45.2 ×9", [COUNTS]),
-        (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [PUBLISHED, BEST_NOTE]),
+        (
+            CellResult("a", "b", 45.2, published=47.8, maximum=47.0),
+            "45.2 max 47.0 [47.8]",
+            [PUBLISHED, BEST_NOTE],
+        ),
         (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 ×9 [44.8]", [COUNTS, PUBLISHED]),
     ],
 )
 def test_a_cell_in_markdown(cell, shown, note):
     lines = cells_markdown(results_of([cell]), "None.", []).splitlines()
-    assert lines[2] == "None." and lines[6] == f"| a | {shown} |" and [line for line in lines[7:] if line] == note
+    assert (
+        lines[2] == "None."
+        and lines[6] == f"| a | {shown} |"
+        and [line for line in lines[7:] if line] == note
+    )
 
 
 def test_markdown_holds_no_html_of_a_name() -> None:

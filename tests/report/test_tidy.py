@@ -27,7 +27,12 @@ def told(runs: list[RunResult], evaluations: Iterable[RunResult], column: str) -
 def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
     """A setting that all have is none that tells rows apart; the dtype has a column of its own."""
     configs = {
-        "a": {"eval.temperature": 0.7, "eval.max_gen_toks": 40, "eval.dtype": "float32", "merge.name": "soup"},
+        "a": {
+            "eval.temperature": 0.7,
+            "eval.max_gen_toks": 40,
+            "eval.dtype": "float32",
+            "merge.name": "soup",
+        },
         "b": {"eval.chat_template": True, "eval.max_gen_toks": 40, "eval.dtype": "bfloat16"},
     }
     runs = [
@@ -39,15 +44,18 @@ def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
 
 
 def test_the_seeds_of_the_trainings_behind_a_score_are_beside_it() -> None:
-    """Also where the table has no axis of seeds: grouping by an empty column would drop every row. A snapshot is of its
-    training; a model from elsewhere has no known seed."""
+    """Also where the table has no axis of seeds: grouping by an empty column would drop every row.
+
+    A snapshot is of its training; a model from elsewhere has no known seed.
+    """
     runs = [
-        RunResult("math-1", "sft", Path()), RunResult("sw-2", "sft", Path(), config={"seed": 3}),
+        RunResult("math-1", "sft", Path()),
+        RunResult("sw-2", "sft", Path(), config={"seed": 3}),
         RunResult("merged-3", "merge", Path(), parents={"math": "math-1", "language": "sw-2"}),
         RunResult("eval-math", "eval", Path(), parents={"checkpoint": "sw-2@40"}),
         RunResult("eval-swap", "eval", Path(), parents={"checkpoint": "merged-3"}),
         RunResult("eval-hub", "eval", Path(), parents={"checkpoint": "llama"}),
-    ]  # fmt: skip
+    ]
     assert told(runs, runs[3:], "seed") == {"eval-math": "3", "eval-swap": "0; 3", "eval-hub": ""}
 
 
@@ -57,5 +65,10 @@ def test_names_that_read_like_missing_values_are_names_in_a_notebook(tmp_path: P
     cell = CellResult("None", "NA", 50.0, task="mgsm", runs=["e"], scores=[CellScore("e")])
     write_report(results_of([cell], {"e": folder}), tmp_path / "report")
     (line,) = frames(tmp_path / "report")[0].to_dict("records")
-    assert (line["row"], line["column"], line["language"], line["value"]) == ("None", "None | NA", "nan", 50.0)
+    assert (line["row"], line["column"], line["language"], line["value"]) == (
+        "None",
+        "None | NA",
+        "nan",
+        50.0,
+    )
     assert line["pair"] != line["pair"] and line["seconds"] != line["seconds"]  # neither has one

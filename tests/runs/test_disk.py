@@ -1,4 +1,6 @@
-"""What is said of a disk without room, a folder that cannot be written, and an output that is closed."""
+"""What is said of a disk without room, a folder that cannot be written, and an output that is
+closed.
+"""
 
 import errno
 import os
@@ -21,16 +23,32 @@ FULL_BYTES = SimpleNamespace(f_bavail=0, f_frsize=4096, f_favail=50, f_files=100
 @pytest.mark.parametrize(
     ("room", "error", "sentence"),
     [
-        (FULL_FILES, OSError(errno.ENOSPC, "No space left on device"), "3.81 GB free, but no room for another file"),
-        (FULL_BYTES, RuntimeError("[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing file "
-                                  "data/1: file write failed"), "has 0.00 GB free; free some"),
+        (
+            FULL_FILES,
+            OSError(errno.ENOSPC, "No space left on device"),
+            "3.81 GB free, but no room for another file",
+        ),
+        (
+            FULL_BYTES,
+            RuntimeError(
+                "[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing"
+                " file data/1: file write failed"
+            ),
+            "has 0.00 GB free; free some",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_full_disk_is_named(
-    room: SimpleNamespace, error: Exception, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: SimpleNamespace,
+    error: Exception,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(disk.os, "statvfs", lambda folder: room)
-    with pytest.raises(PipelineError, match=f"No space left on device: runs_dir={tmp_path} .*{sentence}"):
+    with pytest.raises(
+        PipelineError, match=f"No space left on device: runs_dir={tmp_path} .*{sentence}"
+    ):
         with naming_a_full_disk(tmp_path):
             raise error
 
@@ -45,19 +63,24 @@ def test_a_folder_without_inodes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         check_writable(tmp_path / "runs")
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/dev/null")
-    assert unusable_cache() == (
-        "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a directory): set HF_HOME "
-        "to a folder on a disk that can be written"
+    assert (
+        unusable_cache()
+        == "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a"
+        " directory): set HF_HOME to a folder on a disk that can be written"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "new"))
     assert unusable_cache() == ""
 
 
-def test_a_cache_in_which_no_file_can_be_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_in_which_no_file_can_be_locked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a network file system without a lock daemon: datasets locks what it reads."""
 
     def refused(file: object, operation: int) -> None:
@@ -76,5 +99,6 @@ def test_a_closed_output_is_one_sentence() -> None:
     command = f"{sys.executable} -m pipeline stage=status >&-"
     ended = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (
-        1, "error: standard output is closed: redirect it to a file, or to /dev/null\n"
-    )  # fmt: skip
+        1,
+        "error: standard output is closed: redirect it to a file, or to /dev/null\n",
+    )

@@ -1,4 +1,6 @@
-"""What RUN means; whose the folders of runs_dir are, when two share their digits too; and the base of an expert."""
+"""What RUN means; whose the folders of runs_dir are, when two share their digits too; and the base
+of an expert.
+"""
 
 import os
 import shutil
@@ -31,7 +33,8 @@ from pipeline.stages.rows import build
 
 def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (
-        make_once(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
+        make_once(a_run(tmp_path, label=label, seed=seed), writes())
+        for label, seed in (("math-a", 1), ("math-b", 2))
     )
     assert find_run(one.name, tmp_path, "x").folder == one
     assert find_run("math-a", tmp_path, "x").hash == read_manifest(one).hash  # type: ignore[union-attr]
@@ -42,17 +45,24 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_run("math", tmp_path, "checkpoint")
     assert one.name in str(refused.value) and two.name in str(refused.value)
     assert "checkpoint=math means more than one run" in str(refused.value)
-    with pytest.raises(PipelineError, match=rf"mth-a is not a finished run of .*; did you mean .*{one.name}"):
+    with pytest.raises(
+        PipelineError, match=rf"mth-a is not a finished run of .*; did you mean .*{one.name}"
+    ):
         find_run("mth-a", tmp_path, "checkpoint")
     make_once(a_run(tmp_path, label="a_merge-3-1-of-many-experts-and-more-words", seed=3), writes())
-    with pytest.raises(PipelineError, match=r"; did you mean a_merge-3-1-of-many-"):  # a beginning is a RUN too
+    with pytest.raises(
+        PipelineError, match=r"; did you mean a_merge-3-1-of-many-"
+    ):  # a beginning is a RUN too
         find_run("a_merge-3-2", tmp_path, "checkpoint")
 
 
 def test_a_merge_that_was_scored_in_memory_is_found_by_its_scores(tmp_path: Path) -> None:
     name = make_once(a_run(tmp_path, label="eval-mgsm-layer_swap-1-1-math-sw-en"), writes()).name
     for reference in ("layer_swap", "layer_swap-1-1"):
-        with pytest.raises(PipelineError, match=rf"{reference} is not a finished run of .*; its scores are {name}: gi"):
+        with pytest.raises(
+            PipelineError,
+            match=rf"{reference} is not a finished run of .*; its scores are {name}: gi",
+        ):
             find_run(reference, tmp_path, "run")
 
 
@@ -60,7 +70,9 @@ def test_a_run_that_is_not_finished_says_its_state(tmp_path: Path) -> None:
     run = a_run(tmp_path, label="kpz-full")
     run.workplace.mkdir(parents=True)
     update_state(run.workplace, name=run.name, state="running")
-    with pytest.raises(PipelineError, match=rf"run=kpz: {run.name} is not finished, it is running: see stage="):
+    with pytest.raises(
+        PipelineError, match=rf"run=kpz: {run.name} is not finished, it is running: see stage="
+    ):
         find_run("kpz", tmp_path, "run")
 
 
@@ -70,25 +82,38 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     assert found.hash != find_run("hub:org/other", tmp_path, "model.path").hash
     older = find_run("hub:org/name@v1.0", tmp_path, "checkpoint")
     assert (older.name, str(older.folder), older.hub) == ("name", "org/name@v1.0", "org/name@v1.0")  # type: ignore[attr-defined]
-    assert older.hash not in (found.hash, find_run("hub:org/name@main", tmp_path, "checkpoint").hash)
-    with pytest.raises(PipelineError, match=r"model.path=hub:org/name@v1.0: give .* as model.revision=v1.0"):
+    assert older.hash not in (
+        found.hash,
+        find_run("hub:org/name@main", tmp_path, "checkpoint").hash,
+    )
+    with pytest.raises(
+        PipelineError, match=r"model.path=hub:org/name@v1.0: give .* as model.revision=v1.0"
+    ):
         find_run("hub:org/name@v1.0", tmp_path, "model.path")
     with pytest.raises(PipelineError, match="write hub:org/name, or hub:org/name@REVISION"):
         find_run("hub:org/name@", tmp_path, "checkpoint")
     folder = tmp_path / "my model [1]"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(PipelineError, match=r"no config.json or adapter_config.json with \*.safetensors, so"):
+    with pytest.raises(
+        PipelineError, match=r"no config.json or adapter_config.json with \*.safetensors, so"
+    ):
         find_run(str(folder), tmp_path, "model.path")
     (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # a header without tensors
     was = find_run(str(folder), tmp_path, "model.path")
-    assert was.name == folder.name and was.hash == find_run(f"{folder}/", tmp_path, "model.path").hash
+    assert (
+        was.name == folder.name and was.hash == find_run(f"{folder}/", tmp_path, "model.path").hash
+    )
     (folder / "README.md").write_text("a note changes nothing")
     assert find_run(str(folder), tmp_path, "model.path").hash == was.hash
     (folder / "model.safetensors").write_bytes(b"\3" + bytes(7) + b"{} ")
     assert find_run(str(folder), tmp_path, "model.path").hash != was.hash
-    run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
-    assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
+    run = build(
+        compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"])
+    )  # type: ignore[arg-type]
+    assert (
+        run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
+    )
 
 
 @pytest.fixture
@@ -108,7 +133,9 @@ def test_a_model_whose_settings_were_half_written(name: str, model: Path) -> Non
 
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, model: Path) -> None:
-    """merges.txt and vocab.txt are read where there is no tokenizer.json, and affect no hash where there is."""
+    """merges.txt and vocab.txt are read where there is no tokenizer.json, and affect no hash where
+    there is.
+    """
     if has_file:
         (model / "tokenizer.json").write_text("{}")
     hashes = []
@@ -119,7 +146,9 @@ def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, model: P
     assert (hashes[0] == hashes[1]) == has_file
 
 
-def test_a_file_that_is_added_after_the_plan_is_a_change_where_models_are_read_by_its_name(model: Path) -> None:
+def test_a_file_that_is_added_after_the_plan_is_a_change_where_models_are_read_by_its_name(
+    model: Path,
+) -> None:
     found = find_run(str(model), model / "runs", "checkpoint")
     assert isinstance(found, Folder) and found.hash and not found.has_changed
     (model / "notes.json").write_text("{}")
@@ -145,20 +174,27 @@ def test_two_runs_may_share_the_digits_of_their_hashes(tmp_path: Path) -> None:
     assert why_not_finished(two) == "never made" and first.name == "data-1-0123456789ab"
     second = make_once(two, writes("two\n", weights="two"))
     for run, folder, text in ((one, first, "one\n"), (two, second, "two\n")):
-        assert make_once(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
+        assert (
+            make_once(run, never) == folder == run.folder
+            and (folder / "train.jsonl").read_text() == text
+        )
         assert find_run(folder.name, tmp_path, "checkpoint").hash == run.hash
     shutil.rmtree(first)
     assert two.folder == second and one.folder == first and why_not_finished(one) is not None
     other = of_digits(a_run(tmp_path, label="data-2", seed=3))  # of the same label, too
-    with pytest.raises(PipelineError, match=f"{second.name} has no manifest.json of this run, so another made it"):
+    with pytest.raises(
+        PipelineError, match=f"{second.name} has no manifest.json of this run, so another made it"
+    ):
         make_once(other, never)
     assert (second / "train.jsonl").read_text() == "two\n"
 
 
-# ------------------------------------------------------------------------------------------------ the scan
+# --- the scan ---
 
 
-def test_a_scan_is_kept_while_the_folder_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_is_kept_while_the_folder_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_once(a_run(tmp_path), writes())
     os.utime(tmp_path, (0, 0))  # untouched for long, so that its scan is kept
     first = scan_folders(tmp_path)
@@ -167,15 +203,17 @@ def test_a_scan_is_kept_while_the_folder_is_the_same(tmp_path: Path, monkeypatch
 
 
 def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
-    """By this process or another, also where the clock of the file system has not ticked in between."""
+    """By this process or another, also where the clock of the file system has not ticked in
+    between.
+    """
     one, two = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
     assert folder_of(one.hash, tmp_path) is None  # which reads runs_dir, young as it is
     make_once(one, writes())
     assert folder_of(one.hash, tmp_path) == one.folder and scan_folders(tmp_path).names
     tick = os.stat(tmp_path).st_mtime_ns
     text = (
-        f"from small_runs import a_run, writes; from pipeline.runs.make import make_once; from pathlib import Path\n"
-        f"make_once(a_run(Path({str(tmp_path)!r}), seed=2), writes())"
+        "from small_runs import a_run, writes; from pipeline.runs.make import make_once; from"
+        f" pathlib import Path\nmake_once(a_run(Path({str(tmp_path)!r}), seed=2), writes())"
     )
     here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", text], check=True, env=here, capture_output=True)
@@ -186,25 +224,35 @@ def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
 
 def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     """The base of an expert: not the run that shares twelve digits with it and is first by name."""
-    other, base = (of_digits(a_run(tmp_path, label=label, seed=seed)) for label, seed in (("a", 1), ("b", 2)))
+    other, base = (
+        of_digits(a_run(tmp_path, label=label, seed=seed)) for label, seed in (("a", 1), ("b", 2))
+    )
     make_once(other, writes(weights="other"))
     make_once(base, writes(weights="base"))
     expert = a_run(tmp_path, {"model": base}, label="expert", seed=3)
     make_once(expert, writes(weights="expert"))
     manifest = read_manifest(expert.folder)
     assert manifest is not None and manifest.parents["model"].content == "base"
-    assert label_of(find_run(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
+    assert (
+        label_of(find_run(base.folder.name, tmp_path, "base")) == "b"
+        and len(base.folder.name) == len("b-") + 12
+    )
     found = find_run(expert.name, tmp_path, "checkpoint")
     assert base_of(found, tmp_path).hash == base.hash
     assert base_folder(expert.folder) == base.folder
     shutil.rmtree(base.folder)  # no longer here; what shares its digits does not stand in for it
-    with pytest.raises(PipelineError, match=f"{expert.name}: its base {base.name} is not in runs_dir"):
+    with pytest.raises(
+        PipelineError, match=f"{expert.name}: its base {base.name} is not in runs_dir"
+    ):
         base_of(found, tmp_path)
 
 
-def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str, list[Path]]) -> None:
-    """Not weights that were put in its folder later, nor what a base that was made again holds now: a task vector, or
-    an adapter, on these is another model."""
+def test_the_base_is_the_one_that_was_recorded(
+    tmp_path: Path, models: dict[str, list[Path]]
+) -> None:
+    """Not weights that were put in its folder later, nor what a base that was made again holds now:
+    a task vector, or an adapter, on these is another model.
+    """
     folder = shutil.copytree(models["llama"][0], tmp_path / "base")
     base = find_run(str(folder), tmp_path, "model.path")
     expert = a_run(tmp_path, {"model": base}, label="expert")
@@ -216,7 +264,9 @@ def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str,
     assert base_of(found, tmp_path).hash == base.hash and base_folder(expert.folder) == folder
     shutil.copy(models["llama"][1] / "model.safetensors", folder)
     for look_up in (lambda: base_of(found, tmp_path), lambda: base_folder(expert.folder)):
-        with pytest.raises(PipelineError, match=f"{expert.name} was made from base, and {folder} has changed since"):
+        with pytest.raises(
+            PipelineError, match=f"{expert.name} was made from base, and {folder} has changed since"
+        ):
             look_up()
     shutil.copy(models["llama"][0] / "model.safetensors", folder)
     assert base_folder(expert.folder) == folder
@@ -229,5 +279,8 @@ def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str,
     make_once(a_run(tmp_path, label="made", seed=1, redo=True), writes(weights="second"))
     found = find_run(of_run.name, tmp_path, "checkpoint")
     for look_up in (lambda: base_of(found, tmp_path), lambda: base_folder(of_run.folder)):
-        with pytest.raises(PipelineError, match=f"{of_run.name} was made from {base.name}, and .* has changed since"):
+        with pytest.raises(
+            PipelineError,
+            match=f"{of_run.name} was made from {base.name}, and .* has changed since",
+        ):
             look_up()

@@ -1,5 +1,7 @@
-"""One owner without locks: who is dead, who waits, what is taken over, and what one that was taken for dead can do; and
-the resume point of a run: whole or not used, of this very run, and all that is kept of its work folder."""
+"""One owner without locks: who is dead, who waits, what is taken over, and what one that was taken
+for dead can do; and the resume point of a run: whole or not used, of this very run, and all that is
+kept of its work folder.
+"""
 
 import json
 import os
@@ -18,16 +20,31 @@ from small_runs import a_run, never, writes
 from pipeline.errors import Held
 from pipeline.runs import lease as leases
 from pipeline.runs import resume, state
-from pipeline.runs.lease import DEAD_AFTER, Holder, Lease, Lost, live_holder, take_lease, this_process
+from pipeline.runs.lease import (
+    DEAD_AFTER,
+    Holder,
+    Lease,
+    Lost,
+    live_holder,
+    take_lease,
+    this_process,
+)
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
 
 def elsewhere(run: Run, age: float, **changes: Any) -> Holder:
-    """A lease of a process on another machine, last touched `age` seconds ago by the clock of the file system."""
+    """A lease of a process on another machine, last touched `age` seconds ago by the clock of the
+    file system.
+    """
     run.workplace.mkdir(parents=True, exist_ok=True)
     other = replace(
-        this_process(), host="node17", machine="another boot", job="812_3", since="2026-01-02T03:04:05", **changes
+        this_process(),
+        host="node17",
+        machine="another boot",
+        job="812_3",
+        since="2026-01-02T03:04:05",
+        **changes,
     )
     file = run.workplace / "lease-1"
     file.write_text(json.dumps(asdict(other)))
@@ -47,12 +64,15 @@ def test_there_is_one_owner_and_the_next_comes_when_it_is_done(tmp_path: Path) -
     second.release()
 
 
-def test_in_an_allocation_a_live_lease_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_allocation_a_live_lease_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "813")
     run = a_run(tmp_path)
     elsewhere(run, age=DEAD_AFTER - 30)
     expected = (
-        f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: rerun the same command to resume when"
+        f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: rerun the same"
+        " command to resume when"
     )
     with pytest.raises(Held, match=expected):
         make_once(run, never)
@@ -82,7 +102,9 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "BEAT", 0.05), monkeypatch.setattr(leases, "LOOK", 0.02)
 
 
-def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_path: Path, quickly: None) -> None:
+def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(
+    tmp_path: Path, quickly: None
+) -> None:
     """Judged by the clock of the file system: this machine's may be wrong by hours."""
     run = a_run(tmp_path)
     other = elsewhere(run, age=DEAD_AFTER + 30)
@@ -133,7 +155,9 @@ def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_t
 
 
 def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
-    """It could be created and not written: an empty one would be waited for, as one that is about to be."""
+    """It could be created and not written: an empty one would be waited for, as one that is about
+    to be.
+    """
     place = a_run(tmp_path).workplace
     with files_up_to(0), pytest.raises(OSError, match="File too large"):
         take_lease(place)
@@ -144,9 +168,13 @@ def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
 def test_a_process_of_this_machine_is_dead_when_it_is_gone(tmp_path: Path) -> None:
     """At once, killed as it may be; and one that has its number since is another."""
     run = a_run(tmp_path)
-    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
+    code = (
+        "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
+    )
     code += "take_lease(Path(sys.argv[1])).take_over(); print('taken', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
     assert (found := live_holder(run.workplace)) is not None and found.pid == process.pid
     process.kill()
@@ -200,7 +228,9 @@ for turn in range(40):
 
 def test_many_processes_hold_it_one_after_the_other(tmp_path: Path) -> None:
     place, log = a_run(tmp_path).workplace, tmp_path / "log"
-    several = [subprocess.Popen([sys.executable, "-c", MANY, str(place), str(log)]) for _ in range(4)]
+    several = [
+        subprocess.Popen([sys.executable, "-c", MANY, str(place), str(log)]) for _ in range(4)
+    ]
     assert [process.wait(60) for process in several] == [0, 0, 0, 0]
     lines = [line.split() for line in log.read_text().splitlines()]
     assert len(lines) == 2 * 4 * 40
@@ -208,7 +238,9 @@ def test_many_processes_hold_it_one_after_the_other(tmp_path: Path) -> None:
         assert (entered[0], gone[0]) == ("in", "out") and entered[1] == gone[1]
 
 
-def test_seconds_a_step_are_of_the_steps_of_this_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_a_step_are_of_the_steps_of_this_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that goes on after step 500 has not made 500 steps in a second."""
     run, now = a_run(tmp_path), [1000.0]
     monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -234,7 +266,9 @@ def at_step(run: Run, step: int, snapshots: tuple[int, ...] = ()) -> Path:
     (beside / "inner").mkdir(parents=True)
     (beside / "state").write_text(f"state {step}")
     (beside / "inner/moments").write_text("moments")
-    resume.write_resume_point(run, beside, step, {"snapshots": {str(one): {} for one in snapshots}, "seconds": 1.5})
+    resume.write_resume_point(
+        run, beside, step, {"snapshots": {str(one): {} for one in snapshots}, "seconds": 1.5}
+    )
     return run.work / f"resume/step-{step}"
 
 
@@ -242,7 +276,11 @@ def test_there_is_one_and_it_is_the_last(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     first, second = at_step(run, 1), at_step(run, 2)
     record = resume.usable_resume_point(run)
-    assert record is not None and record["step"] == 2 and resume.resume_folder(run.work, record) == second
+    assert (
+        record is not None
+        and record["step"] == 2
+        and resume.resume_folder(run.work, record) == second
+    )
     assert record["files"] == {"inner/moments": 7, "state": 7} and not first.exists()
 
 
@@ -253,7 +291,13 @@ def test_beginning_again_keeps_what_it_needs_and_nothing_else(tmp_path: Path) ->
     (run.work / "model.safetensors").write_text("x")
     assert resume.prepare_work_folder(run) == 1.5
     there = {path.relative_to(run.work).as_posix() for path in run.work.rglob("*")}
-    point = {"resume", "resume/step-4", "resume/step-4/inner", "resume/step-4/inner/moments", "resume/step-4/state"}
+    point = {
+        "resume",
+        "resume/step-4",
+        "resume/step-4/inner",
+        "resume/step-4/inner/moments",
+        "resume/step-4/state",
+    }
     assert there == {"resume.json", *point, "snapshots", "snapshots/step-2", "snapshots/step-3"}
 
 
@@ -281,9 +325,13 @@ def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> 
     assert resume.usable_resume_point(run) is not None
     again = a_run(tmp_path, label="parent", seed=1, redo=True)
     make_once(again, writes("two\n", weights="two"))
-    assert resume.usable_resume_point(run) is None and resume.read_resume_point(run.work) is not None
+    assert (
+        resume.usable_resume_point(run) is None and resume.read_resume_point(run.work) is not None
+    )
     make_once(again, writes("one\n", weights="one"))
     assert resume.usable_resume_point(run) is not None
-    make_once(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
+    make_once(
+        a_run(tmp_path, {"data_root": parent}, label="child"), writes()
+    )  # which takes up the point, and ends
     at_step(run, 3)
     assert resume.usable_resume_point(run) is not None  # of attempt 2, as the run is finished

@@ -37,23 +37,48 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert make_once(a_run(tmp_path), never) == folder
-    assert (manifest.name, manifest.attempt, list(manifest.files)) == (folder.name, 1, ["train.jsonl"])
+    assert (manifest.name, manifest.attempt, list(manifest.files)) == (
+        folder.name,
+        1,
+        ["train.jsonl"],
+    )
     assert manifest.hash.startswith(folder.name[-12:])
-    keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
+    keys = {
+        "decided_by",
+        "config",
+        "parents",
+        "facts",
+        "git",
+        "versions",
+        "machine",
+        "environment",
+        "started",
+        "cost",
+    }
     written = json.loads((folder / "manifest.json").read_text())
-    assert keys <= written.keys() and set(written["environment"]) <= set(ENVIRONMENT)  # others may hold secrets
+    assert keys <= written.keys() and set(written["environment"]) <= set(
+        ENVIRONMENT
+    )  # others may hold secrets
     assert list((tmp_path / ".work").iterdir()) == []
 
 
-def test_what_one_left_that_was_killed_after_publishing_goes_with_the_next_command(tmp_path: Path) -> None:
+def test_what_one_left_that_was_killed_after_publishing_goes_with_the_next_command(
+    tmp_path: Path,
+) -> None:
     run = a_run(tmp_path)
     make_once(run, writes())
-    for left in (["lease-1"], ["lease-1", "state.json", "0badcafe.replaced/rows"], ["lease-1", "0badcafe/resume.json"]):
+    for left in (
+        ["lease-1"],
+        ["lease-1", "state.json", "0badcafe.replaced/rows"],
+        ["lease-1", "0badcafe/resume.json"],
+    ):
         for name in left:
             (run.workplace / name).parent.mkdir(parents=True, exist_ok=True)
             (run.workplace / name).write_text("released")
         assert execute_here([run]) == {}
-        resumes = (run.workplace / "0badcafe/resume.json").is_file()  # of another attempt, by redo=true
+        resumes = (
+            run.workplace / "0badcafe/resume.json"
+        ).is_file()  # of another attempt, by redo=true
         assert resumes == ("0badcafe/resume.json" in left) and run.workplace.exists() == resumes
 
 
@@ -61,7 +86,11 @@ def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: P
     run = a_run(tmp_path)
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        assert work.parent == tmp_path / ".work" / run.hash and work == run.work and run.lease == work.name
+        assert (
+            work.parent == tmp_path / ".work" / run.hash
+            and work == run.work
+            and run.lease == work.name
+        )
         assert not list(work.iterdir()) and not list(tmp_path.glob("*/manifest.json"))
         (work / "sub").mkdir()
         (work / "sub/rows").write_text("x")
@@ -72,28 +101,45 @@ def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: P
     assert max(times, key=lambda path: times[path]).name == "manifest.json"
 
 
-def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_was_finished_and_not_renamed_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = a_run(tmp_path)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("pipeline.runs.make.publish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(
+            "pipeline.runs.make.publish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         make_once(run, writes())
     assert not run.folder.exists()
     assert (make_once(run, never) / "train.jsonl").is_file()
 
 
-def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(tmp_path: Path) -> None:
-    """The side is no input of a full training: one run, whose manifest is what a merge and a map read it from."""
-    words = ["stage=sft", "expert=own", "expert.sources.own.file=a.jsonl", "expert.sources.own.prompt='{q}'"]
+def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(
+    tmp_path: Path,
+) -> None:
+    """The side is no input of a full training: one run, whose manifest is what a merge and a map
+    read it from.
+    """
+    words = [
+        "stage=sft",
+        "expert=own",
+        "expert.sources.own.file=a.jsonl",
+        "expert.sources.own.prompt='{q}'",
+    ]
     words += ["expert.sources.own.completion='{a}'", f"model={tmp_path}", f"data_root={tmp_path}"]
 
     def training(*more: str) -> Run:
-        config: Any = compose([*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *more])
+        config: Any = compose(
+            [*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *more]
+        )
         return Run(config, "own", {}, version=1)
 
     make_once(training("expert.side=math"), writes())
     assert why_not_finished(training("expert.side=math")) is None
     assert why_not_finished(training("expert.side=language", "redo=true")) is None
-    with pytest.raises(PipelineError, match="was trained with expert.side=math, not language: give that side"):
+    with pytest.raises(
+        PipelineError, match="was trained with expert.side=math, not language: give that side"
+    ):
         why_not_finished(training("expert.side=language"))
 
 
@@ -132,8 +178,13 @@ def test_a_run_that_changed_on_disk_is_refused(tmp_path: Path) -> None:
     file.touch()  # another time, the same bytes
     check_unchanged(run.folder)
     file.write_text("rowz\n")
-    for use in (lambda: make_once(run, never), lambda: make_once(a_run(tmp_path, {"data": run}, label="child"), never)):
-        with pytest.raises(PipelineError, match=r"changed after it was finished: train.jsonl differs; .*redo=true"):
+    for use in (
+        lambda: make_once(run, never),
+        lambda: make_once(a_run(tmp_path, {"data": run}, label="child"), never),
+    ):
+        with pytest.raises(
+            PipelineError, match=r"changed after it was finished: train.jsonl differs; .*redo=true"
+        ):
             use()
     file.unlink()
     with pytest.raises(PipelineError, match=r"train.jsonl is gone"):
@@ -146,20 +197,32 @@ def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_
     run = a_run(tmp_path)
     folder = make_once(run, writes())
     (folder / "manifest.json").unlink()
-    with pytest.raises(PipelineError, match=r"has no manifest.json of this run, so another made it: move it away"):
+    with pytest.raises(
+        PipelineError, match=r"has no manifest.json of this run, so another made it: move it away"
+    ):
         make_once(run, never)
     assert (folder / "train.jsonl").is_file()
-    with pytest.raises(PipelineError, match=r"has no manifest.json, so it is not a finished run, and no config.json"):
+    with pytest.raises(
+        PipelineError,
+        match=r"has no manifest.json, so it is not a finished run, and no config.json",
+    ):
         find_run(folder.name, tmp_path, "checkpoint")
 
 
-def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
+    with pytest.raises(
+        PipelineError,
+        match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;",
+    ):
         make_once(a_run(tmp_path), never)
 
 
-def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limit(tmp_path: Path) -> None:
+def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limit(
+    tmp_path: Path,
+) -> None:
     def writes_2_mb(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
         (work / "x").write_bytes(bytes(2**21))
         return {}
@@ -179,7 +242,9 @@ def in_a_process(runs_dir: str) -> None:
     make_once(a_run(Path(runs_dir)), slow)
 
 
-def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_that_ask_for_one_run_make_it_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     context = multiprocessing.get_context("spawn")
     both = [context.Process(target=in_a_process, args=(str(tmp_path),)) for _ in range(2)]
     for process in both:
@@ -188,14 +253,19 @@ def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: 
         process.join(60)
     assert [process.exitcode for process in both] == [0, 0]
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
-    assert f": held by process {both[0].pid} on " in (told := capfd.readouterr().err) or f" {both[1].pid} on " in told
+    assert (
+        f": held by process {both[0].pid} on " in (told := capfd.readouterr().err)
+        or f" {both[1].pid} on " in told
+    )
     assert told.count("; waiting") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own: needs root")
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path: Path) -> None:
-    """A tmpfs of 80 MB that the stage fills; then there is room, and the same command ends with an empty .work."""
+    """A tmpfs of 80 MB that the stage fills; then there is room, and the same command ends with an
+    empty .work.
+    """
 
     def fills(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
         full.enter_context(filled(run.runs_dir.parent))
@@ -208,7 +278,10 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
         return {}
 
     with small_disk(tmp_path / "disk", 80) as disk:
-        run, told = a_run(disk / "runs"), rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some"
+        run, told = (
+            a_run(disk / "runs"),
+            rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some",
+        )
         with ExitStack() as full, pytest.raises(PipelineError, match=told):
             make_once(run, fills)
         assert not list(run.workplace.glob("state.json.*"))
@@ -224,7 +297,9 @@ def overlaid(lower: Path) -> Iterator[Path]:
     for folder in folders:
         folder.mkdir()
     layers = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off"
-    if subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", str(merged)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "overlay", "-o", layers, "overlay", str(merged)], capture_output=True
+    ).returncode:
         pytest.skip("overlay: only root may mount one, and not upon another")
     try:
         yield merged
@@ -232,7 +307,9 @@ def overlaid(lower: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(merged)], check=True)
 
 
-def test_what_lies_in_the_lower_layer_of_an_overlay_is_replaced_and_taken_over(tmp_path: Path) -> None:
+def test_what_lies_in_the_lower_layer_of_an_overlay_is_replaced_and_taken_over(
+    tmp_path: Path,
+) -> None:
     """As runs in the image of a container: renaming their folders is EXDEV there."""
     lower = tmp_path / "lower"
     made = make_once(a_run(lower), writes("old"))
@@ -245,7 +322,11 @@ def test_what_lies_in_the_lower_layer_of_an_overlay_is_replaced_and_taken_over(t
         assert refused.value.errno == errno.EXDEV
         again = make_once(a_run(merged, redo=True), writes("new"))
         manifest = read_manifest(again)
-        assert manifest is not None and manifest.attempt == 2 and (again / "train.jsonl").read_text() == "new"
+        assert (
+            manifest is not None
+            and manifest.attempt == 2
+            and (again / "train.jsonl").read_text() == "new"
+        )
         assert read_manifest(make_once(a_run(merged, seed=1), writes())) is not None
         assert list((merged / ".work").iterdir()) == []
     assert (made / "train.jsonl").read_text() == "old"
@@ -267,10 +348,17 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path) -> Non
 
 
 def test_the_longest_path_from_a_run_to_the_end_by_hand(tmp_path: Path) -> None:
-    """Of 5 s of data, trainings of 100 and 60 s, and their merge of 7 s, with an evaluation of the shorter of 50 s."""
+    """Of 5 s of data, trainings of 100 and 60 s, and their merge of 7 s, with an evaluation of the
+    shorter of 50 s.
+    """
     data = a_run(tmp_path, label="data")
-    long, short = (a_run(tmp_path, {"data": data}, label=label, seed=len(label)) for label in ("long", "short"))
-    merge, scores = a_run(tmp_path, {"0": long, "1": short}, label="merge"), a_run(tmp_path, {"0": short}, label="eval")
+    long, short = (
+        a_run(tmp_path, {"data": data}, label=label, seed=len(label)) for label in ("long", "short")
+    )
+    merge, scores = (
+        a_run(tmp_path, {"0": long, "1": short}, label="merge"),
+        a_run(tmp_path, {"0": short}, label="eval"),
+    )
     seconds = {"data": 5.0, "long": 100.0, "short": 60.0, "merge": 7.0, "eval": 50.0}
     runs = order_runs([merge, scores])
     paths = longest_paths(runs, {run.hash: seconds[run.label] for run in runs})

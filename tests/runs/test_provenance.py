@@ -15,7 +15,13 @@ from small_runs import a_run, writes
 
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
-from pipeline.hub.addresses import Masked, _secret_values, masked_output, plain_addresses, without_credentials
+from pipeline.hub.addresses import (
+    Masked,
+    _secret_values,
+    masked_output,
+    plain_addresses,
+    without_credentials,
+)
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs import provenance, tracking
 from pipeline.runs.make import make_once
@@ -23,14 +29,26 @@ from pipeline.runs.manifest import read_manifest
 
 
 def test_credentials_are_taken_out_of_every_address() -> None:
-    nested = {"a": ["https://me:p@ss@host/x@y", "git+ssh://token@host"], "b": {"c": "me@host?", "d": 1}}
+    nested = {
+        "a": ["https://me:p@ss@host/x@y", "git+ssh://token@host"],
+        "b": {"c": "me@host?", "d": 1},
+    }
     assert without_credentials(nested) == {
         "a": ["https://host/x@y", "git+ssh://host"],
         "b": {"c": "me@host?", "d": 1},
     }
-    assert without_credentials("model.path=https:/me:p@host is no folder") == "model.path=https:/host is no folder"
-    assert plain_addresses("https://me:p@host/key=5/part.parquet?x=1") == "https://host/key=5/part.parquet"  # a file's
-    told = "x.url=https://me:pw@host/a.gz?token=1&X-Amz-Signature=2#access_token=3 and hf://datasets/a/b@c/d: why?"
+    assert (
+        without_credentials("model.path=https:/me:p@host is no folder")
+        == "model.path=https:/host is no folder"
+    )
+    assert (
+        plain_addresses("https://me:p@host/key=5/part.parquet?x=1")
+        == "https://host/key=5/part.parquet"
+    )  # a file's
+    told = (
+        "x.url=https://me:pw@host/a.gz?token=1&X-Amz-Signature=2#access_token=3 and"
+        " hf://datasets/a/b@c/d: why?"
+    )
     assert without_credentials(told) == "x.url=https://host/a.gz and hf://datasets/a/b@c/d: why?"
 
 
@@ -38,15 +56,23 @@ def test_credentials_are_taken_out_of_every_address() -> None:
     ("text", "shown"),
     {
         "launcher.setup=[export HF_TOKEN=sesame]": "launcher.setup=[export HF_TOKEN=***]",
-        """'launcher.setup=["export A_SECRET=sesame, open"]'""": """'launcher.setup=["export A_SECRET=***, open"]'""",
-        "apptainer exec --env WANDB_API_KEY='a b' image": "apptainer exec --env WANDB_API_KEY='***' image",
+        """'launcher.setup=["export A_SECRET=sesame, open"]'""": (
+            """'launcher.setup=["export A_SECRET=***, open"]'"""
+        ),
+        "apptainer exec --env WANDB_API_KEY='a b' image": (
+            "apptainer exec --env WANDB_API_KEY='***' image"
+        ),
         '{"my.password": "sesame, open", "tokens": 3}': '{"my.password": "***", "tokens": 3}',
         "password: sesame": "password: ***",
         "--api-key=sesame": "--api-key=***",
-        "tokenizer=data_root eval.max_gen_toks=512 keys=3": "tokenizer=data_root eval.max_gen_toks=512 keys=3",
+        "tokenizer=data_root eval.max_gen_toks=512 keys=3": (
+            "tokenizer=data_root eval.max_gen_toks=512 keys=3"
+        ),
         "num_key_value_heads=8 eos_token_id: 128001": "num_key_value_heads=8 eos_token_id: 128001",
         "PIN_TOKEN=123456": "PIN_TOKEN=***",
-        "unknown key sft.lr: did you mean it? write key=value": "unknown key sft.lr: did you mean it? write key=value",
+        "unknown key sft.lr: did you mean it? write key=value": (
+            "unknown key sft.lr: did you mean it? write key=value"
+        ),
         "every.KEY=VALUE, token=...": "every.KEY=VALUE, token=...",
         "GITHUB_PAT=sesame MYAPIKEY=sesame": "GITHUB_PAT=*** MYAPIKEY=***",
         "db.passwd: sesame, CREDENTIALS='open sesame'": "db.passwd: ***, CREDENTIALS='***'",
@@ -62,20 +88,31 @@ def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A screen that is cleared, a title, a bell, letters in another order; a bar's carriage return stays."""
+    """A screen that is cleared, a title, a bell, letters in another order; a bar's carriage return
+    stays.
+    """
     with masked_output():
         print("a\x1b[2J\x1b]0;title\x07b \u202eevil \x9b31m \x1b[31mred\x1b[0m\n\tc", end="")
         print("\r50 %", file=sys.stderr)
     out, err = capsys.readouterr()
-    assert out == "a\ufffd[2J\ufffd]0;title\ufffdb \ufffdevil \ufffd31m red\n\tc" and err == "\r50 %\n"
+    assert (
+        out == "a\ufffd[2J\ufffd]0;title\ufffdb \ufffdevil \ufffd31m red\n\tc" and err == "\r50 %\n"
+    )
     sentence = error_sentence(PipelineError("a\rb\x1b[2Jc"))
     assert sentence == "a\ufffdb\ufffd[2Jc"
 
 
-NESTED = ("key_" * 100_000, f"key={')' * 400_000}x", "key=[ " * 20_000, "a" * 200_000 + "_key" * 50_000)
+NESTED = (
+    "key_" * 100_000,
+    f"key={')' * 400_000}x",
+    "key=[ " * 20_000,
+    "a" * 200_000 + "_key" * 50_000,
+)
 
 
-def test_secrets_of_the_environment_are_masked_wherever_they_appear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_environment_are_masked_wherever_they_appear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "dead8eef" * 5)
     monkeypatch.setenv("SOME_KEY", "plainly")
     _secret_values.cache_clear()
@@ -112,8 +149,12 @@ def test_whatever_is_printed_is_masked(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_group_that_may_hold_a_secret_is_refused(tmp_path: Path, call: Call) -> None:
-    told = call("stage=data", "expert=math", "group='HF_TOKEN=sesame'", f"runs_dir={tmp_path}", status=1).err
-    assert "group must not contain =" in told and "sesame" not in told and len(told.splitlines()) == 1
+    told = call(
+        "stage=data", "expert=math", "group='HF_TOKEN=sesame'", f"runs_dir={tmp_path}", status=1
+    ).err
+    assert (
+        "group must not contain =" in told and "sesame" not in told and len(told.splitlines()) == 1
+    )
 
 
 def test_the_launcher_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,15 +177,21 @@ def test_the_launcher_is_not_recorded(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_another_python_does_not_get_this_ones_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/here"), monkeypatch.setenv("MINE", "x")
     here, there = provenance.environment_for(None), provenance.environment_for("/other/bin/python")
-    assert here["PYTHONPATH"] == "/here" and "PYTHONPATH" not in there and here.items() - there.items() == {
-        ("PYTHONPATH", "/here")
-    }  # fmt: skip
+    assert (
+        here["PYTHONPATH"] == "/here"
+        and "PYTHONPATH" not in there
+        and here.items() - there.items() == {("PYTHONPATH", "/here")}
+    )
 
 
-def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_make_a_commit_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=x", "-c", "user.email=x@x"]
-        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
 
     source = tmp_path / "src/pipeline/provenance.py"
     for file in (source, tmp_path / "results/table.csv"):
@@ -161,7 +208,10 @@ def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.
     provenance.git_state.cache_clear()
     assert provenance.git_state() == {"commit": commit, "dirty": False}
     source.write_text("2\n")
-    assert provenance.git_state() == {"commit": commit, "dirty": False}  # of the code that this process has imported
+    assert provenance.git_state() == {
+        "commit": commit,
+        "dirty": False,
+    }  # of the code that this process has imported
     provenance.git_state.cache_clear()
     assert provenance.git_state() == {"commit": commit, "dirty": True}
     provenance.git_state.cache_clear()
@@ -170,5 +220,8 @@ def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.
 def test_no_password_of_an_address_is_printed(tmp_path: Path, call: Call) -> None:
     training = ["stage=sft", "expert=sw", "model=https://u:sesame@h"]
     told = [call("stage=show", "run=https://user:sesame@host", f"runs_dir={tmp_path}", status=1)]
-    told += [call(*training, f"runs_dir={tmp_path}", status=1), call(*training, "--cfg", "job", status=0)]
+    told += [
+        call(*training, f"runs_dir={tmp_path}", status=1),
+        call(*training, "--cfg", "job", status=0),
+    ]
     assert not any("sesame" in one.out + one.err for one in told) and "https://h" in told[-1].out

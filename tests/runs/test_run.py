@@ -44,15 +44,21 @@ def full(name: str) -> RunStage:
     return config
 
 
-def leaves(config: Any, path: tuple[Any, ...] = (), hashed: bool = True) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+def leaves(
+    config: Any, path: tuple[Any, ...] = (), hashed: bool = True
+) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
     """(path, type, whether it decides results) of each field, and of those inside it."""
     hints = get_type_hints(type(config))
     for item in fields(config):
         value, counts = getattr(config, item.name), hashed and is_hashed(item, config)
         here = (*path, item.name)
         inside = [((), value)]
-        inside += [((key,), inner) for key, inner in value.items()] if isinstance(value, dict) else []
-        inside += [((key,), inner) for key, inner in enumerate(value)] if isinstance(value, list) else []
+        inside += (
+            [((key,), inner) for key, inner in value.items()] if isinstance(value, dict) else []
+        )
+        inside += (
+            [((key,), inner) for key, inner in enumerate(value)] if isinstance(value, list) else []
+        )
         parts = [(key, inner) for key, inner in inside if is_dataclass(inner)]
         for key, inner in parts:
             yield from leaves(inner, here + key, counts)
@@ -91,7 +97,9 @@ def test_the_hash_changes_exactly_with_what_decides_results(name: str) -> None:
     for path, hint, hashed in leaves(config):
         if path[-1] == "stage":
             continue
-        changed = Run(put(config, path, lambda value, hint=hint: other(value, hint)), "x", version=1).hash
+        changed = Run(
+            put(config, path, lambda value, hint=hint: other(value, hint)), "x", version=1
+        ).hash
         assert (changed != was) == hashed, ".".join(map(str, path))
         assert not hashed or changed not in seen, f"{path} is confused with another field"
         seen.add(changed if hashed else None)
@@ -101,7 +109,10 @@ def test_the_hash_changes_exactly_with_what_decides_results(name: str) -> None:
 def test_names_and_places_of_a_data_run_are_free() -> None:
     """Of trainings, merges and evaluations tests/test_knobs.py lists what is hashed."""
     unhashed = {".".join(map(str, path)) for path, _, hashed in leaves(full("data")) if not hashed}
-    free = "runs_dir redo launcher.name threads group data_root expert.name expert.side expert.sources.orca_math.paper"
+    free = (
+        "runs_dir redo launcher.name threads group data_root expert.name expert.side"
+        " expert.sources.orca_math.paper"
+    )
     assert set(free.split()) <= unhashed
 
 
@@ -120,8 +131,9 @@ def test_names_and_places_of_a_data_run_are_free() -> None:
     ],
 )
 def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str | None) -> None:
-    """As in a table, whose `every` reaches runs that do not read it; alone it is refused. reader: the words with which
-    it is read, and hashed."""
+    """As in a table, whose `every` reaches runs that do not read it; alone it is refused. reader:
+    the words with which it is read, and hashed.
+    """
 
     def hash_of(*more: str) -> str:
         found = dict(word.split("=", 1) for one in (words, *more) for word in one.split())
@@ -140,7 +152,9 @@ def test_adapters_without_a_recipe_have_the_rate_of_the_papers_adapters() -> Non
     of_paper = rate_of("sft=lora", "recipe=unreasonable_lora", "model=qwen2.5_7b_instruct")
     assert rate_of("sft=lora") == rate_of("sft=partial_lora", "partition=B") == of_paper == 6e-5
     assert rate_of("recipe=default") == rate_of("sft=lora", "sft.learning_rate=1e-6") == 1e-6
-    assert rate_of("sft=lora", "recipe=layer_swapping_math_1") == rate_of("recipe=layer_swapping_math_1")
+    assert rate_of("sft=lora", "recipe=layer_swapping_math_1") == rate_of(
+        "recipe=layer_swapping_math_1"
+    )
 
 
 def test_the_tokenizer_of_a_data_root_is_known_by_all_its_files(tmp_path: Path) -> None:
@@ -159,9 +173,20 @@ def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch
     config = full("layer_swap")
     parents = {role: External("n", role * 9, Path("x")) for role in ("math", "language")}
     one = Run(config, "x", dict(parents), version=1)
-    swapped = Run(config, "x", {"math": parents["language"], "language": parents["math"]}, version=1)
-    renamed = Run(config, "x", {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))}, version=1)
-    assert one.hash != swapped.hash and one.hash == renamed.hash and one.hash != Run(config, "x", version=1).hash
+    swapped = Run(
+        config, "x", {"math": parents["language"], "language": parents["math"]}, version=1
+    )
+    renamed = Run(
+        config,
+        "x",
+        {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))},
+        version=1,
+    )
+    assert (
+        one.hash != swapped.hash
+        and one.hash == renamed.hash
+        and one.hash != Run(config, "x", version=1).hash
+    )
     assert replace(one, version=2).hash != one.hash
 
 

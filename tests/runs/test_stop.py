@@ -18,7 +18,14 @@ from small_runs import a_run, writes
 from pipeline.launch import in_process
 from pipeline.launch.local import execute_here
 from pipeline.runs.make import make_once
-from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
+from pipeline.runs.stop import (
+    STOPPING,
+    UNFINISHED,
+    Stopped,
+    handle_signals,
+    heard_by,
+    raise_if_signalled,
+)
 
 
 def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
@@ -94,12 +101,21 @@ def test_the_first_ctrl_c_lets_work_end_and_the_second_stops_at_once(
 
 
 @pytest.mark.parametrize(
-    ("stage", "number"), zip(["data", "merge", "eval", "table"], [signal.SIGINT, *STOPPING], strict=True)
+    ("stage", "number"),
+    zip(["data", "merge", "eval", "table"], [signal.SIGINT, *STOPPING], strict=True),
 )
 def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
-    number: signal.Signals, stage: str, interruptible: None, call: Call, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, base: Path, world: Path, math_expert: Path, language_expert: Path,
-) -> None:  # fmt: skip
+    number: signal.Signals,
+    stage: str,
+    interruptible: None,
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    base: Path,
+    world: Path,
+    math_expert: Path,
+    language_expert: Path,
+) -> None:
     words = {
         "data": ["stage=data", "expert=math", f"data_root={world}"],
         "merge": ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]"],
@@ -117,7 +133,9 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
     told = call(*words)
     assert told.status == (130 if number == signal.SIGINT else 75) and told.out == ""
     name = "interrupted" if number == signal.SIGINT else number.name
-    assert f"{name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
+    assert (
+        f"{name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
+    )
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
     if stage in ("data", "merge"):
         monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
@@ -135,12 +153,19 @@ def test_a_signal_when_all_is_finished_is_75(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "delay"), zip(STOPPING, (0.15, 0.8, 1.6), strict=True))
-def test_while_libraries_are_imported_it_is_75_too(number: signal.Signals, delay: float, tmp_path: Path) -> None:
-    """At any time after the first line: Hydra and OmegaConf take a third of a second, torch and others seconds."""
+def test_while_libraries_are_imported_it_is_75_too(
+    number: signal.Signals, delay: float, tmp_path: Path
+) -> None:
+    """At any time after the first line:
+
+    Hydra and OmegaConf take a third of a second, torch and others seconds.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "stage=plan", "table=sandbox", f"runs_dir={tmp_path}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     started_our_code(process.pid)
     time.sleep(delay)
     process.send_signal(number)
@@ -178,12 +203,19 @@ with stop.handle_signals():
 
 @pytest.mark.parametrize(
     ("how", "job", "status", "printed"),
-    [("default", {}, 75, ""), ("ignored", {}, 0, "None False"),
-     ("early", {}, 75, ""), ("early", {"SLURM_JOB_ID": "7"}, 0, "SIGUSR1 False")],
-)  # fmt: skip
+    [
+        ("default", {}, 75, ""),
+        ("ignored", {}, 0, "None False"),
+        ("early", {}, 75, ""),
+        ("early", {"SLURM_JOB_ID": "7"}, 0, "SIGUSR1 False"),
+    ],
+)
 def test_what_is_heeded(how: str, job: dict[str, str], status: int, printed: str) -> None:
-    """A terminal that is closed ends a command in good order, which nohup keeps; a time limit that is announced early
-    is kept for the first run of a job."""
+    """A terminal that is closed ends a command in good order, which nohup keeps; a time limit that
+    is announced early is kept for the first run of a job.
+    """
     outside = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
-    done = subprocess.run([sys.executable, "-c", HEEDS, how], env=outside | job, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HEEDS, how], env=outside | job, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.strip()) == (status, printed)

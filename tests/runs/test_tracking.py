@@ -38,7 +38,9 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "netrc"
 
 
-def test_auto_is_online_with_a_key_and_offline_without(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_online_with_a_key_and_offline_without(
+    no_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resolve_mode("auto") == "offline"
     no_key.write_text("machine github.com login me password x\n")
     assert resolve_mode("auto") == "offline"
@@ -56,13 +58,21 @@ def test_auto_is_online_with_a_key_and_offline_without(no_key: Path, monkeypatch
         ({"WANDB_API_KEY": "x", "WANDB_MODE": "online"}, "offline", "offline"),
         ({"WANDB_API_KEY": "x", "WANDB_MODE": "online"}, "disabled", "disabled"),
         ({"WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}, "auto", "disabled"),
-        ({"WANDB_MODE": "loud"}, "auto", "^WANDB_MODE must be one of online, offline, disabled, got 'loud'$"),
+        (
+            {"WANDB_MODE": "loud"},
+            "auto",
+            "^WANDB_MODE must be one of online, offline, disabled, got 'loud'$",
+        ),
         ({}, "online", "set WANDB_API_KEY, or give tracking.mode=offline"),
         ({"WANDB_MODE": "online"}, "auto", "set WANDB_API_KEY"),
     ],
 )
 def test_what_is_asked_for_stands_above_the_environment_and_that_above_auto(
-    environment: dict[str, str], asked: str, mode: str, no_key: Path, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str],
+    asked: str,
+    mode: str,
+    no_key: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Online without a key is refused, where wandb would ask for one."""
     for name, value in environment.items():
@@ -95,8 +105,16 @@ class Recorded:
 
 
 def a_run(runs_dir: Path, **changes: Any) -> Run:
-    expert = Expert(name="x", side="none", sources={"x": Source(file="x", rows="text", hub="https://me:sesame@host/x")})
-    return Run(DataStage(stage="data", runs_dir=str(runs_dir), expert=expert, **changes), "data-x", version=1)
+    expert = Expert(
+        name="x",
+        side="none",
+        sources={"x": Source(file="x", rows="text", hub="https://me:sesame@host/x")},
+    )
+    return Run(
+        DataStage(stage="data", runs_dir=str(runs_dir), expert=expert, **changes),
+        "data-x",
+        version=1,
+    )
 
 
 def test_a_run_goes_on_in_its_workplace_and_a_new_attempt_has_an_id_of_its_own(
@@ -104,13 +122,17 @@ def test_a_run_goes_on_in_its_workplace_and_a_new_attempt_has_an_id_of_its_own(
 ) -> None:
     recorded, run = Recorded(monkeypatch), a_run(tmp_path)
     make_once(run, lambda *_: {})
-    assert Path(recorded.asked["dir"]).parent == run.workplace and recorded.asked["resume"] == "allow"
+    assert (
+        Path(recorded.asked["dir"]).parent == run.workplace and recorded.asked["resume"] == "allow"
+    )
     make_once(a_run(tmp_path, redo=True), lambda *_: {})
     assert recorded.asked["id"] == f"{run.hash[:32]}-2"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, PipelineError, SystemExit])
-def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_finishes_as_failed_on_every_error(
+    error: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = Recorded(monkeypatch)
 
     def fails(*_: Any) -> dict[str, Any]:
@@ -142,7 +164,9 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
 
 
 def signal_service(number: signal.Signals) -> None:
-    """SIGKILL: it dies, as when a signal goes to the whole tree; SIGSTOP: alive, but it does not respond."""
+    """SIGKILL: it dies, as when a signal goes to the whole tree; SIGSTOP: alive, but it does not
+    respond.
+    """
     for pid in tracking.service_pids():
         os.kill(pid, number)
 
@@ -169,8 +193,8 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
     assert not list(make_once(a_run(tmp_path, tracking=quick, seed=1), lambda *_: {}).glob("wandb"))
     told = capfd.readouterr().err
     assert told.splitlines() == [
-        "warning: W&B did not respond within tracking.timeout=1 s; the run continues without it, as do later runs of "
-        "this process"
+        "warning: W&B did not respond within tracking.timeout=1 s; the run continues without it, as"
+        " do later runs of this process"
     ]
 
 
@@ -201,7 +225,9 @@ print(time.time())
 
 def test_a_process_ends_within_5_s_whatever_its_service_does(tmp_path: Path) -> None:
     """W&B's own exit hook would wait for it forever."""
-    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
     assert time.time() - float(done.stdout) < 5 and (done.returncode, done.stderr) == (0, "")
 
 
@@ -220,7 +246,10 @@ def test_a_server_that_does_not_answer_costs_the_deadline_once(
         later = a_run(tmp_path, tracking=Tracking(timeout=60.0), seed=1)
         (file,) = make_once(later, lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
     told = capfd.readouterr().err
-    assert told.count("warning: ") == 1 and "later runs of this process are offline (wandb sync uploads them)" in told
+    assert (
+        told.count("warning: ") == 1
+        and "later runs of this process are offline (wandb sync uploads them)" in told
+    )
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -248,13 +277,17 @@ def of_kind(kind: str, found: list[Any]) -> list[Any]:
 
 
 def items(entries: Any) -> dict[str, Any]:
-    return {entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
+    return {
+        entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in entries
+    }
 
 
 def offline_log(folder: Path) -> tuple[list[Any], Any]:
     """The records of an offline log, and the run that they are of."""
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
+    for _ in range(
+        200
+    ):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
         found = list(records(file))
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             break
@@ -279,7 +312,11 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     found, opened = offline_log(folder)
     run = a_run(tmp_path)
     assert (opened.run_id, opened.display_name) == (f"{run.hash[:32]}-1", run.name)
-    assert (opened.run_group, opened.job_type, opened.project) == ("sandbox", "data", Tracking().project)
+    assert (opened.run_group, opened.job_type, opened.project) == (
+        "sandbox",
+        "data",
+        Tracking().project,
+    )
     assert items(opened.config.update)["seed"] == 0
     history = [items(record.item) for record in of_kind("history", found)]
     assert [row["train/loss"] for row in history if "train/loss" in row] == [1.5, 0.75]
@@ -287,7 +324,10 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     told = [items(record.update) for record in of_kind("summary", found)]
     assert any(row.get("score") == 0.25 for row in told)
     assert [record.exit_code for record in of_kind("exit", found)] == [0]
-    assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
+    assert not any(
+        name.startswith("wandb/")
+        for name in json.loads((folder / "manifest.json").read_text())["files"]
+    )
 
 
 NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a safetensors file
@@ -296,7 +336,13 @@ NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a safetensors file
 def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
     """Three finished runs: data, an expert with weights, and an evaluation, which has scores."""
 
-    def made(stage: str, label: str, parents: dict[str, Any], files: dict[str, str], facts: dict[str, Any]) -> Run:
+    def made(
+        stage: str,
+        label: str,
+        parents: dict[str, Any],
+        files: dict[str, str],
+        facts: dict[str, Any],
+    ) -> Run:
         x = Expert(name="x", side="none", sources={})
         tracking = Tracking(mode="offline", **settings)
         config = DataStage(stage=stage, runs_dir=str(runs_dir), expert=x, tracking=tracking)
@@ -312,13 +358,23 @@ def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
 
     weights = {"weights": {"root": "sha256:0", "digests": {}}}
     data = made("data", "data-x", {}, {"train.jsonl": "{}"}, {})
-    expert = made("sft", "x+y", {"data": data}, {"model.safetensors": NO_TENSORS, "config.json": "{}"}, weights)
-    evaluation = made("eval", "eval-x", {"model": expert}, {"scores.json": "[1]", "samples.jsonl": "{}"}, {})
+    expert = made(
+        "sft",
+        "x+y",
+        {"data": data},
+        {"model.safetensors": NO_TENSORS, "config.json": "{}"},
+        weights,
+    )
+    evaluation = made(
+        "eval", "eval-x", {"model": expert}, {"scores.json": "[1]", "samples.jsonl": "{}"}, {}
+    )
     return data, expert, evaluation
 
 
 def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) -> None:
-    """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of its own."""
+    """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of
+    its own.
+    """
     runs = a_chain(tmp_path, weights=True)
     for run in runs:
         for artifact in artifacts_in(run.folder).values():
@@ -331,18 +387,25 @@ def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) ->
 
 
 def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
-    """Of runs that have some; the configuration names the parents' ids, whether anything is an artifact or not."""
+    """Of runs that have some; the configuration names the parents' ids, whether anything is an
+    artifact or not.
+    """
     for weights in (False, True):
         data, expert, evaluation = a_chain(tmp_path / str(weights), weights=weights)
         name = f"{expert.name.replace('+', '-')}-weights"
         found = [artifacts_in(run.folder) for run in (data, expert, evaluation)]
         assert [list(artifacts) for artifacts in found] == [[], [name] * weights, []]
         _, opened = offline_log(evaluation.folder)
-        assert items(opened.config.update)["parents"] == {"model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}}
+        assert items(opened.config.update)["parents"] == {
+            "model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}
+        }
     logged = found[1][name]
     assert logged.type == "weights"
     files = {entry.path: Path(entry.local_path) for entry in logged.manifest.contents}
-    assert set(files) == {"model.safetensors", "config.json"} and files["model.safetensors"].read_text() == NO_TENSORS
+    assert (
+        set(files) == {"model.safetensors", "config.json"}
+        and files["model.safetensors"].read_text() == NO_TENSORS
+    )
 
 
 def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None:
@@ -364,7 +427,11 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     assert set(shown) == {"cells", "claims", "bars"}
     media = [path for path in logs[0].parent.rglob("*.html") if "bars" in path.name]
     assert media and "<svg" in media[0].read_text()
-    (cells,) = (json.loads(path.read_text()) for path in logs[0].parent.rglob("*.table.json") if "cells" in path.name)
+    (cells,) = (
+        json.loads(path.read_text())
+        for path in logs[0].parent.rglob("*.table.json")
+        if "cells" in path.name
+    )
     assert cells["data"] == [["base", "NA", 0.25, 8], ["swap", "sw", None, 8]]
 
 
@@ -383,7 +450,9 @@ ADDRESS = "http://me:sesame@127.0.0.1:9/rows.jsonl?token=open-token&X-Amz-Signat
 def test_no_credential_of_a_url_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither in a file of a run, the card and W&B's own included, nor in what is printed or handed to W&B."""
+    """Neither in a file of a run, the card and W&B's own included, nor in what is printed or handed
+    to W&B.
+    """
     from pipeline.__main__ import main
 
     monkeypatch.setenv("HF_TOKEN", "sesame")
@@ -391,8 +460,17 @@ def test_no_credential_of_a_url_is_written(
     (tmp_path / "root/mgsm/en/test.jsonl").write_text(json.dumps({"question": "of no row " * 9}))
     rows = [{"prompt": f"q{n}", "completion": "a"} for n in range(4)]
     (tmp_path / "root/a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["stage=data", "expert=own", "expert.sources.own.rows=pairs", "expert.sources.own.file=a.jsonl"]
-    words += [f"expert.sources.own.url='{ADDRESS}'", f"runs_dir={tmp_path}/runs", "tracking.mode=offline"]
+    words = [
+        "stage=data",
+        "expert=own",
+        "expert.sources.own.rows=pairs",
+        "expert.sources.own.file=a.jsonl",
+    ]
+    words += [
+        f"expert.sources.own.url='{ADDRESS}'",
+        f"runs_dir={tmp_path}/runs",
+        "tracking.mode=offline",
+    ]
     local = f"data_root={tmp_path}/root"
     monkeypatch.setattr(sys, "argv", ["pipeline", *words, local])
     assert main([*words, local]) == 0
@@ -404,7 +482,9 @@ def test_no_credential_of_a_url_is_written(
     assert sys.argv == ["pipeline", *words, local]
     assert main(last_of(["-m", *words, local, "seed=3", "tracking.mode=disabled"])) == 0
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-    assert len([path for path in files if path.suffix == ".wandb"]) == 2  # too few rows are refused before a run begins
+    assert (
+        len([path for path in files if path.suffix == ".wandb"]) == 2
+    )  # too few rows are refused before a run begins
     for path in files:
         assert not [secret for secret in SECRETS if secret.encode() in path.read_bytes()], path
     told = capfd.readouterr()
@@ -412,15 +492,24 @@ def test_no_credential_of_a_url_is_written(
     assert not [secret for secret in SECRETS if secret in told.out + told.err]
     for name, count in {"data_card.md": 2, "manifest.json": 2}.items():
         named = [path for path in files if path.name == name and "wandb" not in path.parts]
-        assert len(named) == count and all("http://127.0.0.1:9/rows.jsonl" in path.read_text() for path in named)
+        assert len(named) == count and all(
+            "http://127.0.0.1:9/rows.jsonl" in path.read_text() for path in named
+        )
 
     recorded = Recorded(monkeypatch)
     assert main([*words, local, "seed=2"]) == 0
-    assert recorded.asked["config"]["expert"]["sources"]["own"]["url"] == "http://127.0.0.1:9/rows.jsonl"
+    assert (
+        recorded.asked["config"]["expert"]["sources"]["own"]["url"]
+        == "http://127.0.0.1:9/rows.jsonl"
+    )
     assert "expert.sources.own.url='http://127.0.0.1:9/rows.jsonl" in recorded.argv
-    assert not [secret for secret in SECRETS if secret in repr(recorded.asked) + repr(recorded.argv)]
+    assert not [
+        secret for secret in SECRETS if secret in repr(recorded.asked) + repr(recorded.argv)
+    ]
 
 
 def test_a_name_beyond_ascii_is_one_that_wandb_takes(tmp_path: Path) -> None:
-    manifest: Any = SimpleNamespace(name="soup-ä-0123", stage="merge", hash="0123", attempt=1, parents={})
+    manifest: Any = SimpleNamespace(
+        name="soup-ä-0123", stage="merge", hash="0123", attempt=1, parents={}
+    )
     assert build_artifact(tmp_path, tmp_path, manifest, []).name == "soup---0123-weights"

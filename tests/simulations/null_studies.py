@@ -1,9 +1,11 @@
-"""How often a report claims a difference where there is none: python tests/simulations/null_studies.py
+"""How often a report claims a difference where there is none: python
+tests/simulations/null_studies.py
 
-Draws answers for shipped tables in which all models are equally good, and reads the sentences that their pages begin
-with. An answer is right if a sum of normal numbers is positive: the level of its task and language, its question's
-difficulty, which all models share, what its model's trainings add by chance (`spread`), and its own. Cells,
-comparisons, claims and sentences are those of the program; only the answers are drawn instead of read.
+Draws answers for shipped tables in which all models are equally good, and reads the sentences that
+their pages begin with. An answer is right if a sum of normal numbers is positive: the level of its
+task and language, its question's difficulty, which all models share, what its model's trainings add
+by chance (`spread`), and its own. Cells, comparisons, claims and sentences are those of the
+program; only the answers are drawn instead of read.
 
     python tests/simulations/null_studies.py --record results/bench/null_studies.json
     python tests/simulations/null_studies.py --seeds --record results/bench/null_seeds.json
@@ -52,21 +54,47 @@ from pipeline.tables.schema import TRAININGS
 STUDIES = (
     ("sandbox", 0.0, 200),  # the demo: a primary comparison, controls, chrF++
     ("laptop_real", 0.0, 230),  # a primary comparison, three languages, measures in bits
-    ("unreasonable_table3", 0.0, 125),  # a primary comparison, means of four models, best configurations
-    ("layer_swapping_table1", 0.0, 20),  # four languages, nine pairs of experts: means, maxima, best configurations
-    ("sandbox_layer_swapping", 0.0, 80),  # the same in one language, with minima, joint training, TIES and controls
+    (
+        "unreasonable_table3",
+        0.0,
+        125,
+    ),  # a primary comparison, means of four models, best configurations
+    (
+        "layer_swapping_table1",
+        0.0,
+        20,
+    ),  # four languages, nine pairs of experts: means, maxima, best configurations
+    (
+        "sandbox_layer_swapping",
+        0.0,
+        80,
+    ),  # the same in one language, with minima, joint training, TIES and controls
     ("sandbox_full", 0.0, 60),  # three languages, three seeds
-    ("sandbox_full", 0.2, 60),  # a training is 8 points better or worse (standard deviation, at 50 %)
+    (
+        "sandbox_full",
+        0.2,
+        60,
+    ),  # a training is 8 points better or worse (standard deviation, at 50 %)
     ("sandbox_dev", 0.0, 225),  # no `compare`: each merge against the base and the best expert
 )
-# (seeds, spread of trainings, share of a question that those about its passage have in common for one model), studies;
-# 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "These trainings alone" in every sentence.
-SEEDS = tuple((seeds, spread, 0.0) for seeds in (1, 2, 3) for spread in (0.0, 0.05, 0.1, 0.2)) + ((1, 0.0, 0.15),)
-# Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table. Of the first, in
-# which one claim is false in 4 % of them, the record has 2,000 worlds at 4 points.
-CLAIMED = (("unreasonable_table_a1", 500), ("unreasonable_table2", 500), ("unreasonable_table_a2", 500),
-           ("unreasonable_table_a3", 500), ("unreasonable_table3", 100))  # fmt: skip
-ALIKE = math.cos(math.pi * DISCORDANT)  # correlation of two models: DISCORDANT of their answers differ at 50 %
+# (seeds, spread of trainings, share of a question that those about its passage have in common for
+# one model), studies; 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "These
+# trainings alone" in every sentence.
+SEEDS = tuple((seeds, spread, 0.0) for seeds in (1, 2, 3) for spread in (0.0, 0.05, 0.1, 0.2)) + (
+    (1, 0.0, 0.15),
+)
+# Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table.
+# Of the first, in which one claim is false in 4 % of them, the record has 2,000 worlds at 4 points.
+CLAIMED = (
+    ("unreasonable_table_a1", 500),
+    ("unreasonable_table2", 500),
+    ("unreasonable_table_a2", 500),
+    ("unreasonable_table_a3", 500),
+    ("unreasonable_table3", 100),
+)
+ALIKE = math.cos(
+    math.pi * DISCORDANT
+)  # correlation of two models: DISCORDANT of their answers differ at 50 %
 SAME_QUESTION = 0.5  # share of a question's difficulty that it has in all languages
 RATES = (0.05, 0.95)  # levels of tasks and languages
 SENTENCES, LENGTH = 100, 6  # of a translation, and its words
@@ -91,15 +119,19 @@ class TablePlanned(NamedTuple):
 
 @dataclass
 class DrawnAnswers(StoredAnswers):
-    """The answers of one study. spread: standard deviation of a training's part, where an answer's own part and its
-    question's have variance 1 together; effects: run -> shift of its models; rates: bounds of the levels."""
+    """The answers of one study. spread: standard deviation of a training's part, where an answer's
+    own part and its question's have variance 1 together; effects: run -> shift of its models;
+    rates: bounds of the levels.
+    """
 
     counts: Mapping[ScoreRef, int] = field(default_factory=dict)
     seed: int = 0
     spread: float = 0.0
     effects: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, float] = RATES
-    passages: float = 0.0  # share of an answer's own variance that it has in common with the other of its passage
+    passages: float = (
+        0.0  # share of an answer's own variance that it has in common with the other of its passage
+    )
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[int, int]:
         return {doc: doc // 2 for doc in range(self.counts[score])} if self.passages else {}
@@ -111,28 +143,51 @@ class DrawnAnswers(StoredAnswers):
     def spec_of(self, score: ScoreRef) -> Spec:
         """The spec of a model; of a choice, that of its first candidate, as all are alike."""
         plan = self.table.plan
-        key = score.model if score.model in plan.specs else next(iter(plan.chosen[score.model].models.values()))
+        key = (
+            score.model
+            if score.model in plan.specs
+            else next(iter(plan.chosen[score.model].models.values()))
+        )
         return plan.specs[key]
 
     def trainings_of(self, spec: Spec) -> set[str]:
         own = {spec.key} if spec.words.get("stage") in TRAININGS else set()
-        return own.union(*(self.trainings_of(self.table.plan.specs[ref.spec]) for ref in spec.parent_refs()))
+        return own.union(
+            *(self.trainings_of(self.table.plan.specs[ref.spec]) for ref in spec.parent_refs())
+        )
 
     def latent(self, score: ScoreRef, pair: str | None, skewed: bool, words: int = 1) -> np.ndarray:
-        """(N, words) latent scores, positive for a right answer. Their variance is 1 for every model, so that the
-        expected share of right answers is the same for all, however many trainings a model is made of."""
+        """(N, words) latent scores, positive for a right answer.
+
+        Their variance is 1 for every model, so that the expected share of right answers is the same
+        for all, however many trainings a model is made of.
+        """
         spec, task, count = self.spec_of(score), score.words.get("task"), self.counts[score]
         place = (task, score.language, pair)
         level = NormalDist().inv_cdf(self.rng("level", *place).uniform(*self.rates))
-        shared, own = (self.rng("question", *where).normal(size=count) for where in ((task,), place))
-        question = math.sqrt(ALIKE) * (math.sqrt(SAME_QUESTION) * shared + math.sqrt(1 - SAME_QUESTION) * own)
+        shared, own = (
+            self.rng("question", *where).normal(size=count) for where in ((task,), place)
+        )
+        question = math.sqrt(ALIKE) * (
+            math.sqrt(SAME_QUESTION) * shared + math.sqrt(1 - SAME_QUESTION) * own
+        )
         trainings = sorted(self.trainings_of(spec)) if self.spread else []
-        chance = self.spread * np.mean([self.rng("training", key).normal() for key in trainings] or [0.0])
+        chance = self.spread * np.mean(
+            [self.rng("training", key).normal() for key in trainings] or [0.0]
+        )
         left = 1 - ALIKE - (self.spread**2 / len(trainings) if trainings else 0.0)
         answers = self.rng("answers", score, pair)
-        noise = answers.exponential(size=(count, words)) - 1 if skewed else answers.normal(size=(count, words))
+        noise = (
+            answers.exponential(size=(count, words)) - 1
+            if skewed
+            else answers.normal(size=(count, words))
+        )
         if self.passages:
-            of_passage = self.rng("passage", score, pair).normal(size=(-(-count // 2), words)).repeat(2, axis=0)[:count]
+            of_passage = (
+                self.rng("passage", score, pair)
+                .normal(size=(-(-count // 2), words))
+                .repeat(2, axis=0)[:count]
+            )
             noise = math.sqrt(self.passages) * of_passage + math.sqrt(1 - self.passages) * noise
         shift = level + chance + self.effects.get(spec.run, 0.0)
         return shift + question[:, None] + math.sqrt(left) * noise
@@ -141,22 +196,31 @@ class DrawnAnswers(StoredAnswers):
         if difference_of(score, metric):
             return super().scores_by_question(score, metric, pair)
         latent = self.latent(score, pair, is_measure(metric))[:, 0]
-        return dict(enumerate((latent if is_measure(metric) else (latent > 0).astype(float)).tolist()))
+        return dict(
+            enumerate((latent if is_measure(metric) else (latent > 0).astype(float)).tolist())
+        )
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         words = [f"{letter}{letter}ex" for letter in "abcdefgh"[:LENGTH]]
         texts = {}
         for name in [pair] if pair else [f"en-{score.language}", f"{score.language}-en"]:
             right = self.latent(score, name, False, LENGTH) > 0
-            responses = (" ".join(word if one else "o" for word, one in zip(words, of, strict=True)) for of in right)
-            texts[name] = {doc: (" ".join(words), response) for doc, response in enumerate(responses)}
+            responses = (
+                " ".join(word if one else "o" for word, one in zip(words, of, strict=True))
+                for of in right
+            )
+            texts[name] = {
+                doc: (" ".join(words), response) for doc, response in enumerate(responses)
+            }
         return texts
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         raise NoScore("no training recorded anything")
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-        return 100 * float(np.mean(list(self.scores_by_question(score, metric or "", pair).values())))
+        return 100 * float(
+            np.mean(list(self.scores_by_question(score, metric or "", pair).values()))
+        )
 
 
 class Page(NamedTuple):
@@ -176,12 +240,16 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     answers = DrawnAnswers(planned.planning, counts=planned.counts, **study)
     cells = []
     if not plan.compare:  # the cells decide what is compared
-        cells = [cell_result(answers, cell, describe_cell(answers, cell)) for cell in plan.cells.values()]
+        cells = [
+            cell_result(answers, cell, describe_cell(answers, cell)) for cell in plan.cells.values()
+        ]
     lines, _ = measure_pairs(plan, answers, compared_pairs(plan, cells))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
-    claims = (verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
+    claims = (
+        verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id]
+    )
     return Page(headline, tuple(claims))
 
 
@@ -191,8 +259,14 @@ def false_verdicts(claim: Claim) -> set[str]:
         return {SHOWN}
     if claim.direction == "within":
         return {CONTRADICTED}
-    sign = -1 if claim.direction == "lower" and claim.relative else 1  # lower than N % more than the right side
-    return {word for word, side in ((SHOWN, 1), (CONTRADICTED, -1)) if side * sign * claim.threshold >= 0}
+    sign = (
+        -1 if claim.direction == "lower" and claim.relative else 1
+    )  # lower than N % more than the right side
+    return {
+        word
+        for word, side in ((SHOWN, 1), (CONTRADICTED, -1))
+        if side * sign * claim.threshold >= 0
+    }
 
 
 def exact_interval(count: int, of: int) -> list[float]:
@@ -201,43 +275,82 @@ def exact_interval(count: int, of: int) -> list[float]:
 
 
 def run_studies(name: str, spread: float, studies: int, seed: int = 0) -> dict[str, Any]:
-    """How many of these studies claim a difference in their first sentences, and in the verdicts on claims."""
+    """How many of these studies claim a difference in their first sentences, and in the verdicts on
+    claims.
+    """
     planned, began = TablePlanned.of(name), time.process_time()
     pages = [page_of(planned, seed=seed + at, spread=spread) for at in range(studies)]
-    headlines, claims = sum(page.claims_a_difference for page in pages), sum(bool(page.claims) for page in pages)
+    headlines, claims = (
+        sum(page.claims_a_difference for page in pages),
+        sum(bool(page.claims) for page in pages),
+    )
     found = {"table": name, "spread": spread, "studies": studies}
     for kind, count in (("false_sentence", headlines), ("false_claim", claims)):
         found |= {kind: count, f"{kind}_interval": exact_interval(count, studies)}
     return found | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
-def run_seeds(seeds: int, spread: float, passages: float, studies: int, seed: int = 0) -> dict[str, Any]:
-    """First sentences of the demo's questions by seeds; with passages, of Belebele, whose questions share them."""
+def run_seeds(
+    seeds: int, spread: float, passages: float, studies: int, seed: int = 0
+) -> dict[str, Any]:
+    """First sentences of the demo's questions by seeds; with passages, of Belebele, whose questions
+    share them.
+    """
     planned = TablePlanned.of("sandbox", f"every.seed={list(range(seeds))}")
-    pages = [page_of(planned, False, seed=seed + at, spread=spread, passages=passages) for at in range(studies)]
+    pages = [
+        page_of(planned, False, seed=seed + at, spread=spread, passages=passages)
+        for at in range(studies)
+    ]
     false = [page for page in pages if page.claims_a_difference]
     scoped = sum("These trainings alone" in page.headline for page in false)
-    found = {"seeds": seeds, "spread": spread, "passages": passages, "studies": studies, "false_sentence": len(false)}
-    return found | {"these_trainings_alone": scoped, "false_sentence_interval": exact_interval(len(false), studies)}
+    found = {
+        "seeds": seeds,
+        "spread": spread,
+        "passages": passages,
+        "studies": studies,
+        "false_sentence": len(false),
+    }
+    return found | {
+        "these_trainings_alone": scoped,
+        "false_sentence_interval": exact_interval(len(false), studies),
+    }
 
 
 def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[str, Any]:
-    """How often each claim about trainings is decided wrongly where all are equally good, with three seeds each."""
+    """How often each claim about trainings is decided wrongly where all are equally good, with
+    three seeds each.
+    """
     planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
-    effects = {claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT}
+    effects = {
+        claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT
+    }
     for at in range(worlds):
-        answers = DrawnAnswers(planned.planning, counts=planned.counts, seed=seed + at, spread=spread)
+        answers = DrawnAnswers(
+            planned.planning, counts=planned.counts, seed=seed + at, spread=spread
+        )
         verdicts = judge_claims(planned.planning.plan, answers)
-        false.update(verdict.claim.id for verdict in verdicts if verdict.verdict in effects.get(verdict.claim.id, ()))
+        false.update(
+            verdict.claim.id
+            for verdict in verdicts
+            if verdict.verdict in effects.get(verdict.claim.id, ())
+        )
     counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}
     return {"table": table, "spread": spread, "worlds": worlds, "false_and_upper_limit": counts}
 
 
 def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
-    """The primary sentence of the demo if its swap is right in 70 % of all answers and every other model in 50 %."""
+    """The primary sentence of the demo if its swap is right in 70 % of all answers and every other
+    model in 50 %.
+    """
     planned, swap = TablePlanned.of("sandbox"), {"layer swap": TWENTY_POINTS}
-    pages = [page_of(planned, False, seed=seed + at, effects=swap, rates=(0.5, 0.5)) for at in range(studies)]
-    said = [re.search("“layer swap” is (better|worse) than “math expert”", page.headline) for page in pages]
+    pages = [
+        page_of(planned, False, seed=seed + at, effects=swap, rates=(0.5, 0.5))
+        for at in range(studies)
+    ]
+    said = [
+        re.search("“layer swap” is (better|worse) than “math expert”", page.headline)
+        for page in pages
+    ]
     words = Counter(match[1] if match else "not significant" for match in said)
     return {"table": "sandbox", "points": 20, "studies": studies, **words}
 
@@ -249,8 +362,12 @@ def run_tables(share: float, seed: int) -> dict[str, Any]:
         seed += rows[-1]["studies"]
         print(rows[-1], flush=True)
     studies, false = (sum(row[key] for row in rows) for key in ("studies", "false_sentence"))
-    total = {"studies": studies, "false_sentence": false, "rate": round(false / studies, 4),
-             "interval": exact_interval(false, studies)}  # fmt: skip
+    total = {
+        "studies": studies,
+        "false_sentence": false,
+        "rate": round(false / studies, 4),
+        "interval": exact_interval(false, studies),
+    }
     print(total)
     effects = run_effects(part(share, 50), seed)
     print(effects)
@@ -274,13 +391,26 @@ def part(share: float, count: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="of the first study; each next one has the next")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the studies of each table")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first study; each next one has the next"
+    )
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of the studies of each table"
+    )
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--seeds", action="store_true", help="only what seeds do: first sentences, and claims")
+    parser.add_argument(
+        "--seeds", action="store_true", help="only what seeds do: first sentences, and claims"
+    )
     options = parser.parse_args()
-    about = {"machine": machine_facts(), "versions": package_versions(), "load": os.getloadavg(), "seed": options.seed}
+    about = {
+        "machine": machine_facts(),
+        "versions": package_versions(),
+        "load": os.getloadavg(),
+        "seed": options.seed,
+    }
     found = (run_seeds_and_claims if options.seeds else run_tables)(options.share, options.seed)
     if options.record:
         options.record.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""A real Slurm of two nodes on this machine's loopback, with fake GPUs: up in a second, gone whatever happens."""
+"""A real Slurm of two nodes on this machine's loopback, with fake GPUs: up in a second, gone
+whatever happens.
+"""
 
 import os
 import shutil
@@ -59,7 +61,8 @@ PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 Preemp
 """
 
 
-# Ends the daemons, and what their jobs left, when the process of the tests closes its end or dies, however that is.
+# Ends the daemons, and what their jobs left, when the process of the tests closes its end or dies,
+# however that is.
 REAPER = """
 import os, shutil, signal, sys, time
 from pathlib import Path
@@ -117,26 +120,40 @@ class Cluster:
 
     def up(self) -> None:
         at = self.at
-        self.reaper = subprocess.Popen([sys.executable, "-c", REAPER, str(at)], stdin=-1, start_new_session=True)
+        self.reaper = subprocess.Popen(
+            [sys.executable, "-c", REAPER, str(at)], stdin=-1, start_new_session=True
+        )
         self.run(
-            "munged", f"--key-file={at}/munge/key", f"--socket={at}/run/munge.sock", f"--pid-file={at}/run/munged.pid",
-            f"--seed-file={at}/munge/seed", f"--log-file={at}/log/munged.log",
-        )  # fmt: skip
+            "munged",
+            f"--key-file={at}/munge/key",
+            f"--socket={at}/run/munge.sock",
+            f"--pid-file={at}/run/munged.pid",
+            f"--seed-file={at}/munge/seed",
+            f"--log-file={at}/log/munged.log",
+        )
         self.run("slurmctld", "-c")
         self.node_up("n1"), self.node_up("n2")
-        self.until(lambda: self.run("sinfo", "-h", "-p", "debug", "-o", "%T").split() == ["idle"], 30)
+        self.until(
+            lambda: self.run("sinfo", "-h", "-p", "debug", "-o", "%T").split() == ["idle"], 30
+        )
 
     def node_up(self, node: str) -> None:
         self.run("slurmd", "-c", "-N", node)
 
     def run(self, *command: str, status: int | None = 0, **more: str) -> str:
-        done = subprocess.run(command, env={**self.environment, **more}, capture_output=True, text=True, timeout=120)
-        assert status is None or done.returncode == status, f"{command}: {done.returncode} {done.stdout}{done.stderr}"
+        done = subprocess.run(
+            command, env={**self.environment, **more}, capture_output=True, text=True, timeout=120
+        )
+        assert status is None or done.returncode == status, (
+            f"{command}: {done.returncode} {done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def call(self, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
         """What a command of this program ends with and prints; never a traceback."""
-        done = subprocess.run(words, env={**self.environment, **more}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            words, env={**self.environment, **more}, capture_output=True, text=True, timeout=120
+        )
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -150,9 +167,15 @@ class Cluster:
         self.until(lambda: not self.jobs(), seconds, every=0.2)
 
     def until(
-        self, what: Callable[[], Any], seconds: float = 120, logs: Path | None = None, every: float = 0.05
+        self,
+        what: Callable[[], Any],
+        seconds: float = 120,
+        logs: Path | None = None,
+        every: float = 0.05,
     ) -> Any:
-        """What `what` gives as soon as that is something. logs: a folder of them, shown where it never is."""
+        """What `what` gives as soon as that is something. logs: a folder of them, shown where it
+        never is.
+        """
         deadline = time.monotonic() + seconds
         while not (found := what()):
             if time.monotonic() > deadline:
@@ -203,4 +226,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def installed() -> bool:
-    return all(shutil.which(name) for name in ("sbatch", "slurmctld", "slurmd", "munged")) and os.geteuid() == 0
+    return (
+        all(shutil.which(name) for name in ("sbatch", "slurmctld", "slurmd", "munged"))
+        and os.geteuid() == 0
+    )

@@ -1,5 +1,7 @@
-"""slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm where it is here. And
-slurm/Dockerfile and slurm/apptainer.def: of the same base with the same packages, and extras that exist."""
+"""slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm
+where it is here. And slurm/Dockerfile and slurm/apptainer.def: of the same base with the same
+packages, and extras that exist.
+"""
 
 import os
 import re
@@ -26,7 +28,9 @@ PRINTED = re.compile(r"job \d+: ")  # what the launcher prints
 
 def all_commands() -> list[str]:
     """Those of blocks, and spans of code in the text that have several words."""
-    found = [command for block in blocks(PAGE) if block.language == "bash" for command in commands(block)]
+    found = [
+        command for block in blocks(PAGE) if block.language == "bash" for command in commands(block)
+    ]
     text = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
     found += [span for span in spans if re.match(r"[a-z]+ ", span) and not PRINTED.match(span)]
@@ -37,7 +41,12 @@ def by_bash(command: str, folder: Path) -> str:
     """What a command prints that must succeed, with the programs of this environment."""
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env={**os.environ, **path}, capture_output=True, text=True, timeout=60
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, **path},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -61,7 +70,9 @@ def shares(command: str, folder: Path) -> None:
     (folder / "runs/a/old").touch(mode=0o600)
     by_bash(command.replace("GROUP", "$(id -g)"), folder)
     assert (folder / "runs/a/old").stat().st_mode & 0o777 == 0o660
-    assert (folder / "runs/a").stat().st_mode & (stat.S_ISGID | stat.S_IRWXG) == stat.S_ISGID | stat.S_IRWXG
+    assert (folder / "runs/a").stat().st_mode & (
+        stat.S_ISGID | stat.S_IRWXG
+    ) == stat.S_ISGID | stat.S_IRWXG
 
 
 def lets_the_group_write(command: str, folder: Path) -> None:
@@ -86,9 +97,15 @@ def unnamed(*_: object) -> None:
 
 
 RULES: dict[str, Callable[[str, Path], None]] = {
-    "python": composes, "HF_HUB_OFFLINE=1": composes, "sbatch": composes, "pip": parses, "chgrp": shares,
-    "umask": lets_the_group_write, "wandb": finds_offline_runs, "scontrol": on_a_cluster,
-}  # fmt: skip
+    "python": composes,
+    "HF_HUB_OFFLINE=1": composes,
+    "sbatch": composes,
+    "pip": parses,
+    "chgrp": shares,
+    "umask": lets_the_group_write,
+    "wandb": finds_offline_runs,
+    "scontrol": on_a_cluster,
+}
 
 
 @pytest.mark.parametrize("command", all_commands())
@@ -117,7 +134,9 @@ def test_sbatch_accepts_the_files_and_options_of_the_page(command: str, cluster:
 def test_scontrol_knows_the_commands_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
     requeue, show = sorted(of_slurm("scontrol"))
     assert "ClusterName" in cluster.run("bash", "-c", show)
-    job = cluster.run("sbatch", "--parsable", "--output=/dev/null", "--mem=100M", "--wrap=sleep 60").strip()
+    job = cluster.run(
+        "sbatch", "--parsable", "--output=/dev/null", "--mem=100M", "--wrap=sleep 60"
+    ).strip()
     try:
         cluster.until(lambda: cluster.jobs().get(job) == "RUNNING", 30)
         cluster.run(*requeue.split(), job)
@@ -136,7 +155,9 @@ def test_each_is_short_and_copies_files_that_are_there(name: str) -> None:
     assert len(text.splitlines()) <= 30
     copied = re.findall(r"^(?:COPY +|    )([\w. /]+?) (?:/opt/pipeline/)?\S+$", text, re.M)
     files = [file for line in copied if "apt-get" not in line for file in line.split()]
-    assert {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "conf", "src"} <= set(files)
+    assert {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "conf", "src"} <= set(
+        files
+    )
     assert all((ROOT / file).exists() for file in files if file in ("conf", "src") or "." in file)
 
 

@@ -32,26 +32,30 @@ def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Two trainings of a few seconds, merges, a choice among them."""
     file = tmp_path_factory.mktemp("table") / "mine.yaml"
     file.write_text(
-        f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 90, sft.steps: 100, sft.batch_size: 4, sft.micro_batch_size: null,"
-        " sft.seq_length: 96, sft.precision: fp32,"
-        " eval.limit: 2, eval.max_gen_toks: 4}\n"
-        "runs:\n"
-        "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
-        "  language: {stage: sft, expert: qac, recipe: sandbox_language}\n"
-        "  TIES: {merge: ties, merge.experts: [math, language], merge.density: '{density}'}\n"
-        "score: {eval: mgsm_0shot}\ncolumns: {en: {in: en}, qac: {in: qac}}\n"
-        "rows:\n  math: {run: math}\n  language: {run: language}\n"
-        "  TIES: {run: TIES, best: [density], by: {eval: mgsm_0shot, eval.split: dev, in: qac}}\n"
+        f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base},"
+        f" data_root: {world}, threads: 1, sft.epochs: 90, sft.steps: 100, sft.batch_size: 4,"
+        " sft.micro_batch_size: null, sft.seq_length: 96, sft.precision: fp32, eval.limit: 2,"
+        " eval.max_gen_toks: 4}\nruns:\n  math: {stage: sft, expert: math, recipe:"
+        " sandbox_math}\n  language: {stage: sft, expert: qac, recipe: sandbox_language}\n "
+        " TIES: {merge: ties, merge.experts: [math, language], merge.density:"
+        " '{density}'}\nscore: {eval: mgsm_0shot}\ncolumns: {en: {in: en}, qac: {in:"
+        " qac}}\nrows:\n  math: {run: math}\n  language: {run: language}\n  TIES: {run:"
+        " TIES, best: [density], by: {eval: mgsm_0shot, eval.split: dev, in: qac}}\n"
     )
     return file
 
 
 def words(table: Path, runs_dir: Path, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "pipeline", "stage=table", f"table={table}", f"runs_dir={runs_dir}",
-        "tracking.mode=disabled", *more,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pipeline",
+        "stage=table",
+        f"table={table}",
+        f"runs_dir={runs_dir}",
+        "tracking.mode=disabled",
+        *more,
+    ]
 
 
 SLURM = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=900M"]
@@ -69,7 +73,9 @@ def on_this_machine(table: Path, runs_dir: Path) -> Iterator[Callable[[], dict[s
     """Beside the jobs, while they wait: gives a function that waits for its results."""
     runs_dir.mkdir()
     with open(runs_dir / "log", "w") as log:
-        process = subprocess.Popen(words(table, runs_dir, "launcher.workers=1"), stderr=log, stdout=log)
+        process = subprocess.Popen(
+            words(table, runs_dir, "launcher.workers=1"), stderr=log, stdout=log
+        )
 
     def wait() -> dict[str, str]:
         assert process.wait(300) == 0, (runs_dir / "log").read_text()[-2000:]
@@ -85,14 +91,22 @@ def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
     """The state of a training that has begun."""
     for path in runs_dir.glob(".work/*/state.json"):
         told = json.loads(path.read_text())
-        if told.get("name", "").startswith(label) and told["state"] == "running" and (told.get("step") or 0) >= step:
+        if (
+            told.get("name", "").startswith(label)
+            and told["state"] == "running"
+            and (told.get("step") or 0) >= step
+        ):
             return told
     return None
 
 
-def halted(cluster: Cluster, runs_dir: Path, *labels: str, after: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The states of trainings that have begun, each halted when it is seen: however fast this machine is, none ends
-    before the test has done to it what it does. Slurm continues what it is asked to end."""
+def halted(
+    cluster: Cluster, runs_dir: Path, *labels: str, after: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The states of trainings that have begun, each halted when it is seen: however fast this
+    machine is, none ends before the test has done to it what it does. Slurm continues what it is
+    asked to end.
+    """
     found: dict[str, dict[str, Any]] = {}
 
     def all_seen() -> bool:
@@ -114,12 +128,18 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     command = words(table, runs_dir, *SLURM, "launcher.workers=8")
 
     # twice at once: one submits, the other finds the jobs in the queue
-    both = [subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     told = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [75, 75], told
     assert sorted(text.count("job ") > 2 for text in told) == [False, True], told
     jobs = cluster.jobs()
-    assert len(jobs) == len(set(jobs)) and len((runs_dir / ".plans/mine.jsonl").read_text().splitlines()) == 10
+    assert (
+        len(jobs) == len(set(jobs))
+        and len((runs_dir / ".plans/mine.jsonl").read_text().splitlines()) == 10
+    )
 
     # a step dies by kill -9: its run is free, and another worker or the last job makes it
     math, language = halted(cluster, runs_dir, "math-", "qac-")
@@ -137,11 +157,14 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     # then its node is lost, and comes back
     lose_a_node(cluster, last["pid"])
     (last,) = halted(cluster, runs_dir, "qac-", after=last)
-    # and cancelled: the last job submits again what was lost; nobody has typed a second command when all is done
+    # and cancelled: the last job submits again what was lost; nobody has typed a second command
+    # when all is done
     cluster.run("scancel", last["job"].partition("_")[0])
     with on_this_machine(table, tmp_path / "local") as expected:
         cluster.idle(300)
-        assert list(runs_dir.glob("math-full*")) and (runs_dir / "reports/mine/choices.json").is_file()
+        assert (
+            list(runs_dir.glob("math-full*")) and (runs_dir / "reports/mine/choices.json").is_file()
+        )
         done = cluster.call(command)
         assert done.returncode == 0 and "submitted" not in done.stderr, done.stderr[-3000:]
         assert results(runs_dir) == expected()
@@ -150,7 +173,9 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     assert list((runs_dir / ".logs").glob("qac-full-s0-*.log"))
 
 
-def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(cluster: Cluster, table: Path, tmp_path: Path) -> None:
+def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(
+    cluster: Cluster, table: Path, tmp_path: Path
+) -> None:
     runs_dir = tmp_path / "runs"
     command = words(table, runs_dir, *SLURM)
     told = cluster.call(command)
@@ -163,14 +188,18 @@ def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(cluster: Cluster,
     os.kill(again["pid"], signal.SIGCONT)
     cluster.idle(300)
     done = cluster.call(command)
-    assert done.returncode == 0 and (runs_dir / "reports/mine/choices.json").is_file(), done.stderr[-3000:]
+    assert done.returncode == 0 and (runs_dir / "reports/mine/choices.json").is_file(), done.stderr[
+        -3000:
+    ]
     assert cluster.ended(math["job"])[-1] == "COMPLETED"
 
 
 def lose_a_node(cluster: Cluster, pid: int) -> None:
-    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node is started again.
+    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node
+    is started again.
 
-    The administrator says that it is down: Slurm would find out after half a minute, and requeue its jobs as well.
+    The administrator says that it is down: Slurm would find out after half a minute, and requeue
+    its jobs as well.
     """
     node = variable(pid, "SLURMD_NODENAME")
     tree = [pid]
@@ -180,7 +209,9 @@ def lose_a_node(cluster: Cluster, pid: int) -> None:
     for one in [daemon, *reversed(tree)]:
         os.kill(one, signal.SIGKILL)
     cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-    cluster.until(lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90)
+    cluster.until(
+        lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90
+    )
     cluster.node_up(node)
 
 
@@ -194,7 +225,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# ---------------------------------------------------------------------------------------------------- the files
+# --- the files ---
 
 
 FOUR = ["sft.processes=4", "sft.batch_size=8"]
@@ -213,22 +244,45 @@ class Job:
 
 @pytest.fixture(scope="module")
 def training(base: Path, world: Path) -> list[str]:
-    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
-    start += ["sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null", "sft.precision=fp32"]
+    start = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        "threads=1",
+    ]
+    start += [
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        "sft.micro_batch_size=null",
+        "sft.precision=fp32",
+    ]
     return [*start, "sft.warmup_steps=0", "sft.epochs=9000", "tracking.mode=disabled"]
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """Of one_gpu.sbatch one that runs out of time and a bad one; of several_nodes.sbatch one that is to die and one to
-    the end."""
+def jobs(
+    cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Job]:
+    """Of one_gpu.sbatch one that runs out of time and a bad one; of several_nodes.sbatch one that
+    is to die and one to the end.
+    """
     folder = tmp_path_factory.mktemp("files")
     one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
     several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1", "--ntasks-per-node=1"]
     asked = {
-        "long": ("one_gpu", [*one, "--time=10", "--signal=B:USR1@480"], ["sft.steps=30000"]),  # after two minutes
+        "long": (
+            "one_gpu",
+            [*one, "--time=10", "--signal=B:USR1@480"],
+            ["sft.steps=30000"],
+        ),  # after two minutes
         "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
-        "dies": ("several_nodes", [*several, "--gres=gpu:1"], ["sft.steps=30000", "sft.processes=2"]),
+        "dies": (
+            "several_nodes",
+            [*several, "--gres=gpu:1"],
+            ["sft.steps=30000", "sft.processes=2"],
+        ),
         "srun": ("several_nodes", [*several, "--gres=gpu:2"], ["sft.steps=3", *FOUR]),
     }
     found = {}
@@ -237,7 +291,10 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
         runs_dir.mkdir(parents=True)
         command = ["sbatch", "--parsable", f"--output={runs_dir.parent}/%j.log", *options]
         job = cluster.run(
-            *command, str(SLURM_FOLDER / f"{file}.sbatch"), *last_of([*training, *more]), f"runs_dir={runs_dir}"
+            *command,
+            str(SLURM_FOLDER / f"{file}.sbatch"),
+            *last_of([*training, *more]),
+            f"runs_dir={runs_dir}",
         )
         found[name] = Job(job.strip(), runs_dir)
     return found
@@ -245,7 +302,9 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def begun(cluster: Cluster, jobs: dict[str, Job]) -> int:
-    """The process of the long one in its first turn, halted past its first step: it leaves the cores to the others."""
+    """The process of the long one in its first turn, halted past its first step: it leaves the
+    cores to the others.
+    """
     pid = int(cluster.until(lambda: in_work(jobs["long"].runs_dir, "math-", step=2))["pid"])
     os.kill(pid, signal.SIGSTOP)
     return pid
@@ -257,18 +316,24 @@ def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
     leader = cluster.until(lambda: in_work(jobs["dies"].runs_dir, "math-"))["pid"]
     os.kill(task_of(jobs["dies"].id, rank=1), signal.SIGKILL)
     # Slurm says that a job has ended while it still takes the last processes away
-    cluster.until(lambda: cluster.ended(jobs["dies"].id) and not os.path.isdir(f"/proc/{leader}"), seconds=60)
+    cluster.until(
+        lambda: cluster.ended(jobs["dies"].id) and not os.path.isdir(f"/proc/{leader}"), seconds=60
+    )
     assert cluster.ended(jobs["dies"].id) == ["FAILED"]
     assert not list(jobs["dies"].runs_dir.glob("math-full*"))
 
 
 def task_of(job: str, rank: int) -> int:
-    """The process id of a rank that torchrun started under srun, by the variables of its environment."""
+    """The process id of a rank that torchrun started under srun, by the variables of its
+    environment.
+    """
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"RANK={rank}".encode(), b"SLURM_STEP_ID=0"}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             words = command_of(int(path.parent.name)).split("\0")
-            if wanted <= set(path.read_bytes().split(b"\0")) and {"-m", "pipeline"} <= set(words[1:4]):
+            if wanted <= set(path.read_bytes().split(b"\0")) and {"-m", "pipeline"} <= set(
+                words[1:4]
+            ):
                 return int(path.parent.name)
     raise AssertionError(f"job {job} has no task {rank}")
 
@@ -277,7 +342,12 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
     cluster: Cluster, jobs: dict[str, Job], training: list[str], tmp_path: Path
 ) -> None:
     """Two of its processes on each node."""
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=4", "-m", "pipeline"]
+    torchrun = [
+        str(Path(sys.executable).with_name("torchrun")),
+        "--nproc_per_node=4",
+        "-m",
+        "pipeline",
+    ]
     asked = ["sft.steps=3", *FOUR, f"runs_dir={tmp_path}"]
     subprocess.run([*torchrun, *last_of([*training, *asked])], check=True)
     cluster.until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
@@ -287,8 +357,12 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
     assert len(folders) == 2 and len(roots) == 1
 
 
-def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
-    refusal = "srun started 2 tasks: start a torchrun on each node, as slurm/several_nodes.sbatch does"
+def test_a_wrong_number_of_tasks_is_one_sentence(
+    cluster: Cluster, base: Path, world: Path, tmp_path: Path
+) -> None:
+    refusal = (
+        "srun started 2 tasks: start a torchrun on each node, as slurm/several_nodes.sbatch does"
+    )
     for asked in (["stage=plan"], ["stage=sft", "expert=math"]):
         words = [sys.executable, "-m", "pipeline", *asked, f"runs_dir={tmp_path}/runs"]
         done = cluster.call(["srun", "-N2", "-n2", "--mem=500M", *words])
@@ -296,10 +370,12 @@ def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, w
         assert not (tmp_path / "runs").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- refusals
+# --- refusals ---
 
 
-def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training: list[str], tmp_path: Path) -> None:
+def test_refusals_are_one_sentence_with_slurms_words(
+    cluster: Cluster, training: list[str], tmp_path: Path
+) -> None:
     def asked(*more: str, **environment: str) -> tuple[int, str]:
         given = last_of([*training, "sft.steps=2", f"runs_dir={tmp_path}/runs", *SLURM, *more])
         done = cluster.call([sys.executable, "-m", "pipeline", *given], **environment)
@@ -311,7 +387,10 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training:
     assert status == 1 and "sbatch refused: invalid partition specified: nowhere; " in line
     assert "launcher.partition=nowhere" in line
     status, line = asked(PATH="/nonexistent")
-    told = "launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true"
+    told = (
+        "launcher=slurm needs squeue, which is not here: use launcher=local, or"
+        " launcher.dry_run=true"
+    )
     assert status == 1 and line == f"error: {told}"
     status, line = asked("launcher.time=0:30")
     assert status == 1 and "launcher.time=0:30 is 30 s: a job of " in line
@@ -319,15 +398,23 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training:
     assert cluster.jobs().keys() <= before
 
 
-def test_out_of_time_it_goes_on_where_it_was(cluster: Cluster, jobs: dict[str, Job], begun: int) -> None:
-    """Eight minutes before its limit, as the tests before this one take their time on a busy machine, the job is asked
-    to stop, and is requeued. What failed is not."""
+def test_out_of_time_it_goes_on_where_it_was(
+    cluster: Cluster, jobs: dict[str, Job], begun: int
+) -> None:
+    """Eight minutes before its limit, as the tests before this one take their time on a busy
+    machine, the job is asked to stop, and is requeued. What failed is not.
+    """
     os.kill(begun, signal.SIGCONT)
     (workplace,) = (jobs["long"].runs_dir / ".work").glob("*")
-    again = cluster.until(lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one, 240)
+    again = cluster.until(
+        lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one,
+        240,
+    )
     (point,) = workplace.glob("*/resume.json")
     stopped_at = json.loads(point.read_text())["step"]
-    assert again["step"] >= stopped_at > 1 and int(variable(again["pid"], "SLURM_RESTART_COUNT")) >= 1
+    assert (
+        again["step"] >= stopped_at > 1 and int(variable(again["pid"], "SLURM_RESTART_COUNT")) >= 1
+    )
     assert "TIMEOUT" not in cluster.ended(jobs["long"].id)
     cluster.run("scancel", jobs["long"].id)
     assert cluster.ended(jobs["bad"].id) == ["FAILED"]
@@ -337,7 +424,12 @@ def test_a_long_plan_has_as_many_workers_as_the_largest_array(
     cluster: Cluster, training: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "pipeline", "-m", *training, "sft.steps=2", "seed=1,2,3,4,5,6"]
-    command += [f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]", "launcher.workers=6"]
+    command += [
+        f"runs_dir={tmp_path}/runs",
+        *SLURM,
+        "launcher.options=[--hold]",
+        "launcher.workers=6",
+    ]
     try:
         done = cluster.call(command)
         assert done.returncode == 75 and done.stdout == "", done.stderr
@@ -383,24 +475,44 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
     cluster: Cluster, site: Callable[[str, str], Path], world: Path, tmp_path: Path
 ) -> None:
     """Workers are submitted once, whatever the site's commands print, refuse or hold up."""
-    words = ["-m", "stage=data", "expert=math", f"data_root={world}", "seed=1,2,3,4,5,6", "tracking.mode=disabled"]
-    words += [f"runs_dir={tmp_path}/100% of %j/runs", *SLURM, "launcher.options=[--hold]", "launcher.workers=6"]
+    words = [
+        "-m",
+        "stage=data",
+        "expert=math",
+        f"data_root={world}",
+        "seed=1,2,3,4,5,6",
+        "tracking.mode=disabled",
+    ]
+    words += [
+        f"runs_dir={tmp_path}/100% of %j/runs",
+        *SLURM,
+        "launcher.options=[--hold]",
+        "launcher.workers=6",
+    ]
 
     def asked(before: Path | None = None) -> tuple[int, list[str]]:
         path = f"{before}:{os.environ['PATH']}" if before else os.environ["PATH"]
-        done = cluster.call([sys.executable, "-c", QUICK, *words], PATH=path, SQUEUE=str(shutil.which("squeue")))
+        done = cluster.call(
+            [sys.executable, "-c", QUICK, *words], PATH=path, SQUEUE=str(shutil.which("squeue"))
+        )
         return done.returncode, done.stderr.strip().splitlines()
 
     status, (line,) = asked(site("squeue", "sleep 60 & sleep 60"))
-    assert status == 75 and line.startswith("squeue did not respond within 1 s, 3 times; rerun the same command")
+    assert status == 75 and line.startswith(
+        "squeue did not respond within 1 s, 3 times; rerun the same command"
+    )
     try:
         cluster.run("scancel", "--me")
         cluster.idle(60)
         status, lines = asked(site("sbatch", LIMIT + BANNER))
         assert status == 75 and lines[-1].startswith("6 runs submitted as 1 array; "), lines
-        assert sorted(cluster.jobs()) == [f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1, 2)]
+        assert sorted(cluster.jobs()) == [
+            f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1, 2)
+        ]
         status, (line,) = asked()
-        assert status == 75 and line.startswith("3 jobs of runs-") and "as they were submitted" in line
+        assert (
+            status == 75 and line.startswith("3 jobs of runs-") and "as they were submitted" in line
+        )
         assert len(cluster.jobs()) == 3
         job = next(iter(cluster.jobs()))
         cluster.run("scontrol", "release", job)
@@ -409,9 +521,13 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
         cluster.run("scancel", "--me", status=None)
 
 
-def test_a_node_without_the_package_is_named_by_status(cluster: Cluster, world: Path, tmp_path: Path) -> None:
+def test_a_node_without_the_package_is_named_by_status(
+    cluster: Cluster, world: Path, tmp_path: Path
+) -> None:
     """A real Python that does not have it; the same command where it is there goes on."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
+    )
     command = [sys.executable, "-m", "pipeline", "stage=data", "expert=math", f"data_root={world}"]
     command += [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *SLURM]
     bare = f"launcher.wrap='env -u PYTHONPATH PATH={tmp_path}/bare/bin:/usr/bin:/bin'"
@@ -419,7 +535,11 @@ def test_a_node_without_the_package_is_named_by_status(cluster: Cluster, world: 
     assert cluster.call([*command, bare]).returncode == 75
     cluster.idle(60)
     shown = cluster.call([*command[:3], "stage=status", f"runs_dir={tmp_path}/runs"]).stdout
-    assert "failed: job " in shown and "No module named 'pipeline'" in shown and ".logs/slurm-" in shown
+    assert (
+        "failed: job " in shown
+        and "No module named 'pipeline'" in shown
+        and ".logs/slurm-" in shown
+    )
     assert cluster.call(command).returncode == 75
     cluster.idle(60)
     done = cluster.call(command)

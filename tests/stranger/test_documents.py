@@ -1,5 +1,7 @@
-"""README and docs/: each command is run as it is printed, in a smaller small world; what needs the Hub, a GPU or Slurm
-is composed and planned. Links lead somewhere, and each knob that a page names exists."""
+"""README and docs/: each command is run as it is printed, in a smaller small world; what needs the
+Hub, a GPU or Slurm is composed and planned. Links lead somewhere, and each knob that a page names
+exists.
+"""
 
 import re
 import shutil
@@ -24,22 +26,37 @@ from pipeline.stages.rows import build
 
 README, *DOCS = PAGES
 TUTORIAL = ROOT / "docs/tutorial.md"  # its variables are used by the other pages
-DOCS.sort(key=lambda page: page.name in ("reports.md", "export.md"))  # of tables that other pages make
+DOCS.sort(
+    key=lambda page: page.name in ("reports.md", "export.md")
+)  # of tables that other pages make
 WITH_COMMANDS = [
-    page for page in DOCS
-    if page != TUTORIAL and any(block.language == "bash" and not block.info for block in blocks(page))
-]  # fmt: skip
-PLANNED = [(page, line) for page in PAGES for block in blocks(page) if block.info == "plan" for line in commands(block)]
+    page
+    for page in DOCS
+    if page != TUTORIAL
+    and any(block.language == "bash" and not block.info for block in blocks(page))
+]
+PLANNED = [
+    (page, line)
+    for page in PAGES
+    for block in blocks(page)
+    if block.info == "plan"
+    for line in commands(block)
+]
 PLANNED.sort(key=lambda one: len(one[1].split()), reverse=True)
 
 
-# ------------------------------------------------------------------------------------------------ run
+# --- run ---
 
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A reader's folder, with a conf/ whose small world, base, recipes and tables are smaller: the words stay."""
-    copy, base = tmp_path_factory.mktemp("smaller") / "conf", tmp_path_factory.mktemp("base") / "narrow"
+    """A reader's folder, with a conf/ whose small world, base, recipes and tables are smaller: the
+    words stay.
+    """
+    copy, base = (
+        tmp_path_factory.mktemp("smaller") / "conf",
+        tmp_path_factory.mktemp("base") / "narrow",
+    )
     shutil.copytree(conf.folder(), copy)
     narrow_base(base)
 
@@ -55,8 +72,13 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         expert["world"] = {"items": 2}
 
     def few(table: Any) -> None:
-        table["axes"] |= {"counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}}, "density": [0.2]}
-        table["columns"] = {name: of for name, of in table["columns"].items() if of["task"] in ("mgsm", "belebele")}
+        table["axes"] |= {
+            "counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}},
+            "density": [0.2],
+        }
+        table["columns"] = {
+            name: of for name, of in table["columns"].items() if of["task"] in ("mgsm", "belebele")
+        }
         table["rows"]["layer swap"]["by"]["eval.max_gen_toks"] = 8
 
     archive = tmp_path_factory.mktemp("small") / "small_world.tar.xz"
@@ -64,7 +86,13 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     change("expert/sandbox.yaml", world)
     change("expert/sandbox_items.yaml", lambda expert: expert.update(items={"dev": 2, "test": 2}))
     change("model/sandbox.yaml", lambda model: model.update(path=str(base)))
-    few_steps = {"batch_size": 32, "micro_batch_size": 32, "steps": 10, "warmup_steps": 2, "epochs": 9}
+    few_steps = {
+        "batch_size": 32,
+        "micro_batch_size": 32,
+        "steps": 10,
+        "warmup_steps": 2,
+        "epochs": 9,
+    }
     for path in (copy / "recipe").glob("sandbox_*.yaml"):
         change(f"recipe/{path.name}", lambda recipe: recipe.update(few_steps))
     change("tables/sandbox.yaml", few)
@@ -86,8 +114,15 @@ def narrow_base(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shipped = Path(pipeline.__file__).parent / "data/sandbox_base"
-    shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("manifest.json", "*.safetensors"))
-    narrow = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    shutil.copytree(
+        shipped, folder, ignore=shutil.ignore_patterns("manifest.json", "*.safetensors")
+    )
+    narrow = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     config = AutoConfig.from_pretrained(shipped)
     config.update(narrow | {"head_dim": 16})
     torch.manual_seed(0)
@@ -101,7 +136,9 @@ def kept() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plans() -> list[set[str]]:
-    """The words of the plans that were printed: many commands ask for the same, or for a part of it."""
+    """The words of the plans that were printed: many commands ask for the same, or for a part of
+    it.
+    """
     return []
 
 
@@ -130,7 +167,9 @@ def test_the_tutorial(smaller: Path, variables: dict[str, str]) -> None:
 
 def test_the_study_of_readme_runs(smaller: Path, variables: dict[str, str], call: Call) -> None:
     """Its two CSV files and its world are made by the tutorial."""
-    told = call("stage=table", "table=./mine.yaml", "every.sft.steps=4", "every.sft.epochs=4", status=0)
+    told = call(
+        "stage=table", "table=./mine.yaml", "every.sft.steps=4", "every.sft.epochs=4", status=0
+    )
     assert told.out.strip().endswith("runs/reports/mine/index.html")
 
 
@@ -140,16 +179,24 @@ def test_a_page(page: Path, smaller: Path, variables: dict[str, str], call: Call
     type_all(page, shell, smaller)
 
 
-# ------------------------------------------------------------------------------------------------ composed and planned
+# --- composed and planned ---
 
 
 @pytest.mark.parametrize(
     ("page", "command"), PLANNED, ids=lambda one: one.name if isinstance(one, Path) else one[19:60]
 )
 def test_what_needs_more_than_this_machine_is_planned(
-    page: Path, command: str, smaller: Path, variables: dict[str, str], plans: list[set[str]], call: Call
+    page: Path,
+    command: str,
+    smaller: Path,
+    variables: dict[str, str],
+    plans: list[set[str]],
+    call: Call,
 ) -> None:
-    """A run is composed and built, down to its hash; of a table the plan is printed. RUN is an expert of README."""
+    """A run is composed and built, down to its hash; of a table the plan is printed.
+
+    RUN is an expert of README.
+    """
     write_files(page, smaller)
     for file in ("gsm8k/train.jsonl", "mgsm/en/train.jsonl"):
         (smaller / "DIR" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -170,13 +217,16 @@ def test_what_needs_more_than_this_machine_is_planned(
         plans.append(own)
         told = call("stage=plan", *asked)
         # DIR has few files, few disks hold 8B's snapshots, and org is nobody's
-        allowed = "needs? up to|data_root=DIR has no mgsm/|trainings write .* [GT]B|hub:org/.* cannot be reached"
+        allowed = (
+            "needs? up to|data_root=DIR has no mgsm/|trainings write .* [GT]B|hub:org/.* cannot be"
+            " reached"
+        )
         named = re.search(allowed, told.err)
         assert told.status == 0 or named, told.err
         assert re.search(r"\d+ of\s+[\d,]+\s+runs\s+are\s+done\.", told.out), told.out
 
 
-# ------------------------------------------------------------------------------------------------ what pages name
+# --- what pages name ---
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,14 +1,16 @@
-"""The bill of a plan against the papers' studies counted by hand: hours of training, of selection and of scores, disk.
+"""The bill of a plan against the papers' studies counted by hand: hours of training, of selection
+and of scores, disk.
 
-The hand counts are per full training on an H100, Llama 3.1 8B's or the mean of the four Instruct models:
+The hand counts are per full training on an H100, Llama 3.1 8B's or the mean of the four Instruct
+models:
 
     hours = (6 N T 4/3 / 4.62e14 + steps 28 N / 3.35e12) / 3600
 
-for N parameters and T positions (rows x tokens a row x padding); the padding of rows of lognormal lengths (sigma 0.5),
-sorted within a step and cut into fours, is 1.13 at 32 rows a step, 1.36 at 8 and 1.58 at 4, and less where seq_length
-cuts the longest: 1.02 and 1.20 of Telugu. 4/3 is gradient checkpointing, which `every` asks for here, as the
-recipes do not. LoRA takes 0.82 of it, 0.72 of the products at 4.05e14, the sides of A, B and C a 1.24th, 1.26th and
-1.17th. All within 10 %.
+for N parameters and T positions (rows x tokens a row x padding); the padding of rows of lognormal
+lengths (sigma 0.5), sorted within a step and cut into fours, is 1.13 at 32 rows a step, 1.36 at 8
+and 1.58 at 4, and less where seq_length cuts the longest: 1.02 and 1.20 of Telugu. 4/3 is gradient
+checkpointing, which `every` asks for here, as the recipes do not. LoRA takes 0.82 of it, 0.72 of
+the products at 4.05e14, the sides of A, B and C a 1.24th, 1.26th and 1.17th. All within 10 %.
 """
 
 import re
@@ -31,8 +33,18 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
-LAYER_SWAPPING = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_table5", "layer_swapping_table6")
-UNREASONABLE = ("unreasonable_table1", "unreasonable_table2", "unreasonable_table3", "unreasonable_table_a1")
+LAYER_SWAPPING = (
+    "layer_swapping_table1",
+    "layer_swapping_table2",
+    "layer_swapping_table5",
+    "layer_swapping_table6",
+)
+UNREASONABLE = (
+    "unreasonable_table1",
+    "unreasonable_table2",
+    "unreasonable_table3",
+    "unreasonable_table_a1",
+)
 SAVED = {"A": 1.24, "B": 1.26, "C": 1.17}
 FULL = {"math": 1.10, "sw": 0.71, "bn": 1.43, "te": 1.84}  # hours of 78,000 rows, N = 7.8e9
 TEN = "en de fr zh ru es ja bn sw te".split()
@@ -68,19 +80,25 @@ def trainings(found: Bill) -> dict[tuple[str, str, str], list[float]]:
     hours: dict[tuple[str, str, str], list[float]] = {}
     for one in found.kinds["sft"]:
         config: Any = one.run.config
-        place = config.sft.name, config.expert.name, config.partition.name if config.partition else ""
+        place = (
+            config.sft.name,
+            config.expert.name,
+            config.partition.name if config.partition else "",
+        )
         hours.setdefault(place, []).append(one.hours)
     return hours
 
 
-# ---------------------------------------------------------------------------------------------------- trainings
+# --- trainings ---
 
 
 def test_each_kind_of_training_of_unreasonable_table_3() -> None:
     """By hand the mean of four models: full, LoRA, both sets mixed; the math sides of A, B and C.
 
-    A language side holds the lowest layers, so that the backward pass goes all the way down, and of adapters saves
-    nothing: between the factor of its partition and none. In turns a training is a math and a language side.
+    A language side holds the lowest layers, so that the backward pass goes all the way down, and of
+    adapters saves
+    nothing: between the factor of its partition and none. In turns a training is a math and a
+        language side.
     """
     found = trainings(billed("unreasonable_table3"))
 
@@ -89,16 +107,25 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
         return sum(found[place]) / 4  # type: ignore[index]
 
     for expert, full in FULL.items():
-        assert mean("full", expert, "") == near(full) and mean("lora", expert, "") == near(full * 0.82)
+        assert mean("full", expert, "") == near(full) and mean("lora", expert, "") == near(
+            full * 0.82
+        )
     for name, saved in SAVED.items():
         assert mean("partial", "math", name) == near(FULL["math"] / saved)
         for language in ("sw", "bn", "te"):
             alone = mean("partial", language, name)
             assert 0.7 * FULL[language] < alone < FULL[language]
-            assert 0.82 * FULL[language] / saved < mean("partial_lora", language, name) < 0.88 * FULL[language]
+            assert (
+                0.82 * FULL[language] / saved
+                < mean("partial_lora", language, name)
+                < 0.88 * FULL[language]
+            )
             for lora in ("", "_lora"):
-                sides = mean(f"partial{lora}", "math", name) + mean(f"partial{lora}", language, name)
-                # batches of 64 take half as many steps of the optimizer as those of 32, padded by 1.07 and not by 1.13
+                sides = mean(f"partial{lora}", "math", name) + mean(
+                    f"partial{lora}", language, name
+                )
+                # batches of 64 take half as many steps of the optimizer as those of 32, padded by
+                # 1.07 and not by 1.13
                 both = mean(f"simultaneous{lora}", f"math_{language}", name)
                 assert both == pytest.approx(sides * 1.07 / 1.13, rel=0.05)
     for language in ("sw", "bn", "te"):
@@ -106,9 +133,11 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
 
 
 def test_unreasonable_trains_as_long_as_by_hand() -> None:
-    """Table 3: 4 x (math 1.10 and the languages 3.98, each x 1 + 0.82, + 2.455 x 1.82 for A, B and C) = 128 h alone; of
-    both sets 4 x (7.28 mixed + 7.28 x 2.455 x 1.82 in turns) = 159 h: 287 h. With tables 1, 2 and a1 mixed LoRA (24 h)
-    and Z (3.4 h) come to it: 314 h. A joint set is both sets whole, 156,000 rows."""
+    """Table 3: 4 x (math 1.10 and the languages 3.98, each x 1 + 0.82, + 2.455 x 1.82 for A, B and
+    C) = 128 h alone; of both sets 4 x (7.28 mixed + 7.28 x 2.455 x 1.82 in turns) = 159 h: 287 h.
+    With tables 1, 2 and a1 mixed LoRA (24 h) and Z (3.4 h) come to it: 314 h. A joint set is both
+    sets whole, 156,000 rows.
+    """
     for tables, count, alone, both, total in (
         (("unreasonable_table3",), 212, 128, 159, 287),
         (UNREASONABLE, 228, 128 + 3.4, 159 + 24, 314),
@@ -132,7 +161,9 @@ def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> 
 
 
 def test_without_checkpointing_three_quarters() -> None:
-    """What the recipes say, and what does not fit: products take 6 N a token instead of 8 N, the optimizer as long."""
+    """What the recipes say, and what does not fit: products take 6 N a token instead of 8 N, the
+    optimizer as long.
+    """
     products, steps = 1.58 * 6 * 8.03e9 * 40_000 * 320 / 4.62e14, 10_000 * 28 * 8.03e9 / 3.35e12
     plain = estimate_costs(planned("layer_swapping_table1", every=())[1], Plan(gpu="h100_80"))
     assert trainings(plain)["full", "math", ""] == [near((products + steps) / 3600)] * 3
@@ -141,8 +172,8 @@ def test_without_checkpointing_three_quarters() -> None:
 def test_the_disk_holds_144_snapshots() -> None:
     """8 snapshots of 18 trainings, and the weights of each: 162 of 32.1 GB, 5.2 TB.
 
-    Freed as they are ranked: the weights of 18, the snapshots of the selection that ranks the most, and what
-    each of the selections chose.
+    Freed as they are ranked: the weights of 18, the snapshots of the selection that ranks the most,
+    and what each of the selections chose.
     """
     runs = runs_of(*LAYER_SWAPPING)
     found = estimate_costs(runs, Plan(gpu="h100_80"))
@@ -153,31 +184,47 @@ def test_the_disk_holds_144_snapshots() -> None:
     assert found.disk == each * (18 + 144)
     selections = [run for run in runs if run.config.stage == "select"]
     most = max(sum(counts[name] for name in trained) for trained in map(ranked, selections))
-    assert estimate_costs(runs, Plan(gpu="h100_80"), free_snapshots=True).disk == each * (18 + most + len(selections))
+    assert estimate_costs(runs, Plan(gpu="h100_80"), free_snapshots=True).disk == each * (
+        18 + most + len(selections)
+    )
 
 
 def ranked(selection: Run) -> set[str]:
     """The trainings that a selection chooses from."""
-    models = [one.parents["checkpoint"].name for role, one in selection.parents.items() if "@" in role]  # type: ignore[union-attr]
+    models = [
+        one.parents["checkpoint"].name for role, one in selection.parents.items() if "@" in role
+    ]  # type: ignore[union-attr]
     return {name.partition("@")[0] for name in models}
 
 
-# ---------------------------------------------------------------------------------------------------- scores
+# --- scores ---
 
 
 @cache
 def mean_tokens() -> dict[str, Any]:
     """One count of tokens for all languages, the mean of the ten, as by hand."""
     texts = read_yaml(conf.folder() / "tokens.yaml")["mgsm"]
-    return {"mgsm": dict.fromkeys(texts, [sum(texts[one][place] for one in TEN) / 10 for place in range(3)])}
+    return {
+        "mgsm": dict.fromkeys(
+            texts, [sum(texts[one][place] for one in TEN) / 10 for place in range(3)]
+        )
+    }
 
 
 def selection(kind: str) -> tuple[int, float]:
-    """(snapshots, hours) of what selections compare: of experts that are math, joint, or of a language."""
+    """(snapshots, hours) of what selections compare: of experts that are math, joint, or of a
+    language.
+    """
     snapshots: dict[str, float] = {}
     for one in billed(*LAYER_SWAPPING).kinds["selection"]:
         name = one.run.parents["checkpoint"].name
-        found = "math" if name.startswith("math-") else "joint" if name.startswith("math_") else "language"
+        found = (
+            "math"
+            if name.startswith("math-")
+            else "joint"
+            if name.startswith("math_")
+            else "language"
+        )
         if "@" in name and found == kind:
             snapshots[name] = snapshots.get(name, 0.0) + one.hours
     return len(snapshots), sum(snapshots.values())
@@ -188,39 +235,54 @@ def is_snapshot(run: Run) -> bool:
 
 
 def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 math snapshots in ten languages of 37 s: 2.5 h. 96 language snapshots of 16 minutes, which is Swahili's
-    length: 26 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 66 h."""
+    """24 math snapshots in ten languages of 37 s: 2.5 h. 96 language snapshots of 16 minutes, which
+    is Swahili's length: 26 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long
+    questions: 66 h.
+    """
     assert selection("language") == (96, near(63))
     with monkeypatch.context() as patch:
         patch.setattr(flops, "token_counts", mean_tokens)
         assert selection("math") == (24, near(2.5))
     monkeypatch.setattr(
-        questions, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw")
+        questions,
+        "question_sets",
+        lambda task, shots, language: flops.question_sets(task, shots, "sw"),
     )
     assert selection("language") == (96, near(27))
 
 
 def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 128 rows of 512 tokens of room 34 s each, with 64 of 1,024, in te and bn, 50 s (216 or 433 steps of 54 or 34
-    ms, 408 or 920 of 26 ms, 11.4 s of prefilling): 7.1 h for the 612 of layer_swapping, of which 243 wait for what is
-    chosen; with the 26 x 36 swaps of the shipped grid 1,548 and 18 h; two of them, the base in te and bn, are compared
-    by selections too and stand there. Of unreasonable 788 are printed, and 16 with chat templates.
+    """With 128 rows of 512 tokens of room 34 s each, with 64 of 1,024, in te and bn, 50 s (216 or
+    433 steps of 54 or 34 ms, 408 or 920 of 26 ms, 11.4 s of prefilling): 7.1 h for the 612 of
+    layer_swapping, of which 243 wait for what is chosen; with the 26 x 36 swaps of the shipped grid
+    1,548 and 18 h; two of them, the base in te and bn, are compared by selections too and stand
+    there. Of unreasonable 788 are printed, and 16 with chat templates.
     """
     monkeypatch.setattr(flops, "token_counts", mean_tokens)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 18.0), (UNREASONABLE, 788 + 16, 7.9)):
         waiting = {}
         for planning, _ in map(planned, tables):
-            waiting |= {score: planning.representative_evaluation(score) for score in planning.waiting_scores()}
-        found = estimate_costs(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
-        scores = [*found.kinds["eval"], *(one for one in found.kinds["selection"] if not is_snapshot(one.run))]
-        mgsm = [one for one in scores if one.run.label.startswith("eval-mgsm")]  # a selection asks the base for some
+            waiting |= {
+                score: planning.representative_evaluation(score)
+                for score in planning.waiting_scores()
+            }
+        found = estimate_costs(
+            runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values())
+        )  # type: ignore[arg-type]
+        scores = [
+            *found.kinds["eval"],
+            *(one for one in found.kinds["selection"] if not is_snapshot(one.run)),
+        ]
+        mgsm = [
+            one for one in scores if one.run.label.startswith("eval-mgsm")
+        ]  # a selection asks the base for some
         hours = sum(one.hours for one in mgsm)
         assert len(mgsm) == count and hours == near(expected)
         if tables == LAYER_SWAPPING:
             assert hours * 612 / count == near(7.1)
 
 
-# ---------------------------------------------------------------------------------------------------- what cannot fit
+# --- what cannot fit ---
 
 
 TABLE = """
@@ -240,19 +302,29 @@ def large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(tmp_path: Path, *words: str) -> str:
     (tmp_path / "mine.yaml").write_text(TABLE)
-    config: Any = compose(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", *words])
+    config: Any = compose(
+        ["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", *words]
+    )
     return show_plan(config)
 
 
-def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path: Path, large_disk: None) -> None:
-    """Llama 3.1 8B in fp32 is 128.5 GB of states: not on 80 GB, but in shards, or with 6 bytes a parameter."""
+def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(
+    tmp_path: Path, large_disk: None
+) -> None:
+    """Llama 3.1 8B in fp32 is 128.5 GB of states: not on 80 GB, but in shards, or with 6 bytes a
+    parameter.
+    """
     with pytest.raises(PipelineError) as error:
         shown(tmp_path, "plan.gpu=h100_80")
     (told,) = str(error.value).splitlines()
     assert re.match(
-        r"2 runs of sft need up to \d+ GB a GPU, and h100_80 has 84: hardware=h100_80x1, or .* \(math-full-s\d\)$", told
+        r"2 runs of sft need up to \d+ GB a GPU, and h100_80 has 84: hardware=h100_80x1, or .*"
+        r" \(math-full-s\d\)$",
+        told,
     )
-    assert "GPU-hours" in error.value.output and "FIX   2 runs of sft need up to" in error.value.output
+    assert (
+        "GPU-hours" in error.value.output and "FIX   2 runs of sft need up to" in error.value.output
+    )
     remedies = told.partition(": ")[2].partition(" makes them fit")[0].split(", or ")
     assert remedies == ["hardware=h100_80x1", "hardware=h100_80x8", "plan.gpu=h200_141"]
     for remedy in remedies:  # each does what it says
@@ -267,7 +339,11 @@ def test_scores_that_cannot_fit() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(flops.cards(), "a100_80", small)
         told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
-    assert any(re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one) for one in told)
     assert any(
-        re.match(r"\d+ runs of selection .* every.select.eval.dtype=bfloat16 for all rows, or", one) for one in told
+        re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one)
+        for one in told
+    )
+    assert any(
+        re.match(r"\d+ runs of selection .* every.select.eval.dtype=bfloat16 for all rows, or", one)
+        for one in told
     )

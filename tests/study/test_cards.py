@@ -1,4 +1,6 @@
-"""The cards of a node, counted among workers: eight made-up ones, whose runs write down when they had which."""
+"""The cards of a node, counted among workers: eight made-up ones, whose runs write down when they
+had which.
+"""
 
 import json
 import os
@@ -47,10 +49,21 @@ sys.exit(worker.main(*sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Local]:
-    """Eight workers, which all tests share. A run named train-... asks for four cards, wide-... for all."""
+    """Eight workers, which all tests share.
+
+    A run named train-... asks for four cards, wide-... for all.
+    """
     patch = pytest.MonkeyPatch()
-    patch.setattr(plan_file, "gpus_requested", lambda run: {"train": 4, "wide": 8}.get(run.label.partition("-")[0], 1))
-    patch.setattr(subprocess, "Popen", lambda command, **more: START([command[0], "-c", WORKER, *command[3:]], **more))
+    patch.setattr(
+        plan_file,
+        "gpus_requested",
+        lambda run: {"train": 4, "wide": 8}.get(run.label.partition("-")[0], 1),
+    )
+    patch.setattr(
+        subprocess,
+        "Popen",
+        lambda command, **more: START([command[0], "-c", WORKER, *command[3:]], **more),
+    )
     try:
         with Local(8, CARDS) as made:
             yield made
@@ -59,9 +72,16 @@ def node() -> Iterator[Local]:
 
 
 def named(runs_dir: Path, label: str, parent: Run | None = None, at_once: int = 0) -> Run:
-    """A run that waits until so many have begun. Its number, in the label, is part of its seed, and so of its hash."""
+    """A run that waits until so many have begun.
+
+    Its number, in the label, is part of its seed, and so of its hash.
+    """
     kind, number = label.split("-")
-    seed = at_once + 100 * int(number) + 10_000 * sorted(["dies", "late", "score", "train", "wide"]).index(kind)
+    seed = (
+        at_once
+        + 100 * int(number)
+        + 10_000 * sorted(["dies", "late", "score", "train", "wide"]).index(kind)
+    )
     return a_run(runs_dir, {"data_root": parent} if parent else None, label=label, seed=seed)
 
 
@@ -88,7 +108,9 @@ def test_two_trainings_at_once_each_on_four_neighbours(node: Local, tmp_path: Pa
 
 
 def test_scores_and_trainings_of_one_table(node: Local, tmp_path: Path) -> None:
-    """A training waits for idle neighbours, which take nothing else meanwhile; then scores have all cards again."""
+    """A training waits for idle neighbours, which take nothing else meanwhile; then scores have all
+    cards again.
+    """
     first = [named(tmp_path, f"score-{number}") for number in range(6)]
     trainings = [named(tmp_path, f"train-{number}") for number in range(3)]
     last = [named(tmp_path, f"late-{number}", trainings[0]) for number in range(4)]
@@ -97,15 +119,21 @@ def test_scores_and_trainings_of_one_table(node: Local, tmp_path: Path) -> None:
     assert len(found["wide-0"]["cards"]) == 8
 
 
-def test_who_dies_leaves_its_card_and_its_run(node: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_dies_leaves_its_card_and_its_run(
+    node: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     runs = [named(tmp_path, label) for label in ("dies-0", "train-0", "score-0")]
     ran(node, runs)
     assert all(read_manifest(run.folder) for run in runs) and len(node.workers) == 8
     assert "its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
 
 
-def test_a_model_in_memory_is_given_back_before_neighbours_train(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A worker keeps its card while a model is in its memory, until the neighbour has closed its gate."""
+def test_a_model_in_memory_is_given_back_before_neighbours_train(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A worker keeps its card while a model is in its memory, until the neighbour has closed its
+    gate.
+    """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(resident, "LIVE_MODELS", live := [type("Live", (), {"served": None})()])
     places = places_of(["0", "1"], 2)
@@ -145,7 +173,9 @@ while not cards.give_way():
 """
 
 
-def test_a_worker_whose_context_is_on_its_card_starts_anew_and_waits_for_more(tmp_path: Path) -> None:
+def test_a_worker_whose_context_is_on_its_card_starts_anew_and_waits_for_more(
+    tmp_path: Path,
+) -> None:
     places = places_of(["0", "1"], 2)
     command = [sys.executable, "-c", HAS_USED_CUDA, str(tmp_path), json.dumps(places), "0"]
     worker = START(command, stdout=subprocess.PIPE, text=True)
@@ -161,9 +191,11 @@ def test_a_worker_whose_context_is_on_its_card_starts_anew_and_waits_for_more(tm
 @pytest.mark.parametrize(
     ("workers", "places"),
     [
-        (8, [[card] for card in CARDS]), (2, [CARDS[:4], CARDS[4:]]),
-        (3, [CARDS[:2], CARDS[2:4], CARDS[4:6], CARDS[6:]]), (9, [[card] for card in CARDS]),
+        (8, [[card] for card in CARDS]),
+        (2, [CARDS[:4], CARDS[4:]]),
+        (3, [CARDS[:2], CARDS[2:4], CARDS[4:6], CARDS[6:]]),
+        (9, [[card] for card in CARDS]),
     ],
-)  # fmt: skip
+)
 def test_places(workers: int, places: list[list[str]]) -> None:
     assert places_of(CARDS, workers) == places

@@ -1,4 +1,6 @@
-"""controls in a table: each merge again with the base in the language expert's place, chosen and compared as it is."""
+"""controls in a table: each merge again with the base in the language expert's place, chosen and
+compared as it is.
+"""
 
 import csv
 from pathlib import Path
@@ -39,7 +41,11 @@ def test_every_merge_has_its_control() -> None:
     made = plan(TABLE)
     assert made.rows == ["base", "math", "swap", "swap, control", "soup", "soup, control"]
     assert made.controls == [("swap", "swap, control"), ("soup", "soup, control")]
-    words = {spec.run: spec.words["merge.control"] for spec in made.specs.values() if spec.run.endswith("control")}
+    words = {
+        spec.run: spec.words["merge.control"]
+        for spec in made.specs.values()
+        if spec.run.endswith("control")
+    }
     assert words == {"swap, control": ["language"], "soup, control": ["1"]}
 
 
@@ -48,7 +54,9 @@ def test_a_merge_of_language_experts_alone_has_no_control() -> None:
     both = "controls: [language expert, math expert]"
     made = plan(TABLE.replace("controls: true", both))
     assert made.controls == [("swap", "swap, control")]
-    assert plan(TABLE.replace("controls: true", "controls: [math expert]")).controls == [("soup", "soup, control")]
+    assert plan(TABLE.replace("controls: true", "controls: [math expert]")).controls == [
+        ("soup", "soup, control")
+    ]
 
 
 def test_a_merge_that_is_written_has_its_control_too() -> None:
@@ -63,7 +71,9 @@ def test_a_merge_that_is_written_has_its_control_too() -> None:
 
 
 def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
-    """Chosen by the swap's development questions, once; of the control only the chosen one is scored."""
+    """Chosen by the swap's development questions, once; of the control only the chosen one is
+    scored.
+    """
     made = plan(TABLE)
     (choice,) = made.choices.values()
     assert choice.run == "swap" and len(choice.candidates) == 2
@@ -72,29 +82,40 @@ def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
     for chosen in ours:
         for (counts,), model in chosen.models.items():
             spec = made.specs[model]
-            assert spec.run == "swap, control" and spec.words["merge.bottom_layers"] == int(counts[0])
+            assert spec.run == "swap, control" and spec.words["merge.bottom_layers"] == int(
+                counts[0]
+            )
 
 
 def test_the_report_compares_each_merge_with_its_control(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(TABLE)
     planning: Planning = planned(str(file), tmp_path)
-    rates = {score: 0.5 for score in planning.plan.scores}
+    rates = dict.fromkeys(planning.plan.scores, 0.5)
     finish(planning, rates)
     page = render(planning)
     assert {line["row"] for line in cells_of(page) if line["value"]} == set(planning.plan.rows)
     with open(page.parent / "contrasts.csv", encoding="utf-8", newline="") as lines:
         pairs = {(line["left"], line["right"]) for line in csv.DictReader(lines)}
-    assert pairs >= {("swap", "swap, control"), ("soup", "soup, control"), ("swap", "base"), ("soup", "math")}
+    assert pairs >= {
+        ("swap", "swap, control"),
+        ("soup", "soup, control"),
+        ("swap", "base"),
+        ("soup", "math"),
+    }
     assert not any(left.endswith("control") for left, _ in pairs)
 
 
-SHIPPED = dict(layer_swapping_table1=3, layer_swapping_claims=19, unreasonable_table3=4, sandbox_unreasonable=4)
+SHIPPED = dict(
+    layer_swapping_table1=3, layer_swapping_claims=19, unreasonable_table3=4, sandbox_unreasonable=4
+)
 
 
 @pytest.mark.parametrize(("name", "controls"), SHIPPED.items())
 def test_controls_of_a_shipped_table(name: str, controls: int) -> None:
-    """Merges in rows or columns, behind axes in braces, chosen, and listed by rows that fill only some columns."""
+    """Merges in rows or columns, behind axes in braces, chosen, and listed by rows that fill only
+    some columns.
+    """
     without, with_controls = (
         plan(f"defaults: [{name}]\nname: mine\ncontrols: {value}\n") for value in ("false", "true")
     )

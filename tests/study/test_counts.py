@@ -1,6 +1,7 @@
 """How many trainings and scores the papers' tables need, against counts made by hand.
 
-Runs are the same where their filled words and what they are made of are (planned.canonical), in any table.
+Runs are the same where their filled words and what they are made of are (planned.canonical), in any
+table.
 """
 
 from collections.abc import Iterable
@@ -15,11 +16,16 @@ LAYER_SWAPPING = [f"layer_swapping_table{number}" for number in (1, 2, 5, 6)]
 UNREASONABLE = [f"unreasonable_{table}" for table in ("table1", "table2", "table3", "table_a1")]
 PAIRS = 9 * 4  # 3 math x 3 language experts, 4 languages
 
-# The configurations of a swap: 3 x 3 counts, times the transition zones: none, alike (as shipped), each of its own.
+# The configurations of a swap: 3 x 3 counts, times the transition zones: none, alike (as shipped),
+# each of its own.
 ZONES = {
     9: "{none: {bottom: 0, top: 0}}",
     27: "{0: {bottom: 0, top: 0}, 1: {bottom: 1, top: 1}, 2: {bottom: 2, top: 2}}",
-    81: "{" + ", ".join(f"{a}+{b}: {{bottom: {a}, top: {b}}}" for a in range(3) for b in range(3)) + "}",
+    81: (
+        "{"
+        + ", ".join(f"{a}+{b}: {{bottom: {a}, top: {b}}}" for a in range(3) for b in range(3))
+        + "}"
+    ),
 }
 
 
@@ -30,17 +36,25 @@ def trainings(plans: Iterable[TablePlan]) -> dict[str, tuple[str, str]]:
         digests = canonical(one)
         for key, spec in one.specs.items():
             if spec.words.get("stage") in ("sft", "cpt"):
-                found[digests[key]] = (str(spec.words["expert"]), str(spec.words.get("sft", "full")))
+                found[digests[key]] = (
+                    str(spec.words["expert"]),
+                    str(spec.words.get("sft", "full")),
+                )
     return found
 
 
 def mgsm(plans: Iterable[TablePlan]) -> dict[tuple, str]:
-    """(model's digest, how it is scored, language) -> the run's name, of each distinct MGSM score."""
+    """(model's digest, how it is scored, language) -> the run's name, of each distinct MGSM
+    score.
+    """
     found = {}
     for one in plans:
         digests = canonical(one)
         for score in one.scores:
-            named = {key: digests[of.spec] if isinstance(of, Ref) else of for key, of in score.words.items()}
+            named = {
+                key: digests[of.spec] if isinstance(of, Ref) else of
+                for key, of in score.words.items()
+            }
             if (words := ScoreWords(named))["eval"].startswith("mgsm"):
                 name = one.specs[score.model].run if score.model in one.specs else "chosen"
                 found[digests[score.model], words, score.language] = name
@@ -74,9 +88,10 @@ def test_layer_swapping_scores(configurations: int, expected: int) -> None:
 
 
 def test_unreasonable_trains_57_models_a_base() -> None:
-    """A model's: math full, LoRA, three partitions of each, and Z (table 2): 1 + 1 + 3 + 3 + 1 = 9. A language's the
-    same but Z: 8, three times 24. Mixed full and LoRA: 2 x 3 = 6. Simultaneous, three partitions of each: 6 x 3 = 18.
-    Table 3 alone lacks mixed LoRA (3) and Z (1): 53.
+    """A model's: math full, LoRA, three partitions of each, and Z (table 2): 1 + 1 + 3 + 3 + 1 = 9.
+
+    A language's the same but Z: 8, three times 24. Mixed full and LoRA: 2 x 3 = 6. Simultaneous,
+    three partitions of each: 6 x 3 = 18. Table 3 alone lacks mixed LoRA (3) and Z (1): 53.
     """
     assert 9 + 24 + 6 + 18 == 57
     found = trainings(map(plan_of, UNREASONABLE))
@@ -87,15 +102,17 @@ def test_unreasonable_trains_57_models_a_base() -> None:
 
 
 def test_unreasonable_scores() -> None:
-    """Table 3, a model's: base in en, sw, bn, te: 4; mixed, 3 x (target, en): 6; simultaneous, swaps and swaps of
-    partial experts, 3 languages x 3 partitions x full and LoRA x (target, en): 36 each. 118, four models 472.
+    """Table 3, a model's: base in en, sw, bn, te: 4; mixed, 3 x (target, en): 6; simultaneous,
+    swaps and swaps of partial experts, 3 languages x 3 partitions x full and LoRA x (target, en):
+    36 each. 118, four models 472.
 
-    Tables 1, 2, 3 and a1, when every model is scored in English and its targets, 848: 118; mixed LoRA 6; math experts
-    (full, LoRA, 3 + 3 partial) in four languages 32, Z in four 4; language experts 24 x 2 = 48; resets in English, A,
-    B, C and Z: 4. Together 212.
+    Tables 1, 2, 3 and a1, when every model is scored in English and its targets, 848: 118; mixed
+    LoRA 6; math experts (full, LoRA, 3 + 3 partial) in four languages 32, Z in four 4; language
+    experts 24 x 2 = 48; resets in English, A, B, C and Z: 4. Together 212.
 
-    Planned are the printed cells alone, 788: without the English of the LoRA partial experts (table 1 prints targets
-    only, a1 none of them: 3 math, 9 language) and without Z's three targets (table 2 is English). 212 - 15 = 197.
+    Planned are the printed cells alone, 788: without the English of the LoRA partial experts (table
+    1 prints targets only, a1 none of them: 3 math, 9 language) and without Z's three targets (table
+    2 is English). 212 - 15 = 197.
 
     Beside these a1 scores one expert a model, in four languages, with its chat template: 16.
     """
@@ -108,10 +125,17 @@ def test_unreasonable_scores() -> None:
 
 
 def test_merges_of_unreasonable() -> None:
-    """Swaps and swaps of partial experts: 2 x 18 a model, 144; resets: A, B, C and Z a model, 16."""
+    """Swaps and swaps of partial experts: 2 x 18 a model, 144; resets:
+
+    A, B, C and Z a model, 16.
+    """
     found = {}
     for one in map(plan_of, UNREASONABLE):
         digests = canonical(one)
-        found |= {digests[key]: spec.words["merge"] for key, spec in one.specs.items() if spec.kind == "merge"}
+        found |= {
+            digests[key]: spec.words["merge"]
+            for key, spec in one.specs.items()
+            if spec.kind == "merge"
+        }
     kinds = list(found.values())
     assert (kinds.count("layer_swap"), kinds.count("reset")) == (144, 16)

@@ -1,4 +1,6 @@
-"""stage=export of a checkpoint: what plain transformers loads, what the card says, what never goes along, refusals."""
+"""stage=export of a checkpoint: what plain transformers loads, what the card says, what never goes
+along, refusals.
+"""
 
 import inspect
 import json
@@ -34,7 +36,12 @@ def logits(folder: Path, text: str = "2 + 3 = ?") -> torch.Tensor:
 @pytest.fixture
 def export(call: Call, runs_dir: Path, tmp_path: Path) -> Call:
     def command(checkpoint: Any, *more: str, to: Any = None, **how: Any) -> SimpleNamespace:
-        words = [f"checkpoint={checkpoint}", f"export.to={to or tmp_path / 'out'}", f"runs_dir={runs_dir}", *more]
+        words = [
+            f"checkpoint={checkpoint}",
+            f"export.to={to or tmp_path / 'out'}",
+            f"runs_dir={runs_dir}",
+            *more,
+        ]
         return call("stage=export", *words, **how)
 
     return command
@@ -50,34 +57,56 @@ def nothing_of_here(folder: Path, runs_dir: Path) -> None:
                 assert place not in text, (path, place)
 
 
-# ------------------------------------------------------------------------------------------------ what is written
+# --- what is written ---
 
 
-def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: Path, tmp_path: Path) -> None:
+def test_a_merge_to_take_away(
+    export: Call, swap: Path, scored: Path, runs_dir: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert export(swap, status=0).out.strip() == str(out)
     assert torch.equal(logits(out), logits(swap))
     assert digest_tensors(out) == digest_tensors(swap)
     nothing_of_here(out, runs_dir)
-    assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in out.iterdir()
-    }
+    assert {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    } <= {path.name for path in out.iterdir()}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
     card = ModelCard.load(out / "README.md")
-    assert {"merge", "layer_swap"} <= set(card.data.tags) and card.data.library_name == "transformers"
+    assert {"merge", "layer_swap"} <= set(
+        card.data.tags
+    ) and card.data.library_name == "transformers"
     assert 'from_pretrained("out"' in card.text
     ours, of_scores = (read_manifest(one).parents.values() for one in (swap, scored))  # type: ignore[union-attr]
     assert all(parent.name in card.text for parent in ours)
     files = [file for one in of_scores if (file := runs_dir / one.name / "scores.json").is_file()]
     rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
-    mgsm = next(row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm"))
-    lines = [line for line in card.text.splitlines() if f"{mgsm['task']} " in line and f"| {mgsm['language']} " in line]
+    mgsm = next(
+        row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm")
+    )
+    lines = [
+        line
+        for line in card.text.splitlines()
+        if f"{mgsm['task']} " in line and f"| {mgsm['language']} " in line
+    ]
     assert any(f"{100 * mgsm['value']:.1f}" in line and "limit=3" in line for line in lines)
 
 
-def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path) -> None:
-    asked = ["stage=eval", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=20", "eval.max_gen_toks=12"]
+def test_scores_of_one_task_vary(
+    export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path
+) -> None:
+    asked = [
+        "stage=eval",
+        f"checkpoint={math_expert}",
+        f"data_root={world}",
+        "eval.limit=20",
+        "eval.max_gen_toks=12",
+    ]
     ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
     scores = {shots: make_run(*asked, *words) / "scores.json" for shots, words in ways.items()}
     make_run(*asked, *ways[2], "eval.exemplars=random")
@@ -86,7 +115,9 @@ def test_scores_of_one_task_vary(export: Call, make_run: Make, world: Path, math
     lines = [line for line in card.text.splitlines() if "mgsm_direct " in line]
     for shots, file in scores.items():
         value = 100 * json.loads(file.read_text())["rows"][0]["value"]
-        assert any(f"mgsm_direct {shots}-shot" in line and f"{value:.1f}" in line for line in lines), lines
+        assert any(
+            f"mgsm_direct {shots}-shot" in line and f"{value:.1f}" in line for line in lines
+        ), lines
     two_shot = [line for line in lines if "mgsm_direct 2-shot" in line]
     assert len(two_shot) == 2 and sum("exemplars=random" in line for line in two_shot) == 1
     assert all("limit=20" in line and " to " in line for line in lines)
@@ -110,7 +141,9 @@ def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Pa
         assert expected in text, text
 
 
-def test_added_adapter(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path) -> None:
+def test_added_adapter(
+    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path
+) -> None:
     from peft import PeftModel
     from tiny_words import FEW
 
@@ -128,11 +161,21 @@ def test_added_adapter(export: Call, make_run: Make, world: Path, base: Path, tm
 
 
 def complete(source: Path, target: Path) -> Path:
-    """A random model of the tests with a tokenizer that loads, and paths where libraries leave them."""
+    """A random model of the tests with a tokenizer that loads, and paths where libraries leave
+    them.
+    """
     shutil.copytree(source, target)
-    words = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    words = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
     (target / "tokenizer.json").write_text(json.dumps(words))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "name_or_path": str(target), "unk_token": "a"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "name_or_path": str(target),
+        "unk_token": "a",
+    }
     settings["special_tokens_map_file"] = "/home/ada/map.json"
     (target / "tokenizer_config.json").write_text(json.dumps(settings))
     config = json.loads((target / "config.json").read_text()) | {"_name_or_path": str(target)}
@@ -140,7 +183,9 @@ def complete(source: Path, target: Path) -> Path:
     return target
 
 
-def test_paths_of_libraries_stay(export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path) -> None:
+def test_paths_of_libraries_stay(
+    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
+) -> None:
     assert "licence unknown" in export(complete(models["qwen2"][1], tmp_path / "ada"), status=0).err
     out = tmp_path / "out"
     nothing_of_here(out, runs_dir)
@@ -148,16 +193,20 @@ def test_paths_of_libraries_stay(export: Call, models: dict[str, list[Path]], tm
     assert json.loads((out / "tokenizer_config.json").read_text())["unk_token"] == "a"
 
 
-def test_a_tokenizer_of_vocab_txt(export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path) -> None:
+def test_a_tokenizer_of_vocab_txt(
+    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
+) -> None:
     """An older BERT vocabulary: scoring takes such a folder, and so does an export."""
     source = complete(models["qwen2"][1], tmp_path / "ada")
     (source / "tokenizer.json").unlink()
     assert "has no tokenizer: copy that of its base into" in export(source, status=1).err
     (source / "vocab.txt").write_text("[UNK]\na\n")
-    assert export(source).status == 0 and (tmp_path / "out" / "vocab.txt").read_text() == "[UNK]\na\n"
+    assert (
+        export(source).status == 0 and (tmp_path / "out" / "vocab.txt").read_text() == "[UNK]\na\n"
+    )
 
 
-# ------------------------------------------------------------------------------------------------ the cards of runs
+# --- the cards of runs ---
 
 
 def test_experts_of_the_hub_have_ids(
@@ -165,43 +214,73 @@ def test_experts_of_the_hub_have_ids(
 ) -> None:
     """org/math and org/language on the Hub, with cards; licences: MIT and Apache."""
     folders = {}
-    for role, licence, folder in zip(("math", "language"), ("mit", "apache-2.0"), models["llama"][1:], strict=True):
+    for role, licence, folder in zip(
+        ("math", "language"), ("mit", "apache-2.0"), models["llama"][1:], strict=True
+    ):
         folders[f"org/{role}"] = complete(folder, tmp_path / "hub" / role)
         head = f"---\nlicense: {licence}\nbase_model: org/base\n---\n"
         (folders[f"org/{role}"] / "README.md").write_text(head)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folders[name]))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, **_: str(folders[name] / file))
-    words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda name, file, **_: str(folders[name] / file)
+    )
+    words = [
+        "merge=soup",
+        "merge.experts=[hub:org/math,hub:org/language]",
+        f"runs_dir={tmp_path}/runs",
+    ]
     merged = make_run("stage=merge", *words)
-    asked = ["stage=export", f"checkpoint={merged}", f"export.to={tmp_path}/out", f"runs_dir={tmp_path}/runs"]
+    asked = [
+        "stage=export",
+        f"checkpoint={merged}",
+        f"export.to={tmp_path}/out",
+        f"runs_dir={tmp_path}/runs",
+    ]
     told = call(*asked)
     assert told.status == 1 and "different licences (math: mit, language: apache-2.0)" in told.err
     assert "export.licence=NAME" in told.err and not (tmp_path / "out").exists()
     told = call(*asked, "export.licence=apache-2.0", status=0)
     card = ModelCard.load(tmp_path / "out/README.md")
-    assert card.data.license == "apache-2.0" and card.data.base_model == ["org/math", "org/language"]
+    assert card.data.license == "apache-2.0" and card.data.base_model == [
+        "org/math",
+        "org/language",
+    ]
     assert card.data.to_dict()["base_model_relation"] == "merge"
 
 
-def test_a_snapshot_and_a_selection_too(export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path) -> None:
+def test_a_snapshot_and_a_selection_too(
+    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path
+) -> None:
     from tiny_words import FEW
 
-    start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
+    start = [
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        "expert=math",
+        "recipe=sandbox_math",
+    ]
     training = make_run(
-        "stage=sft", *start, *FEW, "sft.snapshot_every=4", "data.validation=4", "sft.learning_rate=1e-3"
+        "stage=sft",
+        *start,
+        *FEW,
+        "sft.snapshot_every=4",
+        "data.validation=4",
+        "sft.learning_rate=1e-3",
     )
     chosen = make_run("stage=select", "select=unreasonable", f"checkpoints=[{training.name}]")
     for checkpoint, weights in (
-        (f"{training.name}@1", training / "snapshots/step-1"), (chosen.name, chosen)
-    ):  # fmt: skip
+        (f"{training.name}@1", training / "snapshots/step-1"),
+        (chosen.name, chosen),
+    ):
         export(checkpoint, to=tmp_path / checkpoint, status=0)
         assert digest_tensors(tmp_path / checkpoint) == digest_tensors(weights)
         assert "`expert=math sft=full`" in (tmp_path / checkpoint / "README.md").read_text()
     assert digest_tensors(training / "snapshots/step-1") != digest_tensors(training)
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# --- refusals ---
 
 
 @pytest.mark.parametrize(
@@ -213,7 +292,9 @@ def test_a_snapshot_and_a_selection_too(export: Call, make_run: Make, world: Pat
         ("run", "is inside the run"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(made: str, sentence: str, export: Call, swap: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_is_refused(
+    made: str, sentence: str, export: Call, swap: Path, tmp_path: Path
+) -> None:
     place = {"nowhere": tmp_path / "a/b", "run": swap / "out"}.get(made, tmp_path / "out")
     if made == "full":
         place.mkdir()
@@ -223,19 +304,31 @@ def test_a_place_that_cannot_be_is_refused(made: str, sentence: str, export: Cal
     told = export(swap, to=place)
     assert told.status == 1 and told.out == "" and sentence in told.err
     assert len([line for line in told.err.splitlines() if line]) == 1
-    assert made not in ("full", "file") or "mine" in (place / "mine.txt" if made == "full" else place).read_text()
+    assert (
+        made not in ("full", "file")
+        or "mine" in (place / "mine.txt" if made == "full" else place).read_text()
+    )
 
 
-def test_exporting_again_changes_no_weights(export: Call, swap: Path, math_expert: Path, tmp_path: Path) -> None:
+def test_exporting_again_changes_no_weights(
+    export: Call, swap: Path, math_expert: Path, tmp_path: Path
+) -> None:
     """Also after the card got scores; another model is not written over it."""
     assert export(swap).status == 0
-    stat, card = (tmp_path / "out/model.safetensors").stat(), (tmp_path / "out/README.md").read_text()
+    stat, card = (
+        (tmp_path / "out/model.safetensors").stat(),
+        (tmp_path / "out/README.md").read_text(),
+    )
     (tmp_path / "out/README.md").write_text("an older card")
     told = export(swap)
-    assert (told.status, told.out) == (0, f"{tmp_path}/out\n") and (tmp_path / "out/README.md").read_text() == card
+    assert (told.status, told.out) == (0, f"{tmp_path}/out\n") and (
+        tmp_path / "out/README.md"
+    ).read_text() == card
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
     for other in ((math_expert,), (swap, "export.dtype=bfloat16")):
-        assert "holds the export of another model: name a new folder" in export(*other, status=1).err
+        assert (
+            "holds the export of another model: name a new folder" in export(*other, status=1).err
+        )
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
 
 
@@ -246,7 +339,9 @@ def test_the_hub_needs_a_token(call: Call, tmp_path: Path, monkeypatch: Patch) -
     assert "export.to=hub:me/name needs a token of the Hub: log in (hf auth" in told.err
 
 
-def test_what_float16_cannot_hold(export: Call, models: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_what_float16_cannot_hold(
+    export: Call, models: dict[str, list[Path]], tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     source = complete(models["llama"][1], tmp_path / "source")
@@ -254,18 +349,28 @@ def test_what_float16_cannot_hold(export: Call, models: dict[str, list[Path]], t
     tensors["model.norm.weight"][0] = 70_000
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     told = export(source, "export.dtype=float16")
-    assert told.status == 1 and "export.dtype=float16: model.norm.weight holds values above 65504" in told.err
+    assert (
+        told.status == 1
+        and "export.dtype=float16: model.norm.weight holds values above 65504" in told.err
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
-def test_a_run_that_was_changed_is_not_exported(export: Call, swap: Path, runs_dir: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_changed_is_not_exported(
+    export: Call, swap: Path, runs_dir: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / swap.name
     shutil.copytree(swap, copy)
     (copy / "tokenizer_config.json").write_text("{}")
-    assert "was changed after it was finished" in export(copy, status=1).err and not (tmp_path / "out").exists()
+    assert (
+        "was changed after it was finished" in export(copy, status=1).err
+        and not (tmp_path / "out").exists()
+    )
 
 
-def test_nothing_half_written_looks_finished(export: Call, swap: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_nothing_half_written_looks_finished(
+    export: Call, swap: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     seen: list[set[str]] = []
 
     def full(*_: Any) -> str:
@@ -277,11 +382,13 @@ def test_nothing_half_written_looks_finished(export: Call, swap: Path, tmp_path:
     assert seen and "out" not in seen[0] and list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------------------ to the Hub
+# --- to the Hub ---
 
 
 class FakeHub:
-    """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`: what was uploaded."""
+    """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`: what was
+    uploaded.
+    """
 
     def __init__(self, monkeypatch: Patch) -> None:
         self.files: list[str] | None = None
@@ -313,7 +420,8 @@ class FakeHub:
 
     def model_info(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(
-            siblings=[SimpleNamespace(rfilename=file) for file in self.files or ()], private=self.private
+            siblings=[SimpleNamespace(rfilename=file) for file in self.files or ()],
+            private=self.private,
         )
 
     def create_repo(self, name: str, private: bool, exist_ok: bool) -> str:
@@ -330,14 +438,18 @@ def fake(monkeypatch: Patch) -> FakeHub:
 
 
 @pytest.mark.parametrize("files", [None, [".gitattributes"]])
-def test_a_model_is_a_commit(files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path) -> None:
+def test_a_model_is_a_commit(
+    files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path
+) -> None:
     fake.files = files
     told = export(swap, "export.dtype=bfloat16", "export.private=false", to="hub:org/model")
     assert told.status == 0 and told.out.strip() == "https://huggingface.co/org/model", told.err
     (commit,) = fake.commits
     assert fake.created == [("org/model", False)]
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= commit.keys()
-    assert not commit.keys() & set(NEVER) and str(runs_dir).encode() not in b"".join(commit.values())
+    assert not commit.keys() & set(NEVER) and str(runs_dir).encode() not in b"".join(
+        commit.values()
+    )
     assert b'from_pretrained("org/model"' in commit["README.md"]
     assert not list(runs_dir.glob(".org-model*"))
 
@@ -345,18 +457,40 @@ def test_a_model_is_a_commit(files: list[str] | None, fake: FakeHub, export: Cal
 @pytest.mark.parametrize(
     ("what", "place", "sentence"),
     [
-        ("held", "org/model", "export.to=hub:org/model is not empty (config.json and 1 more files): name a new"),
-        ("public", "org/model", "export.to=hub:org/model is public, give export.private=false, or name a new rep"),
-        ("other", "them/model", "the token belongs to me, who is not in them: name one of your organizations"),
+        (
+            "held",
+            "org/model",
+            "export.to=hub:org/model is not empty (config.json and 1 more files): name a new",
+        ),
+        (
+            "public",
+            "org/model",
+            "export.to=hub:org/model is public, give export.private=false, or name a new rep",
+        ),
+        (
+            "other",
+            "them/model",
+            "the token belongs to me, who is not in them: name one of your organizations",
+        ),
         ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
     ],
 )
 def test_the_hub_refuses_before_anything_is_read(
-    what: str, place: str, sentence: str, fake: FakeHub, export: Call, swap: Path, monkeypatch: Patch
+    what: str,
+    place: str,
+    sentence: str,
+    fake: FakeHub,
+    export: Call,
+    swap: Path,
+    monkeypatch: Patch,
 ) -> None:
     fake.files = {"held": ["config.json", "README.md"], "public": [".gitattributes"]}.get(what)
     fake.private = what == "held"
     if what == "whoami":
         fake.fails["whoami"] = OSError("401: Invalid token\nmore")
     monkeypatch.setattr(module, "open_source", lambda *_: pytest.fail("weights were opened"))
-    assert sentence in export(swap, to=f"hub:{place}", status=1).err and not fake.commits and not fake.created
+    assert (
+        sentence in export(swap, to=f"hub:{place}", status=1).err
+        and not fake.commits
+        and not fake.created
+    )

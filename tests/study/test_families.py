@@ -19,11 +19,18 @@ from pipeline.tables.plan import TablePlan
 from pipeline.tables.study import expand_study
 
 STUDY: dict[str, Any] = {
-    "base": "./base", "experts": {"math": "./math", "sw": "./sw"}, "controls": True,
-    "methods": ["layer_swap", "soup", "ties", "task_arithmetic", "slerp"], "languages": ["en", "sw", "te"],
-    "benchmarks": ["mgsm_2shot", "belebele_0shot", "global_mmlu_0shot",
-                   {"xnli": {"en": "xnli_en", "sw": "xnli_sw", "te": "xnli_ur"}}],
-}  # fmt: skip
+    "base": "./base",
+    "experts": {"math": "./math", "sw": "./sw"},
+    "controls": True,
+    "methods": ["layer_swap", "soup", "ties", "task_arithmetic", "slerp"],
+    "languages": ["en", "sw", "te"],
+    "benchmarks": [
+        "mgsm_2shot",
+        "belebele_0shot",
+        "global_mmlu_0shot",
+        {"xnli": {"en": "xnli_en", "sw": "xnli_sw", "te": "xnli_ur"}},
+    ],
+}
 
 
 def planned(**changes: Any) -> TablePlan:
@@ -35,43 +42,76 @@ def measured(there: TablePlan, **rates: float) -> list[Any]:
     return measure_pairs(there, made, compared_pairs(there, []))[0]
 
 
-def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> None:
-    """Five methods, each against two experts, the base and its control: 240 differences in twelve columns, of which
-    those of MGSM in Swahili and Telugu are tested."""
+def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> (
+    None
+):
+    """Five methods, each against two experts, the base and its control: 240 differences in twelve
+    columns, of which those of MGSM in Swahili and Telugu are tested.
+    """
     there = planned()
     lines = measured(there, layer_swap=0.6)
     tested = [line for line in lines if line["p_holm"] is not None]
     assert (len(lines), len(tested)) == (240, 40)
     assert {line["place"] for line in tested} == {"mgsm sw", "mgsm te"}
-    assert {line["right"] for line in tested if line["left"] == "soup"} == {"math", "sw", "base", "soup, control"}
+    assert {line["right"] for line in tested if line["left"] == "soup"} == {
+        "math",
+        "sw",
+        "base",
+        "soup, control",
+    }
     exploratory = [line for line in lines if line["exploratory"]]
     assert len(exploratory) == 200 and all(line["low"] < line["high"] for line in exploratory)
     weights = [39 if line["primary"] else 1 for line in tested]
-    assert [line["p_holm"] for line in tested] == pytest.approx(holm([line["p"] for line in tested], weights))
+    assert [line["p_holm"] for line in tested] == pytest.approx(
+        holm([line["p"] for line in tested], weights)
+    )
     sentences = headline_sentences(lines, there.table.primary)
     assert not any("belebele" in one or "mgsm en" in one for one in sentences)
-    assert sentences[-1] == "Exploratory, with intervals and no test: 200 differences in other places."
+    assert (
+        sentences[-1] == "Exploratory, with intervals and no test: 200 differences in other places."
+    )
 
 
 def test_an_exploratory_difference_takes_nothing_from_what_the_study_was_run_for() -> None:
-    """All 240 together would ask for p below 0.025 / 239 of the second comparison, the forty for 0.025 / 39."""
-    (line,) = [line for line in measured(planned()) if (line["left"], line["right"], line["place"]) == SECOND]
+    """All 240 together would ask for p below 0.025 / 239 of the second comparison, the forty for
+    0.025 / 39.
+    """
+    (line,) = [
+        line
+        for line in measured(planned())
+        if (line["left"], line["right"], line["place"]) == SECOND
+    ]
     whole = measured(plan(yaml.safe_dump({**expand_study(STUDY, "s"), "family": None})))
-    (among_all,) = [line for line in whole if (line["left"], line["right"], line["place"]) == SECOND]
-    factors = [sum(map(NormalDist().inv_cdf, (1 - 0.025 / others / 2, 0.8))) for others in (39, 239)]
+    (among_all,) = [
+        line for line in whole if (line["left"], line["right"], line["place"]) == SECOND
+    ]
+    factors = [
+        sum(map(NormalDist().inv_cdf, (1 - 0.025 / others / 2, 0.8))) for others in (39, 239)
+    ]
     assert line["p"] == among_all["p"]
-    assert line["detectable"] / among_all["detectable"] == pytest.approx(factors[0] / factors[1], rel=1e-6)
+    assert line["detectable"] / among_all["detectable"] == pytest.approx(
+        factors[0] / factors[1], rel=1e-6
+    )
     assert not any(line["exploratory"] for line in whole)
 
 
 SECOND = ("soup", "base", "mgsm te")
 
 
-@pytest.mark.parametrize(("changes", "family"), [
-    ({"languages": ["en"], "benchmarks": ["mgsm_2shot", "belebele_0shot"]}, ["mgsm en"]),  # a study in English alone
-    ({"benchmarks": ["flores_0shot", "mgsm_2shot"]}, ["flores en-sw", "flores sw-en", "flores en-te", "flores te-en"]),
-    ({"benchmarks": ["mgsm_2shot", "mgsm_8shot"]}, ["mgsm_2shot sw", "mgsm_2shot te"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        (
+            {"languages": ["en"], "benchmarks": ["mgsm_2shot", "belebele_0shot"]},
+            ["mgsm en"],
+        ),  # a study in English alone
+        (
+            {"benchmarks": ["flores_0shot", "mgsm_2shot"]},
+            ["flores en-sw", "flores sw-en", "flores en-te", "flores te-en"],
+        ),
+        ({"benchmarks": ["mgsm_2shot", "mgsm_8shot"]}, ["mgsm_2shot sw", "mgsm_2shot te"]),
+    ],
+)
 def test_what_is_tested_of_other_studies(changes: dict[str, Any], family: list[str]) -> None:
     table = expand_study(STUDY | changes, "s")
     assert table["family"] == family and table["baselines"] == {"math": "†", "base": "‡"}
@@ -86,15 +126,21 @@ def test_tables_of_the_papers_test_all_of_their_comparisons() -> None:
 @pytest.mark.parametrize("key", ["family", "baselines"])
 def test_a_name_that_the_table_lacks_is_refused(key: str) -> None:
     given: Any = ["mgsm swa"] if key == "family" else {"mgsm swa": "†"}
-    with pytest.raises(PipelineError, match="family, baselines: 'mgsm swa' is no row or column: did you mean mgsm sw"):
+    with pytest.raises(
+        PipelineError,
+        match="family, baselines: 'mgsm swa' is no row or column: did you mean mgsm sw",
+    ):
         plan(yaml.safe_dump({**expand_study(STUDY, "s"), key: given}))
 
 
 def test_no_exploratory_cell_is_bold() -> None:
     there = plan_of("sandbox")
     right = {"layer swap": (90,), "soup": (50,)}
-    cells = [CellResult(row, place, float(of[0]), task="mgsm") for place in ("qac: mgsm", "qac: mgsm en")
-             for row, of in right.items()]  # fmt: skip
+    cells = [
+        CellResult(row, place, float(of[0]), task="mgsm")
+        for place in ("qac: mgsm", "qac: mgsm en")
+        for row, of in right.items()
+    ]
 
     def bold(family: tuple[str, ...]) -> list[str]:
         within = replace(there, table=replace(there.table, family=family))
@@ -104,7 +150,9 @@ def test_no_exploratory_cell_is_bold() -> None:
     assert bold(()) == ["qac: mgsm", "qac: mgsm en"] and bold(("qac: mgsm",)) == ["qac: mgsm"]
 
 
-def test_a_bold_cell_has_the_variance_between_seeds_that_the_comparisons_of_its_table_have() -> None:
+def test_a_bold_cell_has_the_variance_between_seeds_that_the_comparisons_of_its_table_have() -> (
+    None
+):
     """One comparison, one p: the ratio of variances of all comparisons counts for bold, too."""
     there = plan_of("sandbox_full")
     right = {"layer swap": (60, 61, 62), "soup": (51, 50, 49)}

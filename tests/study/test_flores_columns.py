@@ -21,9 +21,10 @@ PAIRS = ("en-qac", "qac-en")
 def table(folder: Path, world: Path) -> str:
     columns = "{bleu: {metric: bleu}, chrf: {metric: chrf++}, spbleu: {metric: spbleu}, plain: {}}"
     (folder / "flores.yaml").write_text(
-        f"name: flores\nevery: {{data_root: {world}}}\nruns: {{base: {{checkpoint: package:data/sandbox_base}}}}\n"
-        "score: {run: base, eval: flores_0shot, eval.max_gen_toks: 30, in: qac}\n"
-        f"columns: {columns}\nrows: {{en-qac: {{pair: en-qac}}, qac-en: {{pair: qac-en}}}}\n"
+        f"name: flores\nevery: {{data_root: {world}}}\nruns: {{base: {{checkpoint:"
+        " package:data/sandbox_base}}\nscore: {run: base, eval: flores_0shot,"
+        f" eval.max_gen_toks: 30, in: qac}}\ncolumns: {columns}\nrows: {{en-qac: {{pair: en-qac}},"
+        " qac-en: {pair: qac-en}}\n"
     )
     return f"table={folder}/flores.yaml"
 
@@ -42,7 +43,9 @@ def sides(stored: StoredAnswers, pair: str, folder: Path) -> tuple[Path, Path]:
     (name,) = cells_of(stored)[pair, "chrf"].runs
     found = map(stored.table.evaluation_of, stored.table.plan.scores)
     (run,) = {one.folder for one in found if one and one.folder.name == name}
-    samples = [json.loads(line) for line in (run / f"samples/flores.{pair}.jsonl").read_text().splitlines()]
+    samples = [
+        json.loads(line) for line in (run / f"samples/flores.{pair}.jsonl").read_text().splitlines()
+    ]
     files = folder / f"{pair}.target", folder / f"{pair}.extracted"
     for file in files:
         file.write_text("".join(sample[file.suffix[1:]] + "\n" for sample in samples))
@@ -50,8 +53,21 @@ def sides(stored: StoredAnswers, pair: str, folder: Path) -> tuple[Path, Path]:
 
 
 def sacrebleu(files: tuple[Path, Path], *words: str, **environment: str) -> float:
-    command = [sys.executable, "-m", "sacrebleu", str(files[0]), "-i", str(files[1]), "-b", "-w", "9", *words]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # sees the packages that we do
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        str(files[0]),
+        "-i",
+        str(files[1]),
+        "-b",
+        "-w",
+        "9",
+        *words,
+    ]
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, sys.path)
+    )  # sees the packages that we do
     told = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert told.returncode == 0, told.stderr
     return float(told.stdout)
@@ -61,18 +77,25 @@ def test_bleu_and_chrf_are_sacrebleus(world: Path, tmp_path: Path) -> None:
     outcome = made(table(tmp_path, world), f"runs_dir={tmp_path}/runs")
     for pair in PAIRS:
         files = sides(outcome, pair, tmp_path)
-        cells = {column: cells_of(outcome)[pair, column].value for column in ("bleu", "chrf", "plain")}
+        cells = {
+            column: cells_of(outcome)[pair, column].value for column in ("bleu", "chrf", "plain")
+        }
         assert cells["bleu"] == pytest.approx(sacrebleu(files, "-m", "bleu"), abs=1e-6)
         chrf = sacrebleu(files, "-m", "chrf", "--chrf-word-order", "2")
         assert cells["chrf"] == cells["plain"] == pytest.approx(chrf, abs=1e-6)
         missing = cells_of(outcome)[pair, "spbleu"]
         assert missing.value is None and "has no spbleu of" in missing.missing
-        assert "give every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches" in missing.missing
+        assert (
+            "give every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches"
+            in missing.missing
+        )
 
 
 @pytest.mark.spbleu
 def test_spbleu_is_sacrebleus(world: Path, tmp_path: Path) -> None:
-    """Where sacrebleu keeps the model that it downloads, another one stands, trained on these sentences."""
+    """Where sacrebleu keeps the model that it downloads, another one stands, trained on these
+    sentences.
+    """
     import sentencepiece
 
     text = tmp_path / "text"
@@ -81,10 +104,16 @@ def test_spbleu_is_sacrebleus(world: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     spm_model = tmp_path / "models/flores200sacrebleuspm"
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(tmp_path / "spm"), vocab_size=80, hard_vocab_limit=False, minloglevel=2
+        input=str(text),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=80,
+        hard_vocab_limit=False,
+        minloglevel=2,
     )
     (tmp_path / "spm.model").rename(spm_model)
-    outcome = made(table(tmp_path, world), f"runs_dir={tmp_path}/runs", f"every.eval.spm_model={spm_model}")
+    outcome = made(
+        table(tmp_path, world), f"runs_dir={tmp_path}/runs", f"every.eval.spm_model={spm_model}"
+    )
     for pair in PAIRS:
         files = sides(outcome, pair, tmp_path)
         theirs = sacrebleu(files, "-m", "bleu", "-tok", "flores200", SACREBLEU=str(tmp_path))

@@ -1,4 +1,6 @@
-"""A table that frees the snapshots that its selections have ranked; finished scores do not need their weights."""
+"""A table that frees the snapshots that its selections have ranked; finished scores do not need
+their weights.
+"""
 
 import json
 import shutil
@@ -27,12 +29,18 @@ SELECT = {
 
 @pytest.fixture
 def table(base: Path, world: Path, tmp_path: Path) -> list[str]:
-    """Two selections, each among snapshots after 2 and 3 of 4 steps and the last weights; one snapshot scored too."""
+    """Two selections, each among snapshots after 2 and 3 of 4 steps and the last weights; one
+    snapshot scored too.
+    """
     few = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in FEW)}
     every = few | {
-        "model": "trained", "model.path": str(base), "data_root": str(world), "data.size": 24,
-        "sft.steps": 4, "sft.snapshot_every": 6,
-    }  # fmt: skip
+        "model": "trained",
+        "model.path": str(base),
+        "data_root": str(world),
+        "data.size": 24,
+        "sft.steps": 4,
+        "sft.snapshot_every": 6,
+    }
     runs = {
         "math run": {"stage": "sft", "expert": "math"},
         "math": {**SELECT, "checkpoints": ["math run"]},
@@ -44,16 +52,23 @@ def table(base: Path, world: Path, tmp_path: Path) -> list[str]:
     said |= {"score": {"eval": "belebele_0shot", "eval.limit": 2, "in": "en"}}
     said |= {"columns": {"math": "math", "qac": "qac", "early": "early"}}
     (tmp_path / "freeing.yaml").write_text(yaml.safe_dump(said, sort_keys=False))
-    late = {"name": "late", "defaults": ["./freeing.yaml"], "runs": {"early": {"checkpoint": "math run@3"}}}
+    late = {
+        "name": "late",
+        "defaults": ["./freeing.yaml"],
+        "runs": {"early": {"checkpoint": "math run@3"}},
+    }
     (tmp_path / "late.yaml").write_text(
         yaml.safe_dump(  # another score than the selection's, which is kept
-            late | {"score": {**said["score"], "eval.limit": 1}, "columns": {"early": "early"}}, sort_keys=False
+            late | {"score": {**said["score"], "eval.limit": 1}, "columns": {"early": "early"}},
+            sort_keys=False,
         )
     )
     return [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
 
-def test_what_is_ranked_is_freed_at_once(table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_is_ranked_is_freed_at_once(
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     there: list[int] = []  # snapshots on the disk whenever a selection was made
     real = module.free_ranked
@@ -65,12 +80,23 @@ def test_what_is_ranked_is_freed_at_once(table: list[str], call: Call, tmp_path:
     made = call("stage=table", "table=./freeing.yaml", *table, status=0)
     assert there == [2, 2]  # of one training at a time
     (math,), (qac,) = tmp_path.glob("runs/math-full-*"), tmp_path.glob("runs/qac-full-*")
-    assert [path.name for path in tmp_path.glob("runs/*/snapshots/*")] == ["step-3"]  # scored by itself: early
-    assert (qac / "snapshots/step-3/model.safetensors").is_file() and (math / "model.safetensors").is_file()
+    assert [path.name for path in tmp_path.glob("runs/*/snapshots/*")] == [
+        "step-3"
+    ]  # scored by itself: early
+    assert (qac / "snapshots/step-3/model.safetensors").is_file() and (
+        math / "model.safetensors"
+    ).is_file()
     for training, freed in ((math, {"2": True, "3": True}), (qac, {"2": True, "3": None})):
         manifest = read_manifest(training)
-        assert manifest and {step: one.get("freed") for step, one in manifest.snapshots.items()} == freed
-        assert all(f"freed: {training.name}@{step}, which is ranked" in made.err for step in freed if freed[step])
+        assert (
+            manifest
+            and {step: one.get("freed") for step, one in manifest.snapshots.items()} == freed
+        )
+        assert all(
+            f"freed: {training.name}@{step}, which is ranked" in made.err
+            for step in freed
+            if freed[step]
+        )
 
     assert "done in" not in call("stage=table", "table=./freeing.yaml", *table, status=0).err
     assert "Nothing is left to compute." in call("stage=plan", "table=./freeing.yaml", *table).out
@@ -79,10 +105,15 @@ def test_what_is_ranked_is_freed_at_once(table: list[str], call: Call, tmp_path:
     assert refused.status == 1 and f"{math.name}@3 was deleted: train it again" in refused.err
     assert "done in" not in refused.err
     planned = call("stage=plan", "table=./late.yaml", *table)
-    assert planned.status == 1 and f"error: {math.name}@3 was deleted: train it again with redo=true" in planned.err
+    assert (
+        planned.status == 1
+        and f"error: {math.name}@3 was deleted: train it again with redo=true" in planned.err
+    )
 
 
-def test_nothing_is_freed_unless_asked_for(table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_nothing_is_freed_unless_asked_for(
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = call("stage=table", "table=./freeing.yaml", "table.free_snapshots=false", *table)
     assert made.status == 0 and "freed" not in made.err
@@ -95,23 +126,44 @@ def scored(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) ->
     from pipeline.__main__ import main
 
     home = tmp_path_factory.mktemp("freed")
-    few = {key: json.loads(value) if value[0].isdigit() else value for key, value in (word.split("=") for word in FEW)}
-    experts = {name: {"stage": "sft", "expert": expert} for name, expert in (("math", "math"), ("qac", "qac"))}
-    every = {"data_root": str(world), "model": "trained", "model.path": str(base), "eval.max_gen_toks": 2, **few}
+    few = {
+        key: json.loads(value) if value[0].isdigit() else value
+        for key, value in (word.split("=") for word in FEW)
+    }
+    experts = {
+        name: {"stage": "sft", "expert": expert}
+        for name, expert in (("math", "math"), ("qac", "qac"))
+    }
+    every = {
+        "data_root": str(world),
+        "model": "trained",
+        "model.path": str(base),
+        "eval.max_gen_toks": 2,
+        **few,
+    }
     soup = {"merge": "soup", "merge.experts": ["math", "qac"]}
     written = {"stage": "merge", **soup, "merge.weights": [0.3, 0.7]}
     table = {
-        "name": "mine", "title": "t", "columns": {"English": {"in": "en"}}, "score": {"eval": "mgsm_0shot"},
-        "every": every, "runs": {**experts, "soup": soup, "written": written},
+        "name": "mine",
+        "title": "t",
+        "columns": {"English": {"in": "en"}},
+        "score": {"eval": "mgsm_0shot"},
+        "every": every,
+        "runs": {**experts, "soup": soup, "written": written},
         "rows": {name: name for name in ("math", "qac", "soup", "written")},
-    }  # fmt: skip
+    }
     (home / "mine.yaml").write_text(json.dumps(table))
     assert main(["stage=table", *words(home)]) == 0
     return home
 
 
 def words(home: Path) -> list[str]:
-    return [f"table={home}/mine.yaml", f"runs_dir={home}/runs", "tracking.mode=disabled", "launcher.workers=1"]
+    return [
+        f"table={home}/mine.yaml",
+        f"runs_dir={home}/runs",
+        "tracking.mode=disabled",
+        "launcher.workers=1",
+    ]
 
 
 @pytest.fixture
@@ -133,34 +185,51 @@ def test_finished_scores_do_not_need_weights(whole: bool, home: Path, call: Call
     assert "9 of 9 runs are done" in call("stage=plan", *words(home), status=0).out
     assert "[1/" not in call("stage=table", *words(home), status=0).err
     told = call("stage=report", *words(home))
-    assert told.status == 0 and "missing" not in told.err and not (expert / "model.safetensors").exists()
+    assert (
+        told.status == 0
+        and "missing" not in told.err
+        and not (expert / "model.safetensors").exists()
+    )
     assert (page.parent / "cells.csv").read_bytes() == cells
     assert page.read_text(encoding="utf-8").count("stale") == text.count("stale")
 
 
 def test_a_new_score_needs_them(home: Path, call: Call) -> None:
-    """Of a folder that is gone it is planned with its expert; of weights that are gone it is refused at once."""
+    """Of a folder that is gone it is planned with its expert; of weights that are gone it is
+    refused at once.
+    """
     (math,), (qac,) = ((home / "runs").glob(f"{name}-full-s0-*") for name in ("math", "qac"))
     shutil.rmtree(qac)
-    assert "4 of 9 runs are done" in call("stage=plan", *words(home), "every.eval.limit=1", status=0).out
+    assert (
+        "4 of 9 runs are done"
+        in call("stage=plan", *words(home), "every.eval.limit=1", status=0).out
+    )
     (math / "model.safetensors").unlink()
     told = call("stage=table", *words(home), "every.eval.limit=1")
-    assert told.status == 1 and f"{math.name} was deleted: train it again with redo=true" in told.err
+    assert (
+        told.status == 1 and f"{math.name} was deleted: train it again with redo=true" in told.err
+    )
 
 
 def test_only_the_deleted_are_not_needed(tmp_path: Path) -> None:
-    """A parent that is computed again is computed before its scores; one that is a target of its own is computed."""
+    """A parent that is computed again is computed before its scores; one that is a target of its
+    own is computed.
+    """
     expert = a_run(tmp_path, label="expert", seed=1)
     make_once(expert, writes(weights="one"))
     score = a_run(tmp_path, {"checkpoint": expert}, label="score")
     score.config.stage = "eval"
     make_once(score, writes())
-    again = a_run(tmp_path, {"checkpoint": a_run(tmp_path, label="expert", seed=1, redo=True)}, label="score")
+    again = a_run(
+        tmp_path, {"checkpoint": a_run(tmp_path, label="expert", seed=1, redo=True)}, label="score"
+    )
     again.config.stage = "eval"
     assert len(reasons_unfinished(order_runs([again]))) == 2
     shutil.rmtree(expert.folder)
     runs = order_runs([score])
-    assert reasons_unfinished(runs) == {} and list(reasons_unfinished(runs, [score, expert])) == [expert.hash]
+    assert reasons_unfinished(runs) == {} and list(reasons_unfinished(runs, [score, expert])) == [
+        expert.hash
+    ]
     another = a_run(tmp_path, {"checkpoint": expert, "tokenizer": expert}, label="another")
     another.config.stage = "eval"
     assert reasons_unfinished(order_runs([score, another])).keys() == {expert.hash, another.hash}

@@ -1,5 +1,6 @@
-"""GPUs that a training asks for, on a machine whose GPUs are counted by torch: too few, or under a driver that is too
-old, they are refused before anything is made."""
+"""GPUs that a training asks for, on a machine whose GPUs are counted by torch: too few, or under a
+driver that is too old, they are refused before anything is made.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,14 @@ Training = Callable[[int], Any]  # of so many processes
 
 @pytest.fixture
 def words(world: Path, base: Path, tmp_path: Path) -> list[str]:
-    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW]
+    start = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        *FEW,
+    ]
     return [*start, "sft.micro_batch_size=1", "sft.batch_size=12", f"runs_dir={tmp_path}"]
 
 
@@ -53,13 +61,18 @@ def test_without_gpus_processes_share_the_cpu(monkeypatch: Patch, training: Trai
     refuse_without_gpus([training(3)])
 
 
-def test_a_driver_too_old_is_one_sentence(two_gpus: None, training: Training, monkeypatch: Patch) -> None:
+def test_a_driver_too_old_is_one_sentence(
+    two_gpus: None, training: Training, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr("pipeline.launch.in_process.driver_version", lambda: "470.82")
     refuse_without_gpus([training(1)])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(PipelineError, match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82: update the dr"):
+    with pytest.raises(
+        PipelineError,
+        match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82: update the dr",
+    ):
         refuse_without_gpus([training(1)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     refuse_without_gpus([training(1)])  # on the CPU, as was asked
@@ -68,8 +81,12 @@ def test_a_driver_too_old_is_one_sentence(two_gpus: None, training: Training, mo
     refuse_without_gpus([training(1)])  # a torch for CPUs, as was installed
 
 
-def test_workers_are_one_a_gpu_and_trainings_count_theirs(monkeypatch: Patch, training: Training) -> None:
-    """Eight GPUs: as many workers, whatever runs ask for; tests/study/test_cards.py has them compute."""
+def test_workers_are_one_a_gpu_and_trainings_count_theirs(
+    monkeypatch: Patch, training: Training
+) -> None:
+    """Eight GPUs: as many workers, whatever runs ask for; tests/study/test_cards.py has them
+    compute.
+    """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     run = training(4)
     assert Task.of(run).gpus == 4 and launchers.workers_of(Launcher(), [run]) == 8
@@ -78,7 +95,9 @@ def test_workers_are_one_a_gpu_and_trainings_count_theirs(monkeypatch: Patch, tr
     assert launchers.workers_of(Launcher(), [run]) == 1
 
 
-def test_the_time_of_trainings_on_several_gpus_is_divided_among_as_many(monkeypatch: Patch, training: Training) -> None:
+def test_the_time_of_trainings_on_several_gpus_is_divided_among_as_many(
+    monkeypatch: Patch, training: Training
+) -> None:
     """Four of 100 s on four of eight GPUs each: two at a time."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     monkeypatch.setattr(History, "predict", lambda self, run: 100.0)

@@ -56,7 +56,14 @@ def of(*words: str) -> Run:
 
 @pytest.fixture
 def training(world: Path, base: Path, runs_dir: Path) -> Callable[..., Run]:
-    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
+    start = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        "threads=1",
+    ]
     return lambda *words: of(*start, *FEW, f"runs_dir={runs_dir}", *words)
 
 
@@ -67,14 +74,20 @@ def seconds(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float:
 
 
 def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> Manifest:
-    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config, facts={})  # type: ignore[return-value]
+    return SimpleNamespace(
+        stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config, facts={}
+    )  # type: ignore[return-value]
 
 
-# ---------------------------------------------------------------------------------------------------- first guesses
+# --- first guesses ---
 
 
-def test_by_tokens_and_steps(training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: Patch) -> None:
-    """Against the formula of estimate/flops.py by hand, with rows as long as the longest of four."""
+def test_by_tokens_and_steps(
+    training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: Patch
+) -> None:
+    """Against the formula of estimate/flops.py by hand, with rows as long as the longest of
+    four.
+    """
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
     rows = (run.parents["data"].folder / "train.jsonl").read_text().splitlines()[:64]
@@ -82,7 +95,9 @@ def test_by_tokens_and_steps(training: Callable[..., Run], math_expert: Path, ba
     lengths = [len(tokenizer.encode("\n".join(json.loads(row).values())).ids) for row in rows]
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
-    by_hand = training_seconds(shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1))
+    by_hand = training_seconds(
+        shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1)
+    )
     fixed = 1 + FILES[False] * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
     more = seconds(training("sft.steps=100")) - seconds(training("sft.steps=50"))
@@ -95,8 +110,16 @@ def test_by_tokens_and_steps(training: Callable[..., Run], math_expert: Path, ba
     assert seconds(adapter) - before == pytest.approx(BASE_ALONE * 4 * shape.parameters, rel=1e-6)
 
 
-def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path, tmp_path: Path) -> None:
-    start = ["stage=eval", f"checkpoint={base}", "eval=mgsm_2shot", "threads=1", f"runs_dir={runs_dir}"]
+def test_an_evaluation_by_its_questions(
+    world: Path, base: Path, runs_dir: Path, tmp_path: Path
+) -> None:
+    start = [
+        "stage=eval",
+        f"checkpoint={base}",
+        "eval=mgsm_2shot",
+        "threads=1",
+        f"runs_dir={runs_dir}",
+    ]
     run: Any = of(*start, f"data_root={world}", "languages=[qac]")
     assert count_questions(run, run.config.eval.tasks[0], "qac") == 4  # as the world holds
     limited: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.limit=2")
@@ -104,15 +127,28 @@ def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path,
     hub: Any = of(*start, "languages=[sw]")
     assert count_questions(hub, hub.config.eval.tasks[0], "sw") == 250
     few: Any = of(*start, "languages=[sw]", "eval.limit=10")
-    assert [kind.questions for run in (hub, few) for kind in question_sets_of(run)] == [250, 10]  # of GPU-hours too
+    assert [kind.questions for run in (hub, few) for kind in question_sets_of(run)] == [
+        250,
+        10,
+    ]  # of GPU-hours too
     assert seconds(limited) < seconds(run) < seconds(hub) / 3
     short: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.max_gen_toks=4")
     assert seconds(short) < seconds(run)
-    assert guess(of(*start, f"data_root={world}", "languages=[en,qac]")) == 0.2  # averages of two runs
+    assert (
+        guess(of(*start, f"data_root={world}", "languages=[en,qac]")) == 0.2
+    )  # averages of two runs
 
 
-def test_questions_of_a_world_that_is_still_to_be_made(world: Path, base: Path, tmp_path: Path) -> None:
-    words = [f"checkpoint={base}", "eval=mgsm_0shot", "languages=[qac]", f"runs_dir={tmp_path}", f"data_root={world}"]
+def test_questions_of_a_world_that_is_still_to_be_made(
+    world: Path, base: Path, tmp_path: Path
+) -> None:
+    words = [
+        f"checkpoint={base}",
+        "eval=mgsm_0shot",
+        "languages=[qac]",
+        f"runs_dir={tmp_path}",
+        f"data_root={world}",
+    ]
     run: Any = of("stage=eval", *words)
     to_come = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
     run = replace(run, parents={**run.parents, "data_root": to_come})
@@ -124,35 +160,71 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     data += [f"runs_dir={tmp_path}", "threads=1"]
     few, many = (of("stage=cpt", *TINY, *data, *FEW, f"sft.steps={steps}") for steps in (10, 1000))
     assert seconds(few) < seconds(many) / 20
-    hub = of("stage=sft", "expert=math", "model=llama3.1_8b", f"runs_dir={tmp_path}", "sft.steps=100", "threads=1")
+    hub = of(
+        "stage=sft",
+        "expert=math",
+        "model=llama3.1_8b",
+        f"runs_dir={tmp_path}",
+        "sft.steps=100",
+        "threads=1",
+    )
     shape: Any = SHAPES["llama3.1_8b"]
-    flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
+    flops_alone = (
+        6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320
+    )  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
     assert seconds(hub, lambda: cards()[ON_GPU]) < seconds(hub) / 100
 
 
 def test_packed_rows_are_full(world: Path, base: Path, tmp_path: Path) -> None:
-    """Steps are those of the documents' tokens, and a row has the tokens, and takes the memory, of sft.seq_length."""
-    words = ["stage=cpt", "expert=sandbox_text", "model=trained", f"model.path={base}", f"data_root={world}"]
-    packed, plain = (of(*words, f"runs_dir={tmp_path}", f"sft.packing={value}") for value in ("true", "false"))
+    """Steps are those of the documents' tokens, and a row has the tokens, and takes the memory, of
+    sft.seq_length.
+    """
+    words = [
+        "stage=cpt",
+        "expert=sandbox_text",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+    ]
+    packed, plain = (
+        of(*words, f"runs_dir={tmp_path}", f"sft.packing={value}") for value in ("true", "false")
+    )
     length, batch = packed.config.sft.seq_length, packed.config.sft.batch_size
-    documents = (training_rows(packed.parents["data"], expected=True) or 0) * statistics.fmean(row_lengths(packed))
+    documents = (training_rows(packed.parents["data"], expected=True) or 0) * statistics.fmean(
+        row_lengths(packed)
+    )
     assert expected_steps(packed) == pytest.approx(documents / length / batch, abs=1)
-    assert row_tokens(packed) == longest_row(packed) == length > longest_row(plain) > row_tokens(plain)
+    assert (
+        row_tokens(packed) == longest_row(packed) == length > longest_row(plain) > row_tokens(plain)
+    )
     given = of(*words, f"runs_dir={tmp_path}", "sft.steps=7")
     assert expected_size(given) == (7 * batch, 7, 7 * batch * length)
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
-    """A set on the Hub of which no size is asked, and a model whose shape is not known: ?, and not in the sum."""
-    unsized = of("stage=sft", "expert=math", "model=trained", f"model.path={base}", f"runs_dir={tmp_path}")
-    unknown = of("stage=eval", "checkpoint=hub:who/ever", "eval=mgsm_2shot", "languages=[en]", f"runs_dir={tmp_path}")
+    """A set on the Hub of which no size is asked, and a model whose shape is not known: ?, and not
+    in the sum.
+    """
+    unsized = of(
+        "stage=sft", "expert=math", "model=trained", f"model.path={base}", f"runs_dir={tmp_path}"
+    )
+    unknown = of(
+        "stage=eval",
+        "checkpoint=hub:who/ever",
+        "eval=mgsm_2shot",
+        "languages=[en]",
+        f"runs_dir={tmp_path}",
+    )
     known = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
     history = History()
     assert [history.seconds_text(run) for run in (unsized, unknown)] == ["?", "?"]
     assert history.sum([unsized, unknown]) == ("?", "2 runs that cannot be estimated")
     assert history.sum([known, unknown]) == ("about 1 s", "1 run that cannot be estimated")
-    assert (history.sum([known]), history.sum([known, known])) == (("about 1 s", ""), ("about 2 s", ""))
+    assert (history.sum([known]), history.sum([known, known])) == (
+        ("about 1 s", ""),
+        ("about 2 s", ""),
+    )
 
 
 def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -161,32 +233,54 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
     assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
     assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
-    asked = ["checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"]
+    asked = [
+        "checkpoint=hub:meta-llama/Llama-3.1-8B",
+        "eval=mgsm_2shot",
+        "languages=[en]",
+        "threads=64",
+    ]
     score = of("stage=eval", *asked)
     monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
-    assert History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
+    assert (
+        History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU
+    )  # 16 GB in bfloat16, however fast
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
     score = replace(score, config=replace(score.config, threads=64))
     assert History(gpu=lambda: None).seconds_text(score).startswith("~")
 
 
-def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(training: Any, tmp_path: Path) -> None:
+def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(
+    training: Any, tmp_path: Path
+) -> None:
     places = ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
     here, job, on_cpus = (describe_training(training(*words), {}) for words in places)
     assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
     unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
     unknown.config.launcher = Launcher(name="slurm")
     assert "; on a100_80: ?" in describe_training(unknown, {})
-    with pytest.raises(PipelineError, match="size of the model of math-full-s0 is unknown.*run stage=prefetch first"):
+    with pytest.raises(
+        PipelineError,
+        match="size of the model of math-full-s0 is unknown.*run stage=prefetch first",
+    ):
         shape_for(unknown)
 
 
 def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     """gsm8k says no size: its file has 100 rows, of which 10 are for validation; 22 steps of 4."""
     (tmp_path / "gsm8k").mkdir()
-    rows = [{"question": f"Mia has {n} cups.", "answer": f"{n} + 0 = <<{n}+0={n}>>{n}\n#### {n}"} for n in range(100)]
+    rows = [
+        {"question": f"Mia has {n} cups.", "answer": f"{n} + 0 = <<{n}+0={n}>>{n}\n#### {n}"}
+        for n in range(100)
+    ]
     (tmp_path / "gsm8k/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
+    words = [
+        "stage=sft",
+        "expert=gsm8k",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={tmp_path}",
+        "threads=1",
+    ]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
     assert training_rows(run.parents["data"], expected=True) == 90
     assert training_steps(run, expected=True) == 22 and training_steps(run) is None
@@ -196,18 +290,34 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     assert one and two == 2 * one
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
     assert training_steps(sized, expected=True) == training_steps(sized) == 10
-    fewer = of(*words, "sft.batch_size=4", "data.size=400", "data.allow_fewer=true", f"runs_dir={tmp_path}/runs")
+    fewer = of(
+        *words,
+        "sft.batch_size=4",
+        "data.size=400",
+        "data.allow_fewer=true",
+        f"runs_dir={tmp_path}/runs",
+    )
     assert training_steps(fewer, expected=True) == 25
 
 
-def test_tokens_are_counted_with_the_models_own_tokenizer(base: Path, world: Path, tmp_path: Path) -> None:
-    run: Any = of("stage=eval", f"checkpoint={base}", "eval=mgsm_2shot", "languages=[qac]", f"data_root={world}")
+def test_tokens_are_counted_with_the_models_own_tokenizer(
+    base: Path, world: Path, tmp_path: Path
+) -> None:
+    run: Any = of(
+        "stage=eval",
+        f"checkpoint={base}",
+        "eval=mgsm_2shot",
+        "languages=[qac]",
+        f"data_root={world}",
+    )
     root = run.parents["data_root"].folder
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
 
     def mean(file: str, *columns: str) -> float:
         rows = [json.loads(line) for line in (root / "mgsm/qac" / file).read_text().splitlines()]
-        return statistics.fmean(len(tokenizer.encode("\n".join(row[one] for one in columns)).ids) for row in rows)
+        return statistics.fmean(
+            len(tokenizer.encode("\n".join(row[one] for one in columns)).ids) for row in rows
+        )
 
     (kind,) = kinds_of(run, run.config.eval.tasks[0], "qac")
     assert kind.question == mean("test.jsonl", "question")
@@ -220,10 +330,17 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
     own.mkdir()
     (own / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 30)
     (own / "own_aime.yaml").write_text(
-        "task: own_aime\ndataset_path: json\ntest_split: test\noutput_type: generate_until\ndoc_to_text: question\n"
-        f"doc_to_target: answer\ndataset_kwargs: {{data_files: {{test: {own}/rows.jsonl}}}}\n"
+        "task: own_aime\ndataset_path: json\ntest_split: test\noutput_type:"
+        " generate_until\ndoc_to_text: question\ndoc_to_target: answer\ndataset_kwargs:"
+        f" {{data_files: {{test: {own}/rows.jsonl}}}}\n"
     )
-    words = ["stage=eval", f"checkpoint={base}", "eval=own_aime", f"eval.include_path={own}", "languages=[en]"]
+    words = [
+        "stage=eval",
+        f"checkpoint={base}",
+        "eval=own_aime",
+        f"eval.include_path={own}",
+        "languages=[en]",
+    ]
     words += ["eval.temperature=0.6", "eval.answers=16", "eval.max_gen_toks=32768"]
 
     def planned(*more: str) -> Any:
@@ -232,25 +349,40 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
         return kind
 
     plain, thinking = planned(), planned("eval.think_end=END")
-    assert plain.questions == thinking.questions == 16 * 30 and planned("eval.limit=10").questions == 16 * 10
+    assert (
+        plain.questions == thinking.questions == 16 * 30
+        and planned("eval.limit=10").questions == 16 * 10
+    )
     assert thinking.answer / THINKING == thinking.room == 32768 > plain.answer / THINKING
 
 
-# ---------------------------------------------------------------------------------------------------- corrections
+# --- corrections ---
 
 
-def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(world: Path, tmp_path: Path) -> None:
-    words = ["stage=data", "expert=math_qac", f"data_root={world}", f"runs_dir={tmp_path}", "data.size=8"]
+def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(
+    world: Path, tmp_path: Path
+) -> None:
+    words = [
+        "stage=data",
+        "expert=math_qac",
+        f"data_root={world}",
+        f"runs_dir={tmp_path}",
+        "data.size=8",
+    ]
     assert training_rows(of(*words)) == 16  # type: ignore[arg-type]
     assert training_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
 
 
-def test_finished_runs_of_its_kind_are_its_estimate(training: Callable[..., Run], math_expert: Path) -> None:
+def test_finished_runs_of_its_kind_are_its_estimate(
+    training: Callable[..., Run], math_expert: Path
+) -> None:
     """Not one of another expert, stage, model or number of steps."""
     run, longer = training("sft.steps=50"), training("sft.steps=51")
     config = recorded_config(run.config)
     others = [("sft", "qac-full-s0", config), ("eval", "math-full-s0", config)]
-    others += [("sft", "math-full-s0", config | {"model": config["model"] | {"path": "hub:another/model"}})]
+    others += [
+        ("sft", "math-full-s0", config | {"model": config["model"] | {"path": "hub:another/model"}})
+    ]
     history = History(manifest(stage, label, 30.0, knobs) for stage, label, knobs in others)
     assert history.predict(run) == guess(run)
     for took in (5.0, 6.0, 100.0):
@@ -258,11 +390,18 @@ def test_finished_runs_of_its_kind_are_its_estimate(training: Callable[..., Run]
     assert history.predict(run) == 6.0 and history.predict(longer) == guess(longer)
 
 
-def test_the_tokens_of_conversations_are_those_of_all_their_turns(base: Path, tmp_path: Path) -> None:
+def test_the_tokens_of_conversations_are_those_of_all_their_turns(
+    base: Path, tmp_path: Path
+) -> None:
     """Beside what a template as ChatML's writes, with roles as special tokens."""
-    turns = [{"role": role, "content": "a farmer has 7 eggs and buys 12 more"} for role in ("user", "assistant") * 3]
+    turns = [
+        {"role": role, "content": "a farmer has 7 eggs and buys 12 more"}
+        for role in ("user", "assistant") * 3
+    ]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    per_turn = len(tokenizer.encode("a farmer has 7 eggs and buys 12 more").ids) + 5  # begin, role, \n, end, \n
+    per_turn = (
+        len(tokenizer.encode("a farmer has 7 eggs and buys 12 more").ids) + 5
+    )  # begin, role, \n, end, \n
     (tokens,) = sampled_lengths(tmp_path / "rows.jsonl", (), base / "tokenizer.json")
     assert tokens == pytest.approx(6 * per_turn, rel=0.25)

@@ -1,4 +1,6 @@
-"""launcher=local: lines of a plan, failures, dead workers, how it ends; tests/test_pipeline.py has a whole table."""
+"""launcher=local: lines of a plan, failures, dead workers, how it ends; tests/test_pipeline.py has
+a whole table.
+"""
 
 import dataclasses
 import json
@@ -34,7 +36,7 @@ from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
-# ---------------------------------------------------------------------------------------------------- lines
+# --- lines ---
 
 
 def again(run: Run) -> Run:
@@ -43,7 +45,9 @@ def again(run: Run) -> Run:
 
 
 def test_a_line_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
-    """Of every stage and merge of the table: as JSON and back, with parents that stand for finished ones."""
+    """Of every stage and merge of the table: as JSON and back, with parents that stand for finished
+    ones.
+    """
     planning = Planning.of(compose(["stage=table", *tiny_table]))  # type: ignore[arg-type]
     runs = order_runs(planning.targets())
     assert len(runs) == 34
@@ -88,7 +92,7 @@ def test_snapshots_models_of_the_hub_and_plain_folders_are_parents_too(
         assert (other.hash, other.parents["model"]) == (run.hash, run.parents["model"])
 
 
-# ---------------------------------------------------------------------------------------------------- workers
+# --- workers ---
 
 
 DATA = "stage=data expert=sandbox expert.world.items=2"
@@ -113,8 +117,14 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     child = a_run(tmp_path, {"data_root": bad}, label="child")
     good = [small(tmp_path, seed) for seed in (1, 2, 3)]
     failed = two.execute([child, *good])
-    assert set(failed) == {bad.name, child.name} and failed[child.name] == f"its parent {bad.name} failed"
-    assert "is on no hub" in failed[bad.name] and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
+    assert (
+        set(failed) == {bad.name, child.name}
+        and failed[child.name] == f"its parent {bad.name} failed"
+    )
+    assert (
+        "is on no hub" in failed[bad.name]
+        and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
+    )
     assert all(read_manifest(run.folder) for run in good)
     processes = [worker.pid for worker in two.workers.values()]
     assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
@@ -122,9 +132,16 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 
 
 def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
-    """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations of a later call."""
-    math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
-    scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
+    """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations
+    of a later call.
+    """
+    math, language = (
+        a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language"))
+    )
+    scores = [
+        a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}")
+        for parent in (math, language)
+    ]
     unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
     runs, history = [math, language, *scores], History()
     history.predict = lambda run: seconds[run.label]  # type: ignore[method-assign]
@@ -136,12 +153,20 @@ def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) ->
 
 
 SECONDS: dict[str, float | None] = {
-    "math": 50.0, "language": 40.0, "eval-math": 10.0, "eval-language": 10.0, "eval-later": 8.0
-}  # fmt: skip
+    "math": 50.0,
+    "language": 40.0,
+    "eval-math": 10.0,
+    "eval-language": 10.0,
+    "eval-later": 8.0,
+}
 
 
-def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(tmp_path: Path) -> None:
-    """The path of math is 30 + 10 s; shared by two, all is (30 + 20 + 20) / 2, and with four scores more 51."""
+def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(
+    tmp_path: Path,
+) -> None:
+    """The path of math is 30 + 10 s; shared by two, all is (30 + 20 + 20) / 2, and with four scores
+    more 51.
+    """
     assert watched(tmp_path, SECONDS).time_left() == ("about 40 s", "")
     assert watched(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")
     found = watched(tmp_path, {**SECONDS, "eval-math": None})
@@ -196,7 +221,10 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
     assert set(failed) == {always.name} and failed[always.name].startswith(told)
     assert read_manifest(once.folder) and read_manifest(never.folder)
     assert Path(two.folder.name, "tries-2").read_text() == "x" * TRIES
-    assert f"{once.name}: its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
+    assert (
+        f"{once.name}: its worker ended with SIGKILL; another begins it again"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.fixture
@@ -204,7 +232,10 @@ def held(tmp_path: Path) -> Iterator[tuple[Run, IO[str]]]:
     """A run that another process holds until its standard input is closed."""
     run = small(tmp_path, 1)
     code = "import sys; from pathlib import Path; from pipeline.runs.lease import take_lease; "
-    code += "lease = take_lease(Path(sys.argv[1])); print('taken', flush=True); sys.stdin.read(); lease.release()"
+    code += (
+        "lease = take_lease(Path(sys.argv[1])); print('taken', flush=True); sys.stdin.read();"
+        " lease.release()"
+    )
     command, pipe = [sys.executable, "-c", code, str(run.workplace)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdin is not None and other.stdout is not None and other.stdout.readline()
@@ -228,7 +259,9 @@ def test_a_run_that_another_process_makes_is_waited_for(
 
     with Local(workers) as local, ThreadPoolExecutor() as thread:
         said = thread.submit(releases)
-        assert local.execute([run, small(tmp_path, 2)]) == {} and run.folder.is_dir() and said.result()
+        assert (
+            local.execute([run, small(tmp_path, 2)]) == {} and run.folder.is_dir() and said.result()
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -248,11 +281,11 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
     """Nothing is left behind, and each training has a resume point."""
     table = tmp_path / "mine.yaml"
     table.write_text(
-        f"name: mine\naxes: {{seed: [1, 2]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4, sft.micro_batch_size: null,"
-        " sft.seq_length: 96, sft.precision: fp32}\n"
-        "runs:\n  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\n"
-        "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
+        f"name: mine\naxes: {{seed: [1, 2]}}\nevery: {{model: trained, model.path: {base},"
+        f" data_root: {world}, threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4,"
+        " sft.micro_batch_size: null, sft.seq_length: 96, sft.precision: fp32}\nruns:\n  expert:"
+        " {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\nscore: {eval:"
+        " mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
     )
     words = ["stage=table", f"table={table}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     files = [Path(os.devnull), tmp_path / "out", tmp_path / "err"]
@@ -272,15 +305,24 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
     assert process.exitcode == 75 and "Traceback" not in told, told[-3000:]
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert len(list(workplaces.glob("*/*/resume.json"))) == 2  # each training wrote a resume point
-    assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == ["stopped"] * 2
+    assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == [
+        "stopped"
+    ] * 2
 
 
-# ---------------------------------------------------------------------------------------------------- how many
+# --- how many ---
 
 
-def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_workers_as_cores_have_threads_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
-    words = ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_0shot", f"runs_dir={tmp_path}"]
+    words = [
+        "stage=eval",
+        "checkpoint=package:data/sandbox_base",
+        "eval=mgsm_0shot",
+        f"runs_dir={tmp_path}",
+    ]
     run: Any = build(compose(words))  # type: ignore[arg-type]
     assert workers_of(Launcher(), [run]) == 1  # threads are torch's choice: all cores
     for threads, workers in ((1, 12), (5, 2), (99, 1)):
@@ -288,7 +330,12 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
         assert workers_of(Launcher(), [run]) == workers
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert launchers.visible_gpus() == ["4", "7"]
-    for listed, ids in ((" 4, 7", ["4", "7"]), ("-1", []), ("2,-1,3", ["2"]), ("MIG-a,MIG-b", ["MIG-a", "MIG-b"])):
+    for listed, ids in (
+        (" 4, 7", ["4", "7"]),
+        ("-1", []),
+        ("2,-1,3", ["2"]),
+        ("MIG-a,MIG-b", ["MIG-a", "MIG-b"]),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
         assert launchers.visible_gpus() == ids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")

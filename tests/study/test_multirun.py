@@ -25,23 +25,35 @@ from pipeline.launch import in_process
     ],
 )
 def test_folders_are_printed_and_the_worst_status_returned(
-    errors: dict[int, BaseException], status: int, printed: int, call: Call, tmp_path: Path,
+    errors: dict[int, BaseException],
+    status: int,
+    printed: int,
+    call: Call,
+    tmp_path: Path,
     monkeypatch: Patch,
-) -> None:  # fmt: skip
+) -> None:
     def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         if run.config.seed in errors:
             raise errors[run.config.seed]
         return {}
 
     monkeypatch.setattr(in_process, "stage_function", lambda run: stage)
-    words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}", "seed=0,1,2"]
+    words = [
+        "stage=data",
+        "expert=math",
+        "tracking.mode=disabled",
+        f"runs_dir={tmp_path}",
+        "seed=0,1,2",
+    ]
     told = call("-m", *words, "launcher.workers=1")
     folders = told.out.split()
     assert told.status == status, told.err
     assert len(folders) == printed and all(Path(folder).is_dir() for folder in folders)
 
 
-def test_evaluations_and_keys_of_every_take_several_values(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_evaluations_and_keys_of_every_take_several_values(
+    call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
     composed: list[Any] = []
 
@@ -50,8 +62,14 @@ def test_evaluations_and_keys_of_every_take_several_values(call: Call, tmp_path:
         return 0
 
     monkeypatch.setattr("pipeline.__main__.run_stage", run_stage)
-    assert call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4").status == 0
-    assert [config.every for config in composed] == [{"sft.learning_rate": 1e-4}, {"sft.learning_rate": 2e-4}]
+    assert (
+        call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4").status
+        == 0
+    )
+    assert [config.every for config in composed] == [
+        {"sft.learning_rate": 1e-4},
+        {"sft.learning_rate": 2e-4},
+    ]
     monkeypatch.undo()
     words = ["stage=eval", "checkpoint=x", "eval=mgsm_2shot,arc_easy", "seed=0,1"]
     tasks = [compose(job).eval.tasks[0].task for job in sweep_jobs(words)]  # type: ignore[attr-defined]

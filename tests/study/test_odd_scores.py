@@ -1,4 +1,6 @@
-"""Scores that are equal, that are not finite, and a mean over languages of which one has fewer questions."""
+"""Scores that are equal, that are not finite, and a mean over languages of which one has fewer
+questions.
+"""
 
 import json
 import math
@@ -26,7 +28,12 @@ from pipeline.tables.planned_runs import Planning
 def planned(text: str, folder: Path) -> Planning:
     """A table's text, written to a folder, with its runs there."""
     (folder / "t.yaml").write_text(text)
-    words = ["stage=table", f"table={folder}/t.yaml", f"runs_dir={folder}/runs", "tracking.mode=disabled"]
+    words = [
+        "stage=table",
+        f"table={folder}/t.yaml",
+        f"runs_dir={folder}/runs",
+        "tracking.mode=disabled",
+    ]
     return Planning.of(compose(words))  # type: ignore[arg-type]
 
 
@@ -34,7 +41,7 @@ def gathered(text: str, folder: Path) -> Results:
     return gather_results(planned(text, folder), {})
 
 
-# ---------------------------------------------------------------------------------------------------- equal scores
+# --- equal scores ---
 
 TIES = """
 name: ties
@@ -51,19 +58,26 @@ rows: {swap: {run: swap, best: [bottom]}}
 """
 
 
-# right of ten answers with each seed, with one bottom layer and with three; which of these is chosen
+# right of ten answers with each seed, with one bottom layer and with three; which of these is
+# chosen
 RIGHT = [((3, 0), (1, 2), 1), ((1, 2), (3, 0), 1), ((3, 0), (2, 2), 3), ((7, 1), (6, 2), 1)]
 
 
 @pytest.mark.parametrize(("one", "three", "chosen"), RIGHT)
-def test_of_equal_candidates_the_first_counts(one: Any, three: Any, chosen: int, tmp_path: Path) -> None:
+def test_of_equal_candidates_the_first_counts(
+    one: Any, three: Any, chosen: int, tmp_path: Path
+) -> None:
     """Whatever the rounding of their means."""
     right = {1: one, 3: three}
     runs: list[Any] = order_runs(planned(TIES, tmp_path).targets())
     rates = {}
     for run in runs:
         if run.config.stage == "eval":
-            seed = max(parent.config.seed for parent in run.parents.values() if parent.config.stage == "sft")
+            seed = max(
+                parent.config.seed
+                for parent in run.parents.values()
+                if parent.config.stage == "sft"
+            )
             rates[run.hash] = right[run.config.merge.bottom_layers][seed] / 10
     finish(runs, 10, rates)
     assert len(rates) == 4
@@ -76,11 +90,13 @@ def test_draws_that_tie_choose_the_first() -> None:
     right = np.random.default_rng(0).random((4, 50)) < 0.4
     means = resampled_means(right.astype(float))
     counts = np.rint(50 * means)
-    first = [next(at for at, count in enumerate(row) if count == max(row)) for row in counts.tolist()]
+    first = [
+        next(at for at, count in enumerate(row) if count == max(row)) for row in counts.tolist()
+    ]
     assert largest(list(means.T)).tolist() == first
 
 
-# ---------------------------------------------------------------------------------------------------- not finite
+# --- not finite ---
 
 OVERFLOW = """
 name: overflow
@@ -125,20 +141,30 @@ def test_what_is_not_finite_is_missing(value: float, tmp_path: Path) -> None:
     replace(manifest, files=fingerprints(run.folder)).write(run.folder)
 
     results = gathered(OVERFLOW, tmp_path)
-    cells, lines = results.by_place, {line["left"] + line["right"]: line for line in results.contrasts}
+    cells, lines = (
+        results.by_place,
+        {line["left"] + line["right"]: line for line in results.contrasts},
+    )
     assert cells["swap", "bits"].value is None and cells["best swap", "bits"].value is None
     assert "no finite score" in cells["swap", "bits"].missing
     assert [choice["chosen"] for choice in results.choices.values()] == [None]
-    assert all(lines[pair]["p"] is None and "finite" in lines[pair]["missing"] for pair in ("mathswap", "languageswap"))
+    assert all(
+        lines[pair]["p"] is None and "finite" in lines[pair]["missing"]
+        for pair in ("mathswap", "languageswap")
+    )
     finite = ["mathbase", "languagebase", "languagemath"]
     for key in ("difference", "low", "high", "p"):
         assert [lines[pair][key] for pair in finite] == [before[pair][key] for pair in finite]
-    assert [lines[pair]["p_holm"] for pair in finite] == holm([before[pair]["p"] for pair in finite])
+    assert [lines[pair]["p_holm"] for pair in finite] == holm(
+        [before[pair]["p"] for pair in finite]
+    )
     page = write_report(results, tmp_path / "report")
-    assert not any(word in page.with_name("cells.md").read_text() for word in ("nan", "inf,", "-inf"))
+    assert not any(
+        word in page.with_name("cells.md").read_text() for word in ("nan", "inf,", "-inf")
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- fewer questions
+# --- fewer questions ---
 
 QUESTIONS = {"en": 200, "qac": 40}
 RATES = {"left": 0.6, "right": 0.45}
@@ -153,7 +179,9 @@ compare: {{left: [right]}}
 """
 
 
-def test_a_comparison_is_of_numbers_that_cells_show(world: Path, models: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_a_comparison_is_of_numbers_that_cells_show(
+    world: Path, models: dict[str, list[Path]], tmp_path: Path
+) -> None:
     """Against the formula of a mean over clusters by hand."""
     _, left, right = models["llama"]
     text = UNEVEN.format(world=world, left=left, right=right)
@@ -179,8 +207,12 @@ def test_a_comparison_is_of_numbers_that_cells_show(world: Path, models: dict[st
         """Of a mean of two means whose questions are the same as far as there are some in both."""
         residuals = np.zeros(max(QUESTIONS.values()))
         for of_language in answers.values():
-            residuals[: len(of_language)] += (of_language - of_language.mean()) / len(of_language) / 2
-        return float(np.mean([one.mean() for one in answers.values()])), float(np.sqrt((residuals**2).sum()))
+            residuals[: len(of_language)] += (
+                (of_language - of_language.mean()) / len(of_language) / 2
+            )
+        return float(np.mean([one.mean() for one in answers.values()])), float(
+            np.sqrt((residuals**2).sum())
+        )
 
     for cell in cells:
         value, error = mean_and_error({code: right_ones[cell.row, code] for code in QUESTIONS})
@@ -188,8 +220,14 @@ def test_a_comparison_is_of_numbers_that_cells_show(world: Path, models: dict[st
         assert (cell.low, cell.high) == pytest.approx(
             (100 * (value - 1.96 * error), 100 * (value + 1.96 * error)), abs=1.5
         )
-    value, error = mean_and_error({code: right_ones["left", code] - right_ones["right", code] for code in QUESTIONS})
-    assert line["difference"] == pytest.approx(cells[0].value - cells[1].value) == pytest.approx(100 * value)  # type: ignore[operator]
+    value, error = mean_and_error(
+        {code: right_ones["left", code] - right_ones["right", code] for code in QUESTIONS}
+    )
+    assert (
+        line["difference"]
+        == pytest.approx(cells[0].value - cells[1].value)
+        == pytest.approx(100 * value)
+    )  # type: ignore[operator]
     assert (line["low"], line["high"]) == pytest.approx(
         (100 * (value - 1.96 * error), 100 * (value + 1.96 * error)), abs=0.5
     )

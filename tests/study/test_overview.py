@@ -12,7 +12,13 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.stats.detectable import Detectable
 
-OF_PAPERS = ("layer_swapping_table1", "layer_swapping_sw", "unreasonable_table3", "unreasonable_table_a3", "sandbox")
+OF_PAPERS = (
+    "layer_swapping_table1",
+    "layer_swapping_sw",
+    "unreasonable_table3",
+    "unreasonable_table_a3",
+    "sandbox",
+)
 
 
 def planned(*words: str, free: float = 1e14) -> tuple[str, str]:
@@ -27,12 +33,18 @@ def planned(*words: str, free: float = 1e14) -> tuple[str, str]:
 
 @pytest.mark.parametrize("hardware", [(), ("hardware=a100_80x8",)])
 @pytest.mark.parametrize("name", OF_PAPERS)
-def test_a_plan_is_one_screen_without_names_of_runs(name: str, hardware: tuple[str, ...], tmp_path: Path) -> None:
-    text, refused = planned(f"table={name}", f"runs_dir={tmp_path}", *(hardware if name != "sandbox" else ()))
+def test_a_plan_is_one_screen_without_names_of_runs(
+    name: str, hardware: tuple[str, ...], tmp_path: Path
+) -> None:
+    text, refused = planned(
+        f"table={name}", f"runs_dir={tmp_path}", *(hardware if name != "sandbox" else ())
+    )
     lines = text.splitlines()
     assert not refused and len(lines) <= 24 and max(map(len, lines[:-1])) <= 120
     assert not re.search(r"-[0-9a-f]{12}\b", text)
-    assert lines[0].startswith(f"{name}: ") and lines[-1].startswith("Next: python -m pipeline stage=table ")
+    assert lines[0].startswith(f"{name}: ") and lines[-1].startswith(
+        "Next: python -m pipeline stage=table "
+    )
     assert re.search(r"\b0 of\s+[\d,]+\s+runs\s+are\s+done\.", text)
     kinds = [line.split("  ")[0] for line in lines]
     assert {"trainings", "scores"} <= {*kinds}
@@ -41,34 +53,58 @@ def test_a_plan_is_one_screen_without_names_of_runs(name: str, hardware: tuple[s
 
 
 def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
-    """Hours and runs of the kinds come to the hours and runs of the second line; selections are runs that take none."""
+    """Hours and runs of the kinds come to the hours and runs of the second line; selections are
+    runs that take none.
+    """
     text, _ = planned("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
     total = float(re.search(r"([\d.]+) GPU-hours on a100_80x8", text)[1])  # type: ignore[index]
     rows = re.findall(r"^([a-z ]+?)  +([\d,]+) +0 +(\d) .* ([\d.]+) +\d+$", text, re.MULTILINE)
-    assert [row[0] for row in rows] == ["trainings", "choosing snapshots", "scores", "scores of merges"]
+    assert [row[0] for row in rows] == [
+        "trainings",
+        "choosing snapshots",
+        "scores",
+        "scores of merges",
+    ]
     assert sum(float(row[3]) for row in rows) == pytest.approx(total, abs=0.3)
-    assert dict((row[0], row[2]) for row in rows)["trainings"] == "4"  # GPUs of a training
+    assert {row[0]: row[2] for row in rows}["trainings"] == "4"  # GPUs of a training
     assert int(rows[0][1]) == 15
     chosen = rows[1][3]
-    assert f"choosing snapshots takes {chosen} of {total} GPU-hours: set every.select.eval.limit or a larger" in text
+    assert (
+        f"choosing snapshots takes {chosen} of {total} GPU-hours: set every.select.eval.limit or a"
+        " larger" in text
+    )
 
 
-@pytest.mark.parametrize(("asked", "key"), [
-    ("table=unreasonable_lora_sw hardware=gpu_48", "every.sft.gradient_checkpointing=false"),
-    ("expert=math sft=lora model=llama3.1_8b hardware=h100_80x1 data.size=64000", "sft.gradient_checkpointing=false"),
-    ("expert=math sft=lora model=llama3.1_8b hardware=gpu_24 data.size=64000", ""),
-])  # fmt: skip
-def test_hours_that_computing_activations_twice_takes_where_they_fit(asked: str, key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        ("table=unreasonable_lora_sw hardware=gpu_48", "every.sft.gradient_checkpointing=false"),
+        (
+            "expert=math sft=lora model=llama3.1_8b hardware=h100_80x1 data.size=64000",
+            "sft.gradient_checkpointing=false",
+        ),
+        ("expert=math sft=lora model=llama3.1_8b hardware=gpu_24 data.size=64000", ""),
+    ],
+)
+def test_hours_that_computing_activations_twice_takes_where_they_fit(
+    asked: str, key: str, tmp_path: Path
+) -> None:
     """What is told is the difference of two plans, whose trainings also fit the card without."""
     words = (*asked.split(), f"runs_dir={tmp_path}", "plan.lines=1")
     text, _ = planned(*words)
-    told = re.search(r"^(?:KNOW  |      )?(\S+=false) fits, and takes ([\d.]+) GPU-hours less$", text, re.MULTILINE)
+    told = re.search(
+        r"^(?:KNOW  |      )?(\S+=false) fits, and takes ([\d.]+) GPU-hours less$",
+        text,
+        re.MULTILINE,
+    )
     assert (told[1] if told else "") == key
     prefix = "every." * ("table=" in asked)
     once, refused = planned(*words, f"{prefix}sft.gradient_checkpointing=false")
     assert "GPU-hours less" not in once and bool(refused) != bool(key)
     if told:
-        twice, without = (float(re.search(r"^([\d.]+) GPU-", plan, re.MULTILINE)[1]) for plan in (text, once))  # type: ignore[index]
+        twice, without = (
+            float(re.search(r"^([\d.]+) GPU-", plan, re.MULTILINE)[1]) for plan in (text, once)
+        )  # type: ignore[index]
         assert float(told[2]) == pytest.approx(twice - without, abs=0.16) and float(told[2]) > 0
 
 
@@ -77,7 +113,9 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     text, refused = planned(*words, free=3e12)
     fix = next(line for line in text.splitlines() if line.startswith("FIX"))
     assert "trainings write 4.34 TB to runs_dir=" in fix and "1 thing to fix, " in text
-    assert text.splitlines()[-1].startswith("Next: fix it, then run python -m pipeline stage=table ")
+    assert text.splitlines()[-1].startswith(
+        "Next: fix it, then run python -m pipeline stage=table "
+    )
     remedy = "free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
     assert refused.endswith(f"where 3.00 TB are free: {remedy}")
     _, refused = planned(*words, "free_snapshots=true", free=3e12)
@@ -86,21 +124,41 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
 
 
-def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: Patch, call: Call) -> None:
+def test_a_dry_run_refuses_what_the_plan_refuses(
+    tmp_path: Path, monkeypatch: Patch, call: Call
+) -> None:
     words = ["table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8"]
     monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 3e12)
-    planned, tried = call("stage=plan", *words), call("stage=table", *words, "launcher=slurm", "launcher.dry_run=true")
-    assert planned.status == tried.status == 1 and planned.err == tried.err and "trainings write 4.34 TB" in tried.err
-    fix = [[line for line in told.out.splitlines() if line.startswith("FIX")] for told in (planned, tried)]
+    planned, tried = (
+        call("stage=plan", *words),
+        call("stage=table", *words, "launcher=slurm", "launcher.dry_run=true"),
+    )
+    assert (
+        planned.status == tried.status == 1
+        and planned.err == tried.err
+        and "trainings write 4.34 TB" in tried.err
+    )
+    fix = [
+        [line for line in told.out.splitlines() if line.startswith("FIX")]
+        for told in (planned, tried)
+    ]
     assert fix[0] == fix[1] != [] and not list(tmp_path.rglob("*.sh"))
 
 
 def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) -> None:
     text, _ = planned("expert=math", "sft=lora", "hardware=gpu_24", f"runs_dir={tmp_path}")
     total = " ".join(text.split("KNOW")[0].split())
-    assert "Unknown GPU-hours, of 1 of 1 of sft (the rows of " in total and "give data.size" in total
+    assert (
+        "Unknown GPU-hours, of 1 of 1 of sft (the rows of " in total and "give data.size" in total
+    )
     for size, hours in ((10_000, r"\d\.\d GPU-hours"), (100, r"\d+ s of a GPU")):  # never 0.0 hours
-        text, _ = planned("expert=math", "sft=lora", "hardware=gpu_24", f"data.size={size}", f"runs_dir={tmp_path}")
+        text, _ = planned(
+            "expert=math",
+            "sft=lora",
+            "hardware=gpu_24",
+            f"data.size={size}",
+            f"runs_dir={tmp_path}",
+        )
         assert re.search(f"^{hours} on gpu_24x1", text, re.MULTILINE), text
 
 
@@ -108,22 +166,42 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
     ("knobs", "outside"),
     [
         ([], "(embeddings, final norm, head averaged)"),
-        (["merge.embeddings=math", "merge.final_norm=math"], "(embeddings, final norm of the math expert, head ave"),
+        (
+            ["merge.embeddings=math", "merge.final_norm=math"],
+            "(embeddings, final norm of the math expert, head ave",
+        ),
     ],
 )
 def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
     math_expert: Path, language_expert: Path, tmp_path: Path, knobs: list[str], outside: str
 ) -> None:
-    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
-    text, _ = planned("plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}")
+    experts = [
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.scale_to_depth=true",
+    ]
+    text, _ = planned(
+        "plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}"
+    )
     assert f" of the language expert {outside}" in " ".join(text.split()), text
 
 
 def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path: Path) -> None:
-    """A data run's folder in place of data_root keeps its whole name, which that of a run does not."""
-    words = ("plan.stage=cpt", "expert=math", "model=sandbox", f"data_root={world}", f"runs_dir={tmp_path}")
+    """A data run's folder in place of data_root keeps its whole name, which that of a run does
+    not.
+    """
+    words = (
+        "plan.stage=cpt",
+        "expert=math",
+        "model=sandbox",
+        f"data_root={world}",
+        f"runs_dir={tmp_path}",
+    )
     text, refused = planned(*words)
-    told = f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to use the Hub"
+    told = (
+        f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to"
+        " use the Hub"
+    )
     assert refused.endswith(told) and world.name in text and "1 thing to fix" in text
 
 
@@ -134,17 +212,40 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     keys, _ = planned(*words, "plan.keys=true")
     assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
     assert "claim sandbox_swap_base: minimum detectable difference 7.9 points" in listed
-    assert keys.startswith(plain) and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
+    assert (
+        keys.startswith(plain)
+        and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
+    )
     assert "run hashes" not in plain + listed
 
 
-@pytest.mark.parametrize(("trained", "scored", "said"), [
-    ("chat", "false", "trained with sft.template=chat and scored without it: set eval.chat_template=true"),
-    ("plain", "true", "trained with sft.template=plain and scored with the chat template: set eval.chat_template="),
-    ("chat", "true", ""),
-])  # fmt: skip
-def test_one_template_in_training_and_another_in_scoring(trained: str, scored: str, said: str, tmp_path: Path) -> None:
-    words = (f"every.sft.template={trained}", f"every.eval.chat_template={scored}", "every.model=llama3.1_8b_instruct")
+@pytest.mark.parametrize(
+    ("trained", "scored", "said"),
+    [
+        (
+            "chat",
+            "false",
+            "trained with sft.template=chat and scored without it: set eval.chat_template=true",
+        ),
+        (
+            "plain",
+            "true",
+            (
+                "trained with sft.template=plain and scored with the chat template: set"
+                " eval.chat_template="
+            ),
+        ),
+        ("chat", "true", ""),
+    ],
+)
+def test_one_template_in_training_and_another_in_scoring(
+    trained: str, scored: str, said: str, tmp_path: Path
+) -> None:
+    words = (
+        f"every.sft.template={trained}",
+        f"every.eval.chat_template={scored}",
+        "every.model=llama3.1_8b_instruct",
+    )
     text, _ = planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=1", *words)
     assert said in text and bool(said) is (" is trained with sft.template=" in text)
 
@@ -152,29 +253,64 @@ def test_one_template_in_training_and_another_in_scoring(trained: str, scored: s
 def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
     text, _ = planned("expert=math", f"runs_dir={tmp_path}", "hardware=h100_80x1")
     lines = text.splitlines()
-    assert lines[0] == "stage=sft: math-full-s0 (recipe=layer_swapping_math_1 mixture=layer_swapping)"
-    assert lines[-1] == f"Next: python -m pipeline stage=sft expert=math runs_dir={tmp_path} hardware=h100_80x1"
-    started = "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, rate 2e-08, bfl"
+    assert (
+        lines[0] == "stage=sft: math-full-s0 (recipe=layer_swapping_math_1 mixture=layer_swapping)"
+    )
+    assert (
+        lines[-1]
+        == f"Next: python -m pipeline stage=sft expert=math runs_dir={tmp_path} hardware=h100_80x1"
+    )
+    started = (
+        "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, rate 2e-08, bfl"
+    )
     assert any(line.startswith(started) for line in lines) and " sft.epochs 1\n" in text
 
 
-def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exist(tmp_path: Path) -> None:
-    """MGSM has 250 problems, also in three languages and of four models. By hand, the mean of twelve scores with a
-    correlation of 0.5 has (1 + 11 / 2) / 12 of a single variance: 3.083 sqrt(0.2 * 0.542 / 250) = 6.4 points."""
-    words = ["table=unreasonable_table3", f"runs_dir={tmp_path}", "hardware=h100_80x1", "plan.lines=1"]
+def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exist(
+    tmp_path: Path,
+) -> None:
+    """MGSM has 250 problems, also in three languages and of four models.
+
+    By hand, the mean of twelve scores with a correlation of 0.5 has (1 + 11 / 2) / 12 of a single
+    variance: 3.083 sqrt(0.2 * 0.542 / 250) = 6.4 points.
+    """
+    words = [
+        "table=unreasonable_table3",
+        f"runs_dir={tmp_path}",
+        "hardware=h100_80x1",
+        "plan.lines=1",
+    ]
     told = planned(*words)[0]
-    (line,) = [line for line in told.splitlines() if line.startswith("6.4 points are detectable on 250 questions, ")]
+    (line,) = [
+        line
+        for line in told.splitlines()
+        if line.startswith("6.4 points are detectable on 250 questions, ")
+    ]
     assert "in the mean of 12 scores each (languages or models; assumed correlation 0.5)" in line
-    assert "there are no more questions" in line and "twice the questions" not in told and "750" not in line
+    assert (
+        "there are no more questions" in line
+        and "twice the questions" not in told
+        and "750" not in line
+    )
     few = planned(*words, "every.eval.limit=100")[0]
-    assert re.search(r"^10\.\d points are detectable on 100 questions, .*; twice the questions helps most", few, re.M)
+    assert re.search(
+        r"^10\.\d points are detectable on 100 questions, .*; twice the questions helps most",
+        few,
+        re.M,
+    )
     many = planned(*words, "every.eval.limit=200")[0]
-    assert re.search(r"^7\.\d points are detectable on 200 questions, .*; all 250 questions help most", many, re.M)
+    assert re.search(
+        r"^7\.\d points are detectable on 200 questions, .*; all 250 questions help most",
+        many,
+        re.M,
+    )
 
 
 @pytest.mark.parametrize("seeds", [0, 3])
 def test_the_advice_is_what_helps_most(seeds: int) -> None:
-    """Three seeds are the first to speak about trainings in general, and see less than one of these questions."""
+    """Three seeds are the first to speak about trainings in general, and see less than one of these
+    questions.
+    """
     found = Detectable.of("a with b", 100, 0.025, seeds, most=250)
     (count, now), (twice, doubled) = found.points.items()
     assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]
@@ -182,18 +318,28 @@ def test_the_advice_is_what_helps_most(seeds: int) -> None:
     choices: dict[str, Any] = {"twice the questions": doubled[seeds]}
     choices |= {"5 seeds": now[5], "8 seeds": now[8]} if seeds else {}
     best = min(choices, key=lambda name: choices[name])
-    assert found.advice().startswith(f"{now[seeds]:.1f} points are detectable on 100 questions; {best} help")
+    assert found.advice().startswith(
+        f"{now[seeds]:.1f} points are detectable on 100 questions; {best} help"
+    )
     assert ("trainings in general need 3 seeds or more" in found.advice()) is (seeds == 0)
 
 
-@pytest.mark.parametrize(("task", "items", "limit", "told"), [
-    ("mgsm_0shot", 400, None, "mgsm 0-shot (400 questions)"),  # of one's own, more than were published
-    ("mgsm_0shot", 400, 30, "mgsm 0-shot (30 questions)"),
-    ("mgsm_0shot", 400, 500, "mgsm 0-shot (400 questions, fewer than eval.limit)"),
-    ("mgsm_0shot", 0, None, "mgsm 0-shot (250 questions)"),
-    ("belebele_0shot", 0, None, "belebele 0-shot (900 questions)"),
-    ("arc_easy_0shot", 0, None, "arc_easy 0-shot (1,000 questions, not counted)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "items", "limit", "told"),
+    [
+        (
+            "mgsm_0shot",
+            400,
+            None,
+            "mgsm 0-shot (400 questions)",
+        ),  # of one's own, more than were published
+        ("mgsm_0shot", 400, 30, "mgsm 0-shot (30 questions)"),
+        ("mgsm_0shot", 400, 500, "mgsm 0-shot (400 questions, fewer than eval.limit)"),
+        ("mgsm_0shot", 0, None, "mgsm 0-shot (250 questions)"),
+        ("belebele_0shot", 0, None, "belebele 0-shot (900 questions)"),
+        ("arc_easy_0shot", 0, None, "arc_easy 0-shot (1,000 questions, not counted)"),
+    ],
+)
 def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(
     task: str, items: int, limit: int | None, told: str, tmp_path: Path
 ) -> None:
@@ -203,6 +349,11 @@ def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(
         (tmp_path / "data/mgsm/sw/test.jsonl").write_text("\n".join(rows) + "\n")
     words = [f"data_root={tmp_path}/data"] * bool(items) + [f"eval.limit={limit}"] * bool(limit)
     language = "en" if task.startswith("arc") else "sw"
-    text, _ = planned("checkpoint=package:data/sandbox_base", f"eval={task}", f"languages=[{language}]",
-                      f"runs_dir={tmp_path}/runs", *words)  # fmt: skip
+    text, _ = planned(
+        "checkpoint=package:data/sandbox_base",
+        f"eval={task}",
+        f"languages=[{language}]",
+        f"runs_dir={tmp_path}/runs",
+        *words,
+    )
     assert f"scores: {told} in {language}; scored in " in text

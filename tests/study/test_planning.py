@@ -1,4 +1,6 @@
-"""Tables as runs: every shipped table plans, its runs are those of the command line, and knobs mean what they say."""
+"""Tables as runs: every shipped table plans, its runs are those of the command line, and knobs mean
+what they say.
+"""
 
 import json
 import re
@@ -35,33 +37,60 @@ def planning(tmp_path: Path, *words: str) -> Planning:
 
 
 def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
-    """One task of the bundle, one language, the longest answer of that language: its hash is that of stage=eval."""
+    """One task of the bundle, one language, the longest answer of that language: its hash is that
+    of stage=eval.
+    """
     found = planning(tmp_path, "table=unreasonable_table_a8")
-    runs = {(run.config.eval.tasks[0].task, run.config.languages[0]): run for run in found.targets()}  # type: ignore[attr-defined]
+    runs = {
+        (run.config.eval.tasks[0].task, run.config.languages[0]): run for run in found.targets()
+    }  # type: ignore[attr-defined]
     for language, room in (("te", ["eval.max_gen_toks=1024"]), ("sw", [])):
         model = next(iter(runs["mgsm", language].parents.values()))
-        asked = ["stage=eval", "eval=mgsm_2shot", f"languages=[{language}]", "eval.dtype=float32", *room]
+        asked = [
+            "stage=eval",
+            "eval=mgsm_2shot",
+            f"languages=[{language}]",
+            "eval.dtype=float32",
+            *room,
+        ]
         config = compose([*asked, f"checkpoint=hub:{model.hub}", f"runs_dir={tmp_path}/runs"])  # type: ignore[attr-defined]
         assert build(config).hash == runs["mgsm", language].hash  # type: ignore[arg-type]
 
 
 def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Path) -> None:
     plain, more = (
-        {run.label: run for run in order_runs(planning(tmp_path, "table=sandbox", *words).targets())}
+        {
+            run.label: run
+            for run in order_runs(planning(tmp_path, "table=sandbox", *words).targets())
+        }
         for words in ([], ["every.sft.max_grad_norm=0.5"])
     )
     changed = {label for label in plain if plain[label].hash != more[label].hash}
-    assert changed >= {"math-full-s0", "qac-partial-B-s0"} and not any(label.startswith("data-") for label in changed)
+    assert changed >= {"math-full-s0", "qac-partial-B-s0"} and not any(
+        label.startswith("data-") for label in changed
+    )
     base = {label for label in plain if "sandbox_base" in label}
     assert base and not base & changed  # the base is scored as before
 
 
 def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
-    """Five processes do not divide the recipes' batches: what is trained has no run to count questions of."""
-    config = compose(["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", "every.sft.processes=5"])
+    """Five processes do not divide the recipes' batches: what is trained has no run to count
+    questions of.
+    """
+    config = compose(
+        [
+            "stage=plan",
+            "table=layer_swapping_table1",
+            f"runs_dir={tmp_path}",
+            "every.sft.processes=5",
+        ]
+    )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.batch_size=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " runs and cells need these" in str(refused.value) and "2 things to fix" in refused.value.output
+    assert (
+        " runs and cells need these" in str(refused.value)
+        and "2 things to fix" in refused.value.output
+    )
     found = Planning.of(config)  # type: ignore[arg-type]
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
     assert f"{len(unplanned):,} of 1,108 scores, which cannot be planned" in refused.value.output
@@ -75,7 +104,8 @@ def own(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "conf/expert").mkdir(parents=True)
     (tmp_path / "conf/expert/mine.yaml").write_text(
-        "name: mine\nside: math\nsources: {own: {file: rows.csv, rows: template, prompt: '{q}', completion: '{a}'}}\n"
+        "name: mine\nside: math\nsources: {own: {file: rows.csv, rows: template, prompt: '{q}',"
+        " completion: '{a}'}}\n"
     )
     rows = [f'"Question {number},\nin two lines?",{number}' for number in range(40)]
     (tmp_path / "rows.csv").write_text("\n".join(["q,a", *rows]) + "\n")
@@ -84,11 +114,21 @@ def own(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 def test_a_single_command_is_planned(own: Path) -> None:
     """What it takes first and last, of the stage that its groups name, or plan.stage."""
-    words = ["expert=mine", "model=sandbox", "recipe=sandbox_math", f"data_root={own}", f"runs_dir={own}/r"]
+    words = [
+        "expert=mine",
+        "model=sandbox",
+        "recipe=sandbox_math",
+        f"data_root={own}",
+        f"runs_dir={own}/r",
+    ]
     lines = show_plan(compose(["stage=plan", *words, "sft.steps=1", "plan.lines=9"])).splitlines()  # type: ignore[arg-type]
     assert lines[0] == "stage=sft: mine-full-s0 (recipe=sandbox_math)"
-    assert re.fullmatch(r"About \d+ s on this machine\. 0 of 2 runs are done\. 1 thing to know\.", lines[1])
-    assert any(line.startswith("trainings: full; 32 rows in 1 steps of 32, ") for line in lines), lines
+    assert re.fullmatch(
+        r"About \d+ s on this machine\. 0 of 2 runs are done\. 1 thing to know\.", lines[1]
+    )
+    assert any(line.startswith("trainings: full; 32 rows in 1 steps of 32, ") for line in lines), (
+        lines
+    )
     run = build(compose(["stage=sft", *words, "sft.steps=1"]))  # type: ignore[arg-type]
     assert any(line.startswith(run.name) for line in lines)
     fetched = compose(["stage=prefetch", *words])
@@ -103,7 +143,10 @@ def test_a_single_command_is_planned(own: Path) -> None:
 def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
     found = planning(tmp_path, "table=sandbox")
     assert len(found.waiting_scores()) == 28  # of the chosen merges and of their controls
-    numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
+    numbers = {
+        score: float("counts=3+0" in score.model or "density=0.5" in score.model)
+        for score in found.plan.scores
+    }
     monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
     winners: set[Candidate | None] = {found.chosen_candidate(key) for key in found.plan.choices}
     assert winners == {("3+0",), (0.5,)} and not found.waiting_scores()
@@ -130,7 +173,10 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
     (tmp_path / "mine.yaml").write_text(PERPLEXITY)
     found = planning(tmp_path, f"table={tmp_path}/mine.yaml", f"data_root={tmp_path}")
     (choice,) = found.plan.choices.values()
-    numbers = {score: value for (score,), value in zip(choice.candidates.values(), [4.8, 4.2, 4.5], strict=True)}
+    numbers = {
+        score: value
+        for (score,), value in zip(choice.candidates.values(), [4.8, 4.2, 4.5], strict=True)
+    }
     monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
     assert found.chosen_candidate(choice.key) == ("2+0",)
 
@@ -138,13 +184,28 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
         return np.array([numbers[score]])
 
     assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == 4.2
-    assert lower_is_better("wikitext") and lower_is_better("crows_pairs_english") and not lower_is_better("arc_easy")
+    assert (
+        lower_is_better("wikitext")
+        and lower_is_better("crows_pairs_english")
+        and not lower_is_better("arc_easy")
+    )
     assert less_is_better("wikitext", "bits_per_byte") and less_is_better("wikitext", "")
-    assert not less_is_better("arc_easy", "acc") and not less_is_better("crows_pairs_english", "pct_stereotype")
-    assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
-    # crows_pairs' differences are in nats; of TruthfulQA's answers bleu_acc counts those nearer to a right one
-    assert percent_factor("likelihood_diff") == percent_factor("bleu_max") == 1 and percent_factor("bleu_acc") == 100
-    with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a selection takes"):
+    assert not less_is_better("arc_easy", "acc") and not less_is_better(
+        "crows_pairs_english", "pct_stereotype"
+    )
+    assert (
+        percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1
+        and percent_factor("acc") == 100
+    )
+    # crows_pairs' differences are in nats; of TruthfulQA's answers bleu_acc counts those nearer to
+    # a right one
+    assert (
+        percent_factor("likelihood_diff") == percent_factor("bleu_max") == 1
+        and percent_factor("bleu_acc") == 100
+    )
+    with pytest.raises(
+        PipelineError, match="wikitext: of bits_per_byte less is better, and a selection takes"
+    ):
         refuse_lower("wikitext", "a selection takes")
 
 
@@ -157,23 +218,34 @@ def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> 
         high = plan.cells["one", "all"].items[0].readings[0][()]
 
         class Stored(StoredAnswers):
-            def scores_by_question(self, score: Any, metric: str, pair: str | None, high: Any = high) -> Any:
-                return {at: float((at % 9 > 0) if score == high else (at % 9 == 0)) for at in range(90)}
+            def scores_by_question(
+                self, score: Any, metric: str, pair: str | None, high: Any = high
+            ) -> Any:
+                return {
+                    at: float((at % 9 > 0) if score == high else (at % 9 == 0)) for at in range(90)
+                }
 
         nothing: Any = None
         lines, _ = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
-        assert headline_sentences(lines)[0].startswith(f"“one” is {verb} than “two” in “all”: +77.8 points (95 % CI +")
+        assert headline_sentences(lines)[0].startswith(
+            f"“one” is {verb} than “two” in “all”: +77.8 points (95 % CI +"
+        )
         assert lines[0]["lower_is_better"] == (verb == "worse")
 
 
 def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever it is called: intervals and comparisons are of the task's answers."""
     (tmp_path / "conf/eval").mkdir(parents=True)
-    (tmp_path / "conf/eval/hard.yaml").write_text("name: hard\ntasks:\n  - {task: mgsm, num_fewshot: 4}\n")
+    (tmp_path / "conf/eval/hard.yaml").write_text(
+        "name: hard\ntasks:\n  - {task: mgsm, num_fewshot: 4}\n"
+    )
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
     assert [task_of_option(name) for name in ("hard", "mgsm_2shot", "xcopa", "arc_easy_5shot")] == [
-        "mgsm", "mgsm", "xcopa", "arc_easy",
-    ]  # fmt: skip
+        "mgsm",
+        "mgsm",
+        "xcopa",
+        "arc_easy",
+    ]
     (tmp_path / "mine.yaml").write_text(PERPLEXITY.replace("wikitext", "hard"))
     plan = planning(tmp_path, f"table={tmp_path}/mine.yaml").plan
     assert stored_metric(plan, [plan.cells["swap", "all"]]) == "exact_match"
@@ -181,13 +253,34 @@ def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: 
 
 def test_a_metric_of_several_filters_is_that_of_the_primary_one(tmp_path: Path) -> None:
     """Not their mean: MGSM's `unparsed` is of flexible-extract and of the last number."""
-    row: dict[str, Any] = {"task": "mgsm", "language": "en", "pair": None, "subject": None, "num_fewshot": 0}
+    row: dict[str, Any] = {
+        "task": "mgsm",
+        "language": "en",
+        "pair": None,
+        "subject": None,
+        "num_fewshot": 0,
+    }
     row |= {"stderr": None, "n": 9}
-    of_filters = {"flexible-extract": ["exact_match", "unparsed"], "strict-match": ["exact_match"],
-                  "last-number": ["unparsed", "numeric_match"]}  # fmt: skip
-    rows = [row | {"metric": metric, "filter": name, "value": len(name) / 100}
-            for name, metrics in of_filters.items() for metric in metrics]  # fmt: skip
+    of_filters = {
+        "flexible-extract": ["exact_match", "unparsed"],
+        "strict-match": ["exact_match"],
+        "last-number": ["unparsed", "numeric_match"],
+    }
+    rows = [
+        row | {"metric": metric, "filter": name, "value": len(name) / 100}
+        for name, metrics in of_filters.items()
+        for metric in metrics
+    ]
     (tmp_path / "scores.json").write_text(json.dumps({"rows": rows}))
-    run: Any = SimpleNamespace(folder=tmp_path, config=SimpleNamespace(eval=Eval(tasks=[EvalTask("mgsm", 0)])))
-    found = {metric: [one.filter for one in score_rows(run, metric)] for metric in ("unparsed", "numeric_match", None)}
-    assert found == {"unparsed": ["flexible-extract"], "numeric_match": ["last-number"], None: ["flexible-extract"]}
+    run: Any = SimpleNamespace(
+        folder=tmp_path, config=SimpleNamespace(eval=Eval(tasks=[EvalTask("mgsm", 0)]))
+    )
+    found = {
+        metric: [one.filter for one in score_rows(run, metric)]
+        for metric in ("unparsed", "numeric_match", None)
+    }
+    assert found == {
+        "unparsed": ["flexible-extract"],
+        "numeric_match": ["last-number"],
+        None: ["flexible-extract"],
+    }

@@ -37,28 +37,39 @@ def hashes(text: str, folder: Path) -> set[str]:
     return {run.hash for run in runs}
 
 
-BY_HAND = """
+BY_HAND = (
+    """
   ta a: {merge: task_arithmetic, merge.experts: [math, qac]}
   ta b: {merge: task_arithmetic, merge.experts: [math, qaa]}
   ta c: {merge: task_arithmetic, merge.experts: [qac, qaa]}
 columns: {mgsm: {}}
 rows: {a: {run: ta a}, b: {run: ta b}, c: {run: ta c}}
-""" + SCORE  # fmt: skip
-PAIRS = """
+"""
+    + SCORE
+)
+PAIRS = (
+    """
   ta: {merge: task_arithmetic, merge.experts: ["{duo.x}", "{duo.y}"]}
 axes: {duo: {a: {x: math, y: qac}, b: {x: math, y: qaa}, c: {x: qac, y: qaa}}}
 columns: {mgsm: {}}
 rows: {"{duo}": {run: ta}}
-""" + SCORE  # fmt: skip
-DRAWN = """
+"""
+    + SCORE
+)
+DRAWN = (
+    """
   ta: {merge: task_arithmetic, merge.experts: "{subset}"}
 axes: {subset: {of: [math, qac, qaa], size: 2}}
 columns: {mgsm: {}}
 rows: {"{subset}": {run: ta}}
-""" + SCORE  # fmt: skip
+"""
+    + SCORE
+)
 
 
-def test_axes_over_runs_and_all_subsets_are_the_table_that_is_written_by_hand(tmp_path: Path) -> None:
+def test_axes_over_runs_and_all_subsets_are_the_table_that_is_written_by_hand(
+    tmp_path: Path,
+) -> None:
     by_hand = hashes(BY_HAND, tmp_path)
     assert len(by_hand) == 10
     assert hashes(PAIRS, tmp_path) == by_hand
@@ -70,7 +81,10 @@ def test_an_axis_of_steps_names_snapshots(tmp_path: Path) -> None:
     swap = "{{merge: layer_swap, merge.math: math@{0}, merge.language: qac@{0}, " + counts + "}}"
     tail = "columns: {mgsm: {}}\n" + SCORE
     by_hand = f"  a: {swap.format(50)}\n  b: {swap.format(100)}\nrows: {{a: a, b: b}}\n{tail}"
-    of_axis = f'  swap: {swap.format("{step}")}\naxes: {{step: [50, 100]}}\nrows: {{"{{step}}": swap}}\n{tail}'
+    of_axis = (
+        f'  swap: {swap.format("{step}")}\naxes: {{step: [50, 100]}}\nrows: {{"{{step}}":'
+        f" swap}}\n{tail}"
+    )
     of_axis = of_axis.replace("math@{step}", '"math@{step}"').replace("qac@{step}", '"qac@{step}"')
     assert hashes(of_axis, tmp_path) == hashes(by_hand, tmp_path)
 
@@ -97,7 +111,11 @@ def test_a_draw_is_of_its_seed_and_its_labels_name_the_members() -> None:
         ("[math, qac, qaa]", "[math, qac, math]", ["math twice"]),
         ("[math, qac, qaa]", "[mth, qac, qaa]", ["{subset}", "'mth'", "did you mean math"]),
         ("size: 2", "sizes: 2", ["unknown word sizes", "size"]),
-        ('"{subset}"}', '"{subset}", seed: "{subset}"}', ["{subset}", "merge.experts", "seed", "use two axes"]),
+        (
+            '"{subset}"}',
+            '"{subset}", seed: "{subset}"}',
+            ["{subset}", "merge.experts", "seed", "use two axes"],
+        ),
     ],
 )
 def test_a_draw_that_cannot_be_is_one_sentence(
@@ -132,10 +150,18 @@ compare: {{ta: [base]}}
 """
 
 
-def test_a_report_says_how_many_subsets_beat_the_base(base: Path, world: Path, tmp_path: Path, call: Call) -> None:
+def test_a_report_says_how_many_subsets_beat_the_base(
+    base: Path, world: Path, tmp_path: Path, call: Call
+) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text(REPORTED.format(base=base, world=world))
-    call("stage=table", f"table={file}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", status=0)
+    call(
+        "stage=table",
+        f"table={file}",
+        f"runs_dir={tmp_path}/runs",
+        "tracking.mode=disabled",
+        status=0,
+    )
     folder = tmp_path / "runs/reports/pool"
     with open(folder / "cells.csv", encoding="utf-8", newline="") as stream:
         values = {row["row"]: float(row["value"]) for row in csv.DictReader(stream)}
@@ -148,7 +174,9 @@ def test_a_report_says_how_many_subsets_beat_the_base(base: Path, world: Path, t
     low, high = proportion_confint(better, 6, method="wilson")
     assert float(line["beats_low"]) == pytest.approx(100 * low, abs=1e-3)
     assert float(line["beats_high"]) == pytest.approx(100 * high, abs=1e-3)
-    assert float(line["difference"]) == pytest.approx(sum(of_subsets) / 6 - values["base"], abs=1e-3)
+    assert float(line["difference"]) == pytest.approx(
+        sum(of_subsets) / 6 - values["base"], abs=1e-3
+    )
     assert line["over"] == "problems subset"
     assert "subsets better" in (folder / "summary.txt").read_text(encoding="utf-8")
     assert "Subsets in which left is better" in (folder / "index.html").read_text(encoding="utf-8")

@@ -9,7 +9,13 @@ from test_overview import planned
 
 from pipeline.config.training import Sft
 from pipeline.estimate import flops
-from pipeline.estimate.flops import QuestionSet, cards, scoring_seconds, training_flops, training_seconds
+from pipeline.estimate.flops import (
+    QuestionSet,
+    cards,
+    scoring_seconds,
+    training_flops,
+    training_seconds,
+)
 from pipeline.models.shape import LLAMA_8B
 from pipeline.train.memory import full_model
 
@@ -18,7 +24,11 @@ EACH = 2 * 32 * (LLAMA_8B.attention + LLAMA_8B.mlp)  # FLOPs a token of the laye
 CORE = 4 * 32 * 4096  # of attention, a token and position
 WEIGHTS = 32 * LLAMA_8B.layer + LLAMA_8B.embedding
 PREFIX, QUESTION, ANSWER = 960, 70, 128  # tokens that scripts/gpu_evaluate.py scores
-WAYS = {"bfloat16": ("bfloat16", "ieee"), "float32": ("float32", "ieee"), "bf16x3": ("float32", "bf16x3")}
+WAYS = {
+    "bfloat16": ("bfloat16", "ieee"),
+    "float32": ("float32", "ieee"),
+    "bf16x3": ("float32", "bf16x3"),
+}
 
 
 def record(name: str) -> list[dict[str, Any]]:
@@ -28,25 +38,34 @@ def record(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("card", [name for name, gpu in cards().items() if gpu.records[1]])
 def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
-    """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with 59 tokens; what a
-    step takes besides reading its weights, keys and values, or besides its products where these take longer."""
+    """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with
+    59 tokens; what a step takes besides reading its weights, keys and values, or besides its
+    products where these take longer.
+    """
     gpu, rows = cards()[card], record(cards()[card].records[1])
     measured = cards()["h200_141"]
     by_what = {row["what"]: row for row in rows}
     (filled,) = (row["fill_of_64_s"] for row in rows if row["what"] == "a step of 256 rows")
-    passes = {products: by_what[f"a forward pass of 8 x 1,024 tokens, float32 by {products}"]["seconds"]
-              for products in ("ieee", "bf16x3")}  # fmt: skip
+    passes = {
+        products: by_what[f"a forward pass of 8 x 1,024 tokens, float32 by {products}"]["seconds"]
+        for products in ("ieee", "bf16x3")
+    }
     whole = 8192 * (EACH + CORE * 1024)
     shares = {
         "bfloat16": 64 * 59 * (EACH + CORE * (PREFIX + 59)) / filled / 989e12,
-        "float32": whole / passes["ieee"] / 67e12, "bf16x3": 3 * whole / passes["bf16x3"] / 989e12,
-    }  # fmt: skip
+        "float32": whole / passes["ieee"] / 67e12,
+        "bf16x3": 3 * whole / passes["bf16x3"] / 989e12,
+    }
     steps = [row for row in rows if row["what"] == "a step of 64 rows"]  # in the order of WAYS
     for products, step in zip(WAYS, steps, strict=True):
         share, rest = gpu.scoring[products]
         assert share == pytest.approx(shares[products], rel=0.01)
         size = 2 if products == "bfloat16" else 4
-        read = (WEIGHTS + (PREFIX + 64 * 104) * 65_536) * size / (measured.bandwidth * measured.bandwidth_share)
+        read = (
+            (WEIGHTS + (PREFIX + 64 * 104) * 65_536)
+            * size
+            / (measured.bandwidth * measured.bandwidth_share)
+        )
         computed = 64 * (EACH + 2 * LLAMA_8B.embedding) / measured.scoring_rate(products)
         assert 32 * rest == pytest.approx(step["ms"] / 1000 - max(read, computed), rel=0.05)
 
@@ -66,10 +85,21 @@ def test_answers_take_as_long_as_was_measured(products: str, questions: int, row
 
 
 def test_rates_of_training_are_those_of_the_record() -> None:
-    """An H100 by trainings with random weights, with its optimizer; an H200 by forward and backward passes alone."""
-    (checked,) = (line["numbers"] for line in json.loads((BENCH / "check_h100_full.json").read_text())["lines"]
-                  if line["name"] == "full")  # fmt: skip
-    recipe = Sft(name="full", batch_size=4, weights="bfloat16", optimizer="adamw_8bit", gradient_checkpointing=True)
+    """An H100 by trainings with random weights, with its optimizer; an H200 by forward and backward
+    passes alone.
+    """
+    (checked,) = (
+        line["numbers"]
+        for line in json.loads((BENCH / "check_h100_full.json").read_text())["lines"]
+        if line["name"] == "full"
+    )
+    recipe = Sft(
+        name="full",
+        batch_size=4,
+        weights="bfloat16",
+        optimizer="adamw_8bit",
+        gradient_checkpointing=True,
+    )
     every, h100, h200 = full_model(LLAMA_8B), cards()["h100_80"], cards()["h200_141"]
     seconds = training_seconds(LLAMA_8B, every, 4 * 100, 2048, recipe, h100)
     assert 4 * 100 * 2048 / seconds == pytest.approx(checked["tokens_a_second"], rel=0.005)
@@ -82,7 +112,9 @@ def test_rates_of_training_are_those_of_the_record() -> None:
 
 
 def test_a_card_that_has_a_record_is_planned_by_it() -> None:
-    """evaluate_h100.json is of steps that were not recorded as graphs: of the H100 the H200's stands for it."""
+    """evaluate_h100.json is of steps that were not recorded as graphs: of the H100 the H200's
+    stands for it.
+    """
     for name, gpu in cards().items():
         own = f"evaluate_{name.partition('_')[0]}"
         if (BENCH / f"{own}.json").is_file() and any("ms" in row for row in record(own)):
@@ -91,22 +123,42 @@ def test_a_card_that_has_a_record_is_planned_by_it() -> None:
             assert (BENCH / f"{named}.json").is_file()
             assert f"results/bench/{named}.json" in gpu.basis()
         assumed = not any(gpu.records)
-        assert assumed is (gpu.basis() == "rates of training: assumed; of scoring: assumed; between cards: assumed")
+        assert assumed is (
+            gpu.basis() == "rates of training: assumed; of scoring: assumed; between cards: assumed"
+        )
 
 
 def test_what_cards_exchange_by_hand() -> None:
-    """Four cards, two passes a step: each gathers three quarters of 16 GB in bf16 forward and backward, and receives as
-    much of 32 GB of gradients; under ddp these twice. Where products take longer nobody waits for it."""
+    """Four cards, two passes a step: each gathers three quarters of 16 GB in bf16 forward and
+    backward, and receives as much of 32 GB of gradients; under ddp these twice. Where products take
+    longer nobody waits for it.
+    """
     count = LLAMA_8B.parameters
-    shards = Sft(name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="fsdp2", precision="bf16")
+    shards = Sft(
+        name="full",
+        batch_size=8,
+        micro_batch_size=1,
+        processes=4,
+        parallel="fsdp2",
+        precision="bf16",
+    )
     assert flops.bytes_between(LLAMA_8B, count, shards) == 2 * 0.75 * (2 * 2 + 4) * count
-    copies = Sft(name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="ddp", precision="bf16")
+    copies = Sft(
+        name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="ddp", precision="bf16"
+    )
     assert flops.bytes_between(LLAMA_8B, count, copies) == 2 * 0.75 * 4 * count
     every, gpu = full_model(LLAMA_8B), cards()["h100_80"]
     optimizer = 28 * count / 4 / gpu.bandwidth
-    short, long = (training_seconds(LLAMA_8B, every, 8, tokens, shards, gpu) for tokens in (10, 4000))
+    short, long = (
+        training_seconds(LLAMA_8B, every, 8, tokens, shards, gpu) for tokens in (10, 4000)
+    )
     assert short == pytest.approx(2 * 0.75 * 8 * count / (450e9 * 0.75) + optimizer)
-    products = 8 * 4000 * training_flops(LLAMA_8B, every, 4000, shards.gradient_checkpointing) / (gpu.rate("bf16") * 4)
+    products = (
+        8
+        * 4000
+        * training_flops(LLAMA_8B, every, 4000, shards.gradient_checkpointing)
+        / (gpu.rate("bf16") * 4)
+    )
     assert long == pytest.approx(products + optimizer)
 
 
@@ -114,9 +166,21 @@ def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
     """Records of the card of hardware=, and rows by its memory or as they were typed."""
 
     def shown(*words: str) -> str:
-        return " ".join(planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)[0].split())
+        return " ".join(
+            planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)[
+                0
+            ].split()
+        )
 
-    records = "rates of training: results/bench/check_h100_full.json; of scoring: results/bench/evaluate_h200.json"
-    assert f"{records}; between cards: assumed; 128 rows scored at once" in shown("hardware=h100_80x8")
+    records = (
+        "rates of training: results/bench/check_h100_full.json; of scoring:"
+        " results/bench/evaluate_h200.json"
+    )
+    assert f"{records}; between cards: assumed; 128 rows scored at once" in shown(
+        "hardware=h100_80x8"
+    )
     typed = shown("hardware=a100_80x8", "every.eval.batch_size=16")
-    assert "rates of training: assumed; of scoring: assumed; between cards: assumed; 16 rows scored at once" in typed
+    assert (
+        "rates of training: assumed; of scoring: assumed; between cards: assumed; 16 rows scored at"
+        " once" in typed
+    )

@@ -1,5 +1,7 @@
-"""Each shipped table's full report, of answers made up for all of its runs with the published numbers as truth. What no
-paper's table has: no effect, one question, all right, all wrong, half of the runs."""
+"""Each shipped table's full report, of answers made up for all of its runs with the published
+numbers as truth. What no paper's table has: no effect, one question, all right, all wrong, half of
+the runs.
+"""
 
 import csv
 import io
@@ -33,56 +35,85 @@ SMALLER = {  # the longest tables with fewer values of their longest axes, for t
     "layer_swapping_table1": f"{{{PAIRS}, b: [3, 5], u: [2], {ZONES}}}",
     "layer_swapping_table2": f"{{b: [5], u: [2], {ZONES}, density: [0.2, 0.8], scale: [1.0]}}",
     "sandbox_layer_swapping": f"{{b: [2, 3], u: [1], {ZONES}}}",
-    "unreasonable_correlations": "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
-    **dict.fromkeys(("unreasonable_bars", "unreasonable_friedman"), "{model: [llama3.1_8b_instruct, aya_expanse_8b]}"),
-    **{f"unreasonable_table{name}": "{model: [llama3.1_8b_instruct]}" for name in ("1", "3", "_a1")},
+    "unreasonable_correlations": (
+        "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}"
+    ),
+    **dict.fromkeys(
+        ("unreasonable_bars", "unreasonable_friedman"),
+        "{model: [llama3.1_8b_instruct, aya_expanse_8b]}",
+    ),
+    **{
+        f"unreasonable_table{name}": "{model: [llama3.1_8b_instruct]}" for name in ("1", "3", "_a1")
+    },
 }
 FACTS = {
-    "rows_kept": 70.0, "parameters_kept": 75.0, "step_tokens_per_second": 1000.0, "peak_gigabytes": 10.0,
-    "weight_bits": 32, "moment_bits": 32,
-}  # fmt: skip
+    "rows_kept": 70.0,
+    "parameters_kept": 75.0,
+    "step_tokens_per_second": 1000.0,
+    "peak_gigabytes": 10.0,
+    "weight_bits": 32,
+    "moment_bits": 32,
+}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: Patch) -> None:
-    """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait. Nobody else writes."""
+    """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait.
+
+    Nobody else writes.
+    """
     monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
     for module in ("folders", "manifest"):
         monkeypatch.setattr(f"pipeline.runs.{module}.SETTLED_NS", 2 * 10**7)
 
 
 def planned(name: str, runs_dir: Path) -> Planning:
-    return Planning.of(compose(["stage=report", f"table={name}", f"runs_dir={runs_dir}", "tracking.mode=disabled"]))  # type: ignore[arg-type]
+    return Planning.of(
+        compose(["stage=report", f"table={name}", f"runs_dir={runs_dir}", "tracking.mode=disabled"])
+    )  # type: ignore[arg-type]
 
 
 def truth_of(plan: TablePlan) -> dict[ScoreRef, float]:
-    """The published rates, each candidate of a choice at its own number where that is printed, else at the choice's."""
+    """The published rates, each candidate of a choice at its own number where that is printed, else
+    at the choice's.
+    """
     one_each, _ = settle_choices(plan)
     told = published_rates(one_each)
     found = dict(told)
     for place, cell in plan.cells.items():
         for item, of in zip(cell.items, one_each.cells[place].items, strict=True):
-            for reading, (winner,) in zip(item.readings, (one.values() for one in of.readings), strict=True):
+            for reading, (winner,) in zip(
+                item.readings, (one.values() for one in of.readings), strict=True
+            ):
                 for score in reading.values():
                     found.setdefault(score, told.get(winner, RATE))
     return found
 
 
 def finish(
-    planning: Planning, rates: Mapping[ScoreRef, float], questions: int = QUESTIONS,
+    planning: Planning,
+    rates: Mapping[ScoreRef, float],
+    questions: int = QUESTIONS,
     wanted: Callable[[Run], bool] = lambda _: True,
-) -> None:  # fmt: skip
-    """Write the wanted runs of those that the table's cells need, those included that its choices ask for; without the
-    evaluations that selections rank by, which no cell shows."""
+) -> None:
+    """Write the wanted runs of those that the table's cells need, those included that its choices
+    ask for; without the evaluations that selections rank by, which no cell shows.
+    """
     choices = planning.plan.choices.values()
-    candidates = {score for choice in choices for scores in choice.candidates.values() for score in scores}
+    candidates = {
+        score for choice in choices for scores in choice.candidates.values() for score in scores
+    }
     done: set[str] = set()
     while left := [run for run in needed(planning) if run.hash not in done and wanted(run)]:
         at: dict[str, float] = {}
-        for score in sorted(planning.plan.scores, key=candidates.__contains__):  # what a cell prints itself comes first
+        for score in sorted(
+            planning.plan.scores, key=candidates.__contains__
+        ):  # what a cell prints itself comes first
             if run := planning.evaluation_of(score):
                 at.setdefault(run.hash, rates.get(score, RATE))
-        made_up_runs.finish(left, questions, {run.hash: RATE for run in left} | at, steps=2, facts=FACTS)
+        made_up_runs.finish(
+            left, questions, {run.hash: RATE for run in left} | at, steps=2, facts=FACTS
+        )
         done |= {run.hash for run in left}
 
 
@@ -115,26 +146,35 @@ def test_the_report_of_a_shipped_table(name: str, tmp_path: Path, monkeypatch: P
     page = render(planning)
     assert not planning.problems and page.read_text(encoding="utf-8").startswith("<!doctype html>")
     cells = cells_of(page)
-    figures = {place for place, cell in plan.cells.items() if any(item.model for item in cell.items) and not cell.fact}
+    figures = {
+        place
+        for place, cell in plan.cells.items()
+        if any(item.model for item in cell.items) and not cell.fact
+    }
     missing = {(one["row"], one["column"]) for one in cells if one["missing"]}
     assert len(cells) == len(plan.cells) and missing == figures, cells
     for one in cells:
         cell = plan.cells[one["row"], one["column"]]
-        assert one["published"] == ("" if cell.published is None else str(published_value(*cell.published) or ""))
+        assert one["published"] == (
+            "" if cell.published is None else str(published_value(*cell.published) or "")
+        )
         if one["published"] and not one["suspect"] and not cell.metric:
             assert abs(float(one["difference"])) < 0.06, one  # as printed, to a tenth
 
 
-# ---------------------------------------------------------------------------------------------------- bad input
+# --- bad input ---
 
 
 SOME = [(1, 1.0), (1, 0.0), (QUESTIONS, 1.0), (QUESTIONS, 0.0), (2, 0.5)]
 
 
 @pytest.mark.parametrize(
-    "name, questions, rate", [*(("calibrate", *some) for some in SOME), ("sandbox_layer_swapping", 2, 0.5)]
+    "name, questions, rate",
+    [*(("calibrate", *some) for some in SOME), ("sandbox_layer_swapping", 2, 0.5)],
 )
-def test_few_questions_all_right_and_all_wrong(name: str, questions: int, rate: float, tmp_path: Path) -> None:
+def test_few_questions_all_right_and_all_wrong(
+    name: str, questions: int, rate: float, tmp_path: Path
+) -> None:
     planning = planned(name, tmp_path)
     finish(planning, dict.fromkeys(planning.plan.scores, rate), questions)
     page = render(planning)
@@ -159,30 +199,62 @@ UNFINISHED = [  # table, its axes, the runs that are missing, questions, the rat
     ("sandbox_full", f"{{language: [qac], {COUNTS}, density: [0.2]}}", of_seed_1, QUESTIONS, 1.0),
     ("sandbox_full", f"{{language: [qac], {COUNTS}, density: [0.2]}}", half, 1, 0.0),
     ("unreasonable_table_a3", "{seed: [0, 1, 2]}", of_seed_1, QUESTIONS, 0.0),
-    ("layer_swapping_table1", f"{{{PAIRS}, language: [sw, te, bn, ja], b: [3], u: [2], {NO_TRANSITION}}}", half, 2, 1),
-    ("unreasonable_friedman", "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}", half, QUESTIONS, 1),
+    (
+        "layer_swapping_table1",
+        f"{{{PAIRS}, language: [sw, te, bn, ja], b: [3], u: [2], {NO_TRANSITION}}}",
+        half,
+        2,
+        1,
+    ),
+    (
+        "unreasonable_friedman",
+        "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
+        half,
+        QUESTIONS,
+        1,
+    ),
     ("calibrate", "{}", half, 1, 1.0),
 ]
 
 
 @pytest.mark.parametrize("name, axes, missing, questions, rate", UNFINISHED)
-def test_half_of_a_table(name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path) -> None:
-    """Half of the runs or one of three seeds is missing, all else is alike: what is not there is missing with its
-    reason, and nothing is bold, significant, accepted or contradicted."""
+def test_half_of_a_table(
+    name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path
+) -> None:
+    """Half of the runs or one of three seeds is missing, all else is alike: what is not there is
+    missing with its reason, and nothing is bold, significant, accepted or contradicted.
+    """
     file = tmp_path / "t.yaml"
     file.write_text(f"defaults: [{name}]\nname: {name}\naxes: {axes}\n")
     planning = planned(str(file), tmp_path)
-    finish(planning, dict.fromkeys(planning.plan.scores, rate), questions, lambda run: not missing(run))
+    finish(
+        planning, dict.fromkeys(planning.plan.scores, rate), questions, lambda run: not missing(run)
+    )
     page = render(planning)
     cells, folder = cells_of(page), page.parent
-    assert (missing is of_seed_1 or any(one["value"] for one in cells)) and any(one["missing"] for one in cells)
+    assert (missing is of_seed_1 or any(one["value"] for one in cells)) and any(
+        one["missing"] for one in cells
+    )
     assert all(bool(one["value"]) != bool(one["missing"]) for one in cells)
     assert all(not one["low"] and not one["difference"] for one in cells if one["missing"])
     assert 'class="best"' not in page.read_text(encoding="utf-8")
-    for text in (path.read_text(encoding="utf-8") for kind in ("csv", "md") for path in folder.glob(f"*.{kind}")):
-        assert not re.search(r"\b(nan|None(?! of the)|inf|[1-9]\d* of \d+ differences)\b", text), text
+    for text in (
+        path.read_text(encoding="utf-8")
+        for kind in ("csv", "md")
+        for path in folder.glob(f"*.{kind}")
+    ):
+        assert not re.search(r"\b(nan|None(?! of the)|inf|[1-9]\d* of \d+ differences)\b", text), (
+            text
+        )
     for file in filter(Path.is_file, (folder / "claims.csv", folder / "contrasts.csv")):
         for line in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
-            not_there = line.get("missing") or line.get("verdict") in ("not made", "cannot be tested")
+            not_there = line.get("missing") or line.get("verdict") in (
+                "not made",
+                "cannot be tested",
+            )
             assert bool(not_there) != bool(line["p"]) or line.get("test") in RANKED, line
-            assert line.get("verdict", "undecided") in ("undecided", "not made", "cannot be tested"), line
+            assert line.get("verdict", "undecided") in (
+                "undecided",
+                "not made",
+                "cannot be tested",
+            ), line

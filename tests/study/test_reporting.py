@@ -1,4 +1,6 @@
-"""stage=report and stage=export of a table of made-up runs: what is shown, marked, remembered, packed, refused."""
+"""stage=report and stage=export of a table of made-up runs: what is shown, marked, remembered,
+packed, refused.
+"""
 
 import csv
 import io
@@ -52,7 +54,9 @@ compare: {{swap: [base, math expert]}}
 def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
     """Finish what a table asks for, choices included, as far as `most` runs go; gives its runs."""
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
-    while left := [run for run in order_runs(planning.targets()) if read_manifest(run.folder) is None][:most]:
+    while left := [
+        run for run in order_runs(planning.targets()) if read_manifest(run.folder) is None
+    ][:most]:
         finish(left, 20, **fields)
         if most < 10**9:
             break
@@ -63,7 +67,9 @@ def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs_dir with all runs of the table, old enough to be settled."""
     home = tmp_path_factory.mktemp("reporting")
-    (home / "t.yaml").write_text(TABLE.format(name="t").replace("published: unreasonable.table3\n", ""))
+    (home / "t.yaml").write_text(
+        TABLE.format(name="t").replace("published: unreasonable.table3\n", "")
+    )
     made([f"table={home / 't.yaml'}", f"runs_dir={home / 'runs'}"])
     return home
 
@@ -79,23 +85,34 @@ def words(home: Path) -> list[str]:
     return [f"table={home / 't.yaml'}", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
 
 
-def test_an_archive_is_the_zipped_folder_of_the_report(home: Path, call: Call, tmp_path: Path) -> None:
+def test_an_archive_is_the_zipped_folder_of_the_report(
+    home: Path, call: Call, tmp_path: Path
+) -> None:
     """Unzipped elsewhere, its page and its answers are read as those of the disk."""
     told = call("stage=report", *words(home), status=0)
     report = Path(told.out.strip()).parent
     assert call("stage=export", *words(home), f"export.to={tmp_path}/1.zip").status == 0
     shutil.unpack_archive(tmp_path / "1.zip", tmp_path)
-    unzipped = {path.relative_to(tmp_path / "t").as_posix() for path in (tmp_path / "t").rglob("*") if path.is_file()}
+    unzipped = {
+        path.relative_to(tmp_path / "t").as_posix()
+        for path in (tmp_path / "t").rglob("*")
+        if path.is_file()
+    }
     here = {path.relative_to(report).as_posix() for path in report.rglob("*") if path.is_file()}
     assert unzipped == here - {"report.json"} | {"table.yaml"} and "plots/scores.svg" in unzipped
     text = (tmp_path / "t/index.html").read_text(encoding="utf-8")
     assert "layer_swap" in text and "../../eval" not in text  # links to what is not here
     for read, stored in zip(frames(tmp_path / "t"), frames(report), strict=True):
         assert read.equals(stored) and read.run.nunique() > 1
-    assert "is a report in one file: unzip it" in call("stage=report", f"table={tmp_path}/1.zip", status=1).err
+    assert (
+        "is a report in one file: unzip it"
+        in call("stage=report", f"table={tmp_path}/1.zip", status=1).err
+    )
 
 
-def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_archive_carries_own_languages_and_options(
+    home: Path, call: Call, tmp_path: Path, monkeypatch: Any
+) -> None:
     """For who computes it again: quy is a language that nobody ships."""
     own = tmp_path / "conf"
     (own / "language").mkdir(parents=True), (own / "recipe").mkdir()
@@ -110,16 +127,24 @@ def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tm
     monkeypatch.setenv(ADDED_CONF, str(own))
     made([f"table={table}", f"runs_dir={home / 'runs'}"])
     monkeypatch.setenv(ADDED_CONF, "")
-    call(f"--config-dir={own}", "stage=export", *words(home), f"export.to={tmp_path}/t.zip", status=0)
+    call(
+        f"--config-dir={own}", "stage=export", *words(home), f"export.to={tmp_path}/t.zip", status=0
+    )
     with zipfile.ZipFile(tmp_path / "t.zip") as archive:
         assert archive.read("t/conf/recipe/mine.yaml").decode().startswith("# @package sft")
-        options = {name for name in archive.namelist() if name.startswith("t/conf/") and name.endswith(".yaml")}
+        options = {
+            name
+            for name in archive.namelist()
+            if name.startswith("t/conf/") and name.endswith(".yaml")
+        }
         assert options == {"t/conf/language/quy.yaml", "t/conf/recipe/mine.yaml"}
         assert not [name for name in archive.namelist() if b"open-sesame" in archive.read(name)]
 
 
 def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_path: Path) -> None:
-    """With a folder of options of one's own, whose name needs quotes: it finds all runs finished."""
+    """With a folder of options of one's own, whose name needs quotes: it finds all runs
+    finished.
+    """
     (tmp_path / "my conf/tables").mkdir(parents=True)
     (home / "t.yaml").rename(tmp_path / "my conf/tables/mine.yaml")
     options = ["table=mine", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
@@ -130,7 +155,10 @@ def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_
     words = shlex.split(unescape(command))
     assert words[:3] == ["python", "-m", "pipeline"] and "every.eval.batch_size=50" in words
     told = call(*words[3:], "tracking.mode=disabled", status=0)
-    assert "[1/" not in told.err and Path(told.out.strip()).read_text(encoding="utf-8").count(command) == 1
+    assert (
+        "[1/" not in told.err
+        and Path(told.out.strip()).read_text(encoding="utf-8").count(command) == 1
+    )
     words = shlex.split(unescape(export))
     assert words[:3] == ["python", "-m", "pipeline"] and words[-1] == "export.to=t.tex"
     told = call(*words[3:-1], f"export.to={tmp_path}/t.tex")
@@ -140,11 +168,24 @@ def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_
 def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: Path) -> None:
     folder = Path(call("stage=report", *words(home)).out.strip()).parent
     for form, name in (("csv", "cells.csv"), ("markdown", "cells.md")):
-        assert call("stage=export", *words(home), f"export.format={form}", f"export.to={tmp_path}/{name}").status == 0
+        assert (
+            call(
+                "stage=export",
+                *words(home),
+                f"export.format={form}",
+                f"export.to={tmp_path}/{name}",
+            ).status
+            == 0
+        )
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
     for replaced in (False, True):
-        told = call("stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex")
-        assert told.status == 0 and (f"export.to={tmp_path}/t.tex exists and is replaced" in told.err) is replaced
+        told = call(
+            "stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex"
+        )
+        assert (
+            told.status == 0
+            and (f"export.to={tmp_path}/t.tex exists and is replaced" in told.err) is replaced
+        )
     with (folder / "cells.csv").open(encoding="utf-8") as file:
         values = [float(row["value"]) for row in csv.DictReader(file) if row["value"]]
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
@@ -180,20 +221,25 @@ def test_stale_cells_are_marked(home: Path, call: Call) -> None:
     log = json.loads((training / MANIFEST).read_text())
     log["facts"]["weights"] = {"root": "sha256:another"}
     (training / MANIFEST).write_text(json.dumps(log))
-    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
+    text = unescape(
+        Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
+    )
     assert f"stale: {samples.relative_to(edited)} differs" in text
     assert f"its checkpoint {training.name} was recomputed with other contents" in text
     rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))
     stale = {row["run"] for row in rows if row["stale"]}
     assert (
-        edited.name not in {row["run"] for row in rows} and f"{edited.name}: {samples.relative_to(edited)} is" in text
+        edited.name not in {row["run"] for row in rows}
+        and f"{edited.name}: {samples.relative_to(edited)} is" in text
     )
     assert 0 < len(stale) < len({row["run"] for row in rows})
 
 
 def edited(text: str) -> str:
     """Scores of the same length with another first value."""
-    return re.sub(r'("value": 0\.)(\d)', lambda value: f"{value[1]}{9 - int(value[2])}", text, count=1)
+    return re.sub(
+        r'("value": 0\.)(\d)', lambda value: f"{value[1]}{9 - int(value[2])}", text, count=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +256,9 @@ def edited(text: str) -> str:
         ),
     ],
 )
-def test_a_damaged_run_is_one_missing_cell(file: str, change: Any, why: str, home: Path, call: Call) -> None:
+def test_a_damaged_run_is_one_missing_cell(
+    file: str, change: Any, why: str, home: Path, call: Call
+) -> None:
     """Its size and its time are those of before, as after a bit that flipped on a disk."""
     (damaged,) = (home / "runs").glob("eval-mgsm_0shot-math*-s0-qac-*")
     stat = (damaged / file).stat()
@@ -220,19 +268,26 @@ def test_a_damaged_run_is_one_missing_cell(file: str, change: Any, why: str, hom
         (damaged / file).write_text(change((damaged / file).read_text()))
         os.utime(damaged / file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     told = call("stage=report", *words(home), status=0)
-    lines = list(csv.DictReader(io.StringIO(Path(told.out.strip()).with_name("cells.csv").read_text())))
-    missing = {(line["row"], line["column"]): line["missing"] for line in lines if not line["value"]}
+    lines = list(
+        csv.DictReader(io.StringIO(Path(told.out.strip()).with_name("cells.csv").read_text()))
+    )
+    missing = {
+        (line["row"], line["column"]): line["missing"] for line in lines if not line["value"]
+    }
     assert list(missing) == [("math expert", "low")]
     assert damaged.name in missing["math expert", "low"] and why in missing["math expert", "low"]
 
 
 def test_a_table_of_an_earlier_version_reports(home: Path, call: Call) -> None:
-    """Evaluations have the roots of trainings on record, which a later version made again with the same weights, and
-    one with others."""
+    """Evaluations have the roots of trainings on record, which a later version made again with the
+    same weights, and one with others.
+    """
     roots, trainings = {}, sorted(home.glob("runs/*-full-*"))
     for number, folder in enumerate(trainings):
         (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
-        save_file({"model.norm.weight": torch.full((3,), number + 1.0)}, folder / "model.safetensors")
+        save_file(
+            {"model.norm.weight": torch.full((3,), number + 1.0)}, folder / "model.safetensors"
+        )
         log = json.loads((folder / MANIFEST).read_text())
         roots[log["hash"]] = weights_root(digest_tensors(folder))
         if folder == trainings[-1]:
@@ -245,8 +300,12 @@ def test_a_table_of_an_earlier_version_reports(home: Path, call: Call) -> None:
         for parent in log["parents"].values():
             parent["content"] = roots.get(parent["hash"], parent["content"])
         file.write_text(json.dumps(log))
-    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
-    again = [one.name for one in trainings if f"{one.name} was recomputed with other contents" in text]
+    text = unescape(
+        Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
+    )
+    again = [
+        one.name for one in trainings if f"{one.name} was recomputed with other contents" in text
+    ]
     assert again == [trainings[-1].name] and len(trainings) > 2
 
 
@@ -261,20 +320,36 @@ def test_a_page_is_not_replaced_by_a_poorer_one(home: Path, call: Call) -> None:
     assert told.endswith("give report.fewer=true to replace it")
     assert call("stage=report", *words(home), "report.fewer=true").status == 0
     text = unescape(page.read_text(encoding="utf-8"))
-    assert "1 run not started" in text and "not made (never made" in text and "run failed" not in text
-    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
+    assert (
+        "1 run not started" in text and "not made (never made" in text and "run failed" not in text
+    )
+    rows = {
+        (row["row"], row["column"]): row
+        for row in csv.DictReader((page.parent / "cells.csv").open())
+    }
     gone = [row for row in rows.values() if not row["value"]]
     assert len(gone) == 1 and gone[0]["missing"].endswith("is not made yet")
 
 
 def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> None:
-    """stage=table was asked with words of its own: stage=report without them finds the same runs, and says so."""
+    """stage=table was asked with words of its own: stage=report without them finds the same runs,
+    and says so.
+    """
     folder = home / "runs/reports/t"
     folder.mkdir(parents=True)
-    remembered = {"table": "t", "data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
+    remembered = {
+        "table": "t",
+        "data_root": None,
+        "every": {"eval.limit": 7},
+        "failed": {},
+        "finished": 0,
+    }
     made([*words(home), "every.eval.limit=7"])
     (folder / "report.json").write_text(json.dumps(remembered))
-    assert "as stage=table was asked: every.eval.limit=7" in call("stage=report", *words(home), status=0).err
+    assert (
+        "as stage=table was asked: every.eval.limit=7"
+        in call("stage=report", *words(home), status=0).err
+    )
     said = "stage=table was last asked with every.eval.limit=7, and stage=report shows that"
     planned = " ".join(call("stage=plan", *words(home)).out.split())
     assert said in planned
@@ -283,18 +358,28 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
     assert config["eval"]["limit"] in (None, 7)
     with (folder / "results.csv").open(encoding="utf-8") as stream:
         names = {row["run"] for row in csv.DictReader(stream)}
-    limits = {json.loads((home / "runs" / name / MANIFEST).read_text())["config"]["eval"]["limit"] for name in names}
+    limits = {
+        json.loads((home / "runs" / name / MANIFEST).read_text())["config"]["eval"]["limit"]
+        for name in names
+    }
     assert limits == {7}
 
 
 def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:
-    """One row a run, task, language and metric; knobs, roles and intervals beside; the frames join."""
+    """One row a run, task, language and metric; knobs, roles and intervals beside; the frames
+    join.
+    """
     folder = Path(call("stage=report", *words(home)).out.strip()).parent
     scores, answers = frames(folder)
     key = ["run", "task", "language", "metric", "filter"]
-    assert len(scores) == len(scores[key].drop_duplicates()) and len(scores) == 6 * scores.run.nunique()
+    assert (
+        len(scores) == len(scores[key].drop_duplicates())
+        and len(scores) == 6 * scores.run.nunique()
+    )
     mine = scores[(scores.metric == "exact_match") & (scores["filter"] == "flexible-extract")]
-    assert ((mine.low <= mine.value) & (mine.value <= mine.high)).all() and mine.value.between(0, 100).all()
+    assert ((mine.low <= mine.value) & (mine.value <= mine.high)).all() and mine.value.between(
+        0, 100
+    ).all()
     joined = answers.groupby(["run", "task", "language"]).correct.mean().mul(100).round(6)
     assert joined.to_dict() == mine.set_index(["run", "task", "language"]).value.round(6).to_dict()
     assert {"base", "expert", "merge"} <= set(mine.role.dropna())
@@ -306,7 +391,12 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     assert set(swap.column) == {"swap | math", "swap | low"}
     assert swap.knobs.str.contains("merge.bottom_layers=").all() and (mine.threads == 2).all()
     assert (mine.weights_root.notna() | (mine.role == "merge") | mine.role.isna()).all()
-    assert not scores.astype(str).apply(lambda column: column.str.startswith(("=", "+", "@"))).any().any()
+    assert (
+        not scores.astype(str)
+        .apply(lambda column: column.str.startswith(("=", "+", "@")))
+        .any()
+        .any()
+    )
     title = (folder / "cells.md").read_text().splitlines()[0]
     assert title == "# =1+1 swaps"
 
@@ -328,13 +418,18 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     section = page[page.index('id="details"') :]
     lines = [line.strip() for line in re.sub("<[^>]+>", "\n", section).splitlines()]
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
-    assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
+    assert any(
+        "orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line
+        for line in lines
+    )
     assert any(line.startswith("pipeline ") for line in lines), lines
 
 
 def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     from pipeline.report.render.sheets import comma_separated
 
-    text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
+    text = comma_separated(
+        [["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]]
+    )
     (row,) = csv.reader(io.StringIO(text))
     assert row == ["'=HYPERLINK(1)", "'+1", "'-x", "'@SUM(A1)", "'\tx", "-1.5", "a=b", "−1", ""]

@@ -1,5 +1,6 @@
-"""The format of a table: what small tables expand to, worked out by hand; and what is no table, or says something that
-does nothing: one sentence with file and row."""
+"""The format of a table: what small tables expand to, worked out by hand; and what is no table, or
+says something that does nothing: one sentence with file and row.
+"""
 
 from typing import Any
 
@@ -58,7 +59,9 @@ def scored(model: str, language: str) -> ScoreRef:
 def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
     found = plan(TABLE).specs
     assert {key for key in found if key.startswith("math")} == {"math m=1", "math m=2"}
-    assert sum(key.startswith("swap") for key in found) == 2 * 2 * 2 * 2  # language and m, l through its experts, b
+    assert (
+        sum(key.startswith("swap") for key in found) == 2 * 2 * 2 * 2
+    )  # language and m, l through its experts, b
     one = found["swap language=te m=1 l=2 b=5"]
     assert one.kind == "merge" and one.words == {
         "merge": "layer_swap",
@@ -71,7 +74,14 @@ def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
 def test_every_reaches_the_runs_whose_stage_reads_it() -> None:
     found = plan(TABLE).specs
     assert found["base"].kind == "base" and found["base"].words == {"model": "base_model"}
-    math = {"model": "base_model", "mixture": "small", "stage": "sft", "expert": "math", "recipe": "math_1", "seed": 1}
+    math = {
+        "model": "base_model",
+        "mixture": "small",
+        "stage": "sft",
+        "expert": "math",
+        "recipe": "math_1",
+        "seed": 1,
+    }
     assert found["math m=1"].words == math
     assert "model" not in found["swap language=sw m=1 l=1 b=3"].words
 
@@ -80,13 +90,19 @@ def test_the_cells_of_a_small_table() -> None:
     made = plan(TABLE)
     assert made.rows == ["sw.avg", "te.avg"] and made.columns == ["base", "math", "best"]
     base, math, best = (made.cells["sw.avg", column] for column in made.columns)
-    assert [item.readings for item in base.items] == [({(): scored("base", "sw")},)] and base.reduce == ()
-    assert [item.readings for item in math.items] == [({(): scored(f"math m={m}", "sw")},) for m in (1, 2)]
+    assert [item.readings for item in base.items] == [
+        ({(): scored("base", "sw")},)
+    ] and base.reduce == ()
+    assert [item.readings for item in math.items] == [
+        ({(): scored(f"math m={m}", "sw")},) for m in (1, 2)
+    ]
     assert math.reduce == (("mean", ("m",)),)
     assert best.reduce == (("mean", ("m", "l")),)
     first = best.items[0]
     assert first.at == {"language": "sw", "m": 1, "l": 1}
-    assert first.readings == ({(b,): scored(f"swap language=sw m=1 l=1 b={b}", "sw") for b in (3, 5)},)
+    assert first.readings == (
+        {(b,): scored(f"swap language=sw m=1 l=1 b={b}", "sw") for b in (3, 5)},
+    )
 
 
 def test_the_best_is_one_choice_for_all_that_is_pooled() -> None:
@@ -97,7 +113,8 @@ def test_the_best_is_one_choice_for_all_that_is_pooled() -> None:
     assert choice.axes == ("b",) and choice.at == {"language": "sw"}
     pairs = [(m, n) for m in (1, 2) for n in (1, 2)]
     assert choice.candidates == {
-        (b,): tuple(scored(f"swap language=sw m={m} l={n} b={b}", "sw") for m, n in pairs) for b in (3, 5)
+        (b,): tuple(scored(f"swap language=sw m={m} l={n} b={b}", "sw") for m, n in pairs)
+        for b in (3, 5)
     }
 
 
@@ -117,7 +134,9 @@ def test_only_what_is_chosen_is_scored_in_other_languages() -> None:
     assert chosen.choice == item.choice == made.cells["sw.avg", "best"].items[0].choice
     assert chosen.models == {(b,): f"swap language=sw m=1 l=1 b={b}" for b in (3, 5)}
     assert set(swahili) == {(3,), (5,)}  # scored already, to choose
-    assert sum(score.language == "en" for score in made.scores if "swap" in score.model) == 2 * 4  # not 16
+    assert (
+        sum(score.language == "en" for score in made.scores if "swap" in score.model) == 2 * 4
+    )  # not 16
 
 
 def test_what_stands_beside_is_scored_everywhere() -> None:
@@ -131,14 +150,18 @@ def test_a_choice_can_be_made_by_other_scores() -> None:
     made = plan(changed("{run: swap, best: [b]}", by))
     (choice,) = made.choices.values()
     assert choice.at == {"language": "te", "m": 1}
-    assert [score.model for score in choice.candidates[5,]] == [f"swap language=te m=1 l={n} b=5" for n in (1, 2)]
+    assert [score.model for score in choice.candidates[5,]] == [
+        f"swap language=te m=1 l={n} b=5" for n in (1, 2)
+    ]
     assert choice.candidates[5,][0].words["eval.split"] == "dev"
     chosen = made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
     assert chosen.models[5,].startswith("swap language=sw")
 
 
 def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> None:
-    """It is scored and shown; the number is that of the one that was chosen there, once, and not again on the test."""
+    """It is scored and shown; the number is that of the one that was chosen there, once, and not
+    again on the test.
+    """
     by = "{run: swap, best: [b], by: {eval.split: dev}}"
     made = plan(changed("{run: swap, best: [b]}", by) + "beside: [b]\n")
     item = made.cells["sw.avg", "best"].items[0]
@@ -155,7 +178,9 @@ def test_a_best_is_shown_in_the_number_that_it_is_chosen_by(other: str) -> None:
     told = f"column 'best': {other} is not what best compares: leave it out, or choo"
     assert told in refused(changed("{run: swap, best: [b]}", shown))
     elsewhere = shown.replace("best: [b]", "best: [b], by: {eval.split: dev}")
-    (reading,) = plan(changed("{run: swap, best: [b]}", elsewhere)).cells["sw.avg", "best"].items[0].readings
+    (reading,) = (
+        plan(changed("{run: swap, best: [b]}", elsewhere)).cells["sw.avg", "best"].items[0].readings
+    )
     assert list(reading) == [()]
     plan(changed("{run: swap, best: [b]}", "{run: swap, best: [b], metric: exact_match}"))
 
@@ -166,7 +191,9 @@ def test_all_of_a_run_over_axes_is_a_list_that_closes_them() -> None:
     assert made.specs["swap b=5"].at == {"b": 5}
     words = made.specs["swap b=5"].words
     assert words["merge.math"] == [Ref("math m=1"), Ref("math m=2")]
-    assert words["merge.language"] == [Ref(f"language language={a} l={n}") for a in ("sw", "te") for n in (1, 2)]
+    assert words["merge.language"] == [
+        Ref(f"language language={a} l={n}") for a in ("sw", "te") for n in (1, 2)
+    ]
 
 
 def test_a_reference_may_fix_an_axis_and_name_a_snapshot() -> None:
@@ -178,8 +205,7 @@ def test_a_reference_may_fix_an_axis_and_name_a_snapshot() -> None:
 
 
 def test_the_values_of_an_axis_may_hold_words() -> None:
-    made = plan(
-        """
+    made = plan("""
         name: words
         axes:
           way: {full: {sft: full, rate: 5.0e-6, run: math}, lora: {sft: "{kind}_lora", rate: 6.0e-5, run: null}}
@@ -188,18 +214,24 @@ def test_the_values_of_an_axis_may_hold_words() -> None:
         runs: {math: {stage: sft, expert: math, sft: "{way.sft}"}}
         score: {eval: mgsm_2shot, in: en, mean: [kind]}
         columns: {"{way}": {run: "{way.run}"}}
-        """
-    )
+        """)
     assert list(made.cells) == [("all", "full")]  # null: no run, no cell
     words = [spec.words for spec in made.specs.values()]
     assert [(one["sft"], one["sft.learning_rate"]) for one in words] == [("full", 5.0e-6)] * 2
 
 
 def test_a_row_and_a_column_of_different_values_leave_the_place_empty() -> None:
-    made = plan(changed("  math: math\n", "").replace("  best: {run: swap, best: [b]}", '  "of {language}": language'))
+    made = plan(
+        changed("  math: math\n", "").replace(
+            "  best: {run: swap, best: [b]}", '  "of {language}": language'
+        )
+    )
     assert list(made.cells) == [
-        ("sw.avg", "base"), ("sw.avg", "of sw"), ("te.avg", "base"), ("te.avg", "of te"),
-    ]  # fmt: skip
+        ("sw.avg", "base"),
+        ("sw.avg", "of sw"),
+        ("te.avg", "base"),
+        ("te.avg", "of te"),
+    ]
 
 
 def test_a_row_may_name_the_run_and_the_only_columns_that_it_fills() -> None:
@@ -226,32 +258,37 @@ def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
 
 
 def test_an_existing_model_is_a_row() -> None:
-    runs = changed("  base: {}", "  base: {}\n  ours: {checkpoint: hub:org/name}\n  again: {checkpoint: math}")
+    runs = changed(
+        "  base: {}", "  base: {}\n  ours: {checkpoint: hub:org/name}\n  again: {checkpoint: math}"
+    )
     made = plan(runs.replace("  base: base", "  base: base\n  ours: ours\n  again: again"))
-    assert made.specs["ours"].kind == "checkpoint" and made.specs["ours"].words == {"checkpoint": "hub:org/name"}
+    assert made.specs["ours"].kind == "checkpoint" and made.specs["ours"].words == {
+        "checkpoint": "hub:org/name"
+    }
     assert made.specs["again m=2"].words == {"checkpoint": Ref("math m=2")}
 
 
 def test_facts_and_figures_are_made_and_not_scored() -> None:
-    made = plan(
-        """
+    made = plan("""
         name: figures
         axes: {m: [1, 2]}
         every: {model: x}
         runs: {math: {stage: sft, expert: math, seed: "{m}"}, map: {stage: analyze, checkpoint: math}}
         columns: {loss: {run: math, fact: validation_loss, mean: [m]}, figure: {run: map, m: 2}}
-        """
-    )
+        """)
     assert not made.scores
     assert [item.model for item in made.cells["all", "loss"].items] == ["math m=1", "math m=2"]
     assert [item.model for item in made.cells["all", "figure"].items] == ["map m=2"]
 
 
 def test_the_number_of_a_cell() -> None:
-    """Scores made up: 10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in Telugu."""
+    """Scores made up: 10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in
+    Telugu.
+    """
     made = plan(
         TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}")
-        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
+        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg,'
+        " te.avg]}\n"
     )
 
     def made_up(_: object, score: ScoreRef) -> np.ndarray:
@@ -259,27 +296,42 @@ def test_the_number_of_a_cell() -> None:
             return np.array([1000.0])
         at = made.specs[score.model].at
         better = {"sw": 5, "te": 3}.get(at.get("language", ""), 0)
-        return np.array([10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)])
+        return np.array(
+            [
+                10.0 * at.get("m", 0)
+                + at.get("l", 0)
+                + (100 if "b" in at and at["b"] == better else 0)
+            ]
+        )
 
-    number = {place: evaluate(made, cell, made_up, made_up)[0] for place, cell in made.cells.items()}
+    number = {
+        place: evaluate(made, cell, made_up, made_up)[0] for place, cell in made.cells.items()
+    }
     assert number["sw.avg", "base"] == 0 and number["sw.avg", "math"] == (10 + 20) / 2
     assert number["te.avg", "best"] == 100 + ((10 + 2) + (20 + 2)) / 2  # the better l of each m
-    assert number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2  # English of the chosen, and Telugu
+    assert (
+        number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2
+    )  # English of the chosen, and Telugu
     assert number["all", "best"] == min(number["sw.avg", "best"], number["te.avg", "best"])
 
 
 def test_published_numbers_are_found_by_the_names_of_row_and_column() -> None:
     place = "layer_swapping.table5 mgsm_8shot_exact_match.{language} base"
-    made = plan(TABLE.replace("name: small", "name: small\npublished: layer_swapping.table1")
-                + f'  "{{language}}.max": {{max: [m, l], published: "{place}"}}\n')  # fmt: skip
+    made = plan(
+        TABLE.replace("name: small", "name: small\npublished: layer_swapping.table1")
+        + f'  "{{language}}.max": {{max: [m, l], published: "{place}"}}\n'
+    )
     assert made.cells["sw.avg", "base"].published == ("layer_swapping.table1", "sw.avg", "base")
     assert made.cells["sw.avg", "math"].published is None  # which the paper calls math_expert
-    assert made.cells["te.max", "math"].published == ("layer_swapping.table5", "mgsm_8shot_exact_match.te", "base")
+    assert made.cells["te.max", "math"].published == (
+        "layer_swapping.table5",
+        "mgsm_8shot_exact_match.te",
+        "base",
+    )
 
 
 def test_a_table_starts_from_another() -> None:
-    made = plan(
-        """
+    made = plan("""
         defaults: [layer_swapping_table1]
         name: child
         axes: {language: [sw], weights: null}
@@ -288,11 +340,12 @@ def test_a_table_starts_from_another() -> None:
         columns: {soup: soup}
         rows: {"{language}": {mean: [m, l]}}
         compare: null
-        """
-    )
+        """)
     assert made.columns == ["soup"] and made.rows == ["sw"]
     assert sum(spec.words.get("stage") == "sft" for spec in made.specs.values()) == 6
-    assert {spec.words["model"] for spec in made.specs.values() if spec.words.get("stage") == "sft"} == {"other"}
+    assert {
+        spec.words["model"] for spec in made.specs.values() if spec.words.get("stage") == "sft"
+    } == {"other"}
 
 
 DERIVED = """
@@ -307,11 +360,17 @@ compare: null
 
 
 def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None:
-    """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is selected."""
+    """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is
+    selected.
+    """
     (score,) = plan(DERIVED).scores
-    assert score.words["eval.dtype"] == "float32" and not any(key.startswith("select") for key in score.words)
+    assert score.words["eval.dtype"] == "float32" and not any(
+        key.startswith("select") for key in score.words
+    )
     (note,) = plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n").notes
-    assert note == "every: no run of this table reads select.eval.dtype, which stage=select would read"
+    assert (
+        note == "every: no run of this table reads select.eval.dtype, which stage=select would read"
+    )
 
 
 def test_too_many_combinations_of_axes_are_refused_before_they_are_expanded() -> None:
@@ -340,12 +399,18 @@ def test_equal_words_are_one_run_under_any_name() -> None:
 
 
 NESTED = {  # written with dots -> nested
-    "every: {model: base_model, mixture: small, eval.dtype: float32}":
-        "every: {model: base_model, mixture: small, eval: {dtype: float32, limit: 5}, sft: {steps: 8}}",
-    "{merge: layer_swap, merge.math: math, merge.language: language, merge.bottom_layers: \"{b}\"}":
-        "{merge: {name: layer_swap, math: math, language: {run: language, l: 1}, bottom_layers: \"{b}\"}}",
-    "{run: swap, best: [b]}": "{run: swap, best: [b], by: {eval: {split: dev}}, eval: {exemplars: random}}",
-}  # fmt: skip
+    "every: {model: base_model, mixture: small, eval.dtype: float32}": (
+        "every: {model: base_model, mixture: small, eval: {dtype: float32, limit: 5}, sft:"
+        " {steps: 8}}"
+    ),
+    '{merge: layer_swap, merge.math: math, merge.language: language, merge.bottom_layers: "{b}"}': (
+        "{merge: {name: layer_swap, math: math, language: {run: language, l: 1}, bottom_layers:"
+        ' "{b}"}}'
+    ),
+    "{run: swap, best: [b]}": (
+        "{run: swap, best: [b], by: {eval: {split: dev}}, eval: {exemplars: random}}"
+    ),
+}
 
 
 def test_nested_keys_mean_what_dotted_ones_mean() -> None:
@@ -353,18 +418,33 @@ def test_nested_keys_mean_what_dotted_ones_mean() -> None:
     for written, other in NESTED.items():
         nested = nested.replace(written, other)
     assert nested.count("{split: dev}") == 1
-    dotted = dotted.replace("eval.dtype: float32}", "eval.dtype: float32, eval.limit: 5, sft.steps: 8}")
+    dotted = dotted.replace(
+        "eval.dtype: float32}", "eval.dtype: float32, eval.limit: 5, sft.steps: 8}"
+    )
     dotted = dotted.replace("merge.language: language,", "merge.language: {run: language, l: 1},")
-    dotted = dotted.replace("best: [b]}", "best: [b], by: {eval.split: dev}, eval.exemplars: random}")
-    assert canonical(plan(nested)) == canonical(plan(dotted)) and plan(nested).scores == plan(dotted).scores
+    dotted = dotted.replace(
+        "best: [b]}", "best: [b], by: {eval.split: dev}, eval.exemplars: random}"
+    )
+    assert (
+        canonical(plan(nested)) == canonical(plan(dotted))
+        and plan(nested).scores == plan(dotted).scores
+    )
     assert plan(nested).specs["math m=1"].words["sft.steps"] == 8
     assert all(score.words["eval.limit"] == 5 for score in plan(nested).scores)
 
 
 def test_a_nested_key_of_every_overrides_the_dotted_one_it_inherits() -> None:
-    derived = "name: own\ndefaults: [below]\nevery: {eval: {dtype: bfloat16}}\ncolumns: {math: math}\n"
-    found = read_table(derived, "own.yaml", lambda name: (TABLE, f"{name}.yaml"), {"eval": {"limit": 3}})
-    assert found.every["eval.dtype"] == "bfloat16" and found.every["eval.limit"] == 3 and "eval" not in found.every
+    derived = (
+        "name: own\ndefaults: [below]\nevery: {eval: {dtype: bfloat16}}\ncolumns: {math: math}\n"
+    )
+    found = read_table(
+        derived, "own.yaml", lambda name: (TABLE, f"{name}.yaml"), {"eval": {"limit": 3}}
+    )
+    assert (
+        found.every["eval.dtype"] == "bfloat16"
+        and found.every["eval.limit"] == 3
+        and "eval" not in found.every
+    )
 
 
 UNUSED = "unused: {stage: sft, expert: math, seed: 9}"
@@ -376,60 +456,184 @@ COLUMN = "  math: math\n"
     ("old", "new", "expected"),
     [
         ("name: small", "name: [small", "mine.yaml, line 2: invalid YAML (expected ',' or ']'"),
-        (COLUMN, "  math: math\n  math: base\n", "line 19: invalid YAML (found duplicate key math): give it once"),
+        (
+            COLUMN,
+            "  math: math\n  math: base\n",
+            "line 19: invalid YAML (found duplicate key math): give it once",
+        ),
         ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
         ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values: give m: [...]"),
         ("  m: [1, 2]", "  m: [1, 1]", "mine.yaml, axis 'm': a value is there twice"),
-        ('seed: "{m}"', 'seed: "{n}"', "mine.yaml, run 'math': {n} is no axis: there are language, m, l, b"),
-        ('seed: "{m}"', "seed: {m}", 'mine.yaml, run \'math\': seed: {m} needs quotes, "{m}"'),
-        (MATH, "merge.math: maths", "run 'swap': merge.math names 'maths', which is no run of this table: did you "
-         "mean math?"),
+        (
+            'seed: "{m}"',
+            'seed: "{n}"',
+            "mine.yaml, run 'math': {n} is no axis: there are language, m, l, b",
+        ),
+        ('seed: "{m}"', "seed: {m}", "mine.yaml, run 'math': seed: {m} needs quotes, \"{m}\""),
+        (
+            MATH,
+            "merge.math: maths",
+            (
+                "run 'swap': merge.math names 'maths', which is no run of this table: did you "
+                "mean math?"
+            ),
+        ),
         (MATH, "merge.math: swap", "run 'swap': it is made of itself: swap -> swap"),
-        (MATH, "merge.math: {run: math, m: 3}", "run 'swap': m=3 is no value of that axis: there are 1, 2"),
+        (
+            MATH,
+            "merge.math: {run: math, m: 3}",
+            "run 'swap': m=3 is no value of that axis: there are 1, 2",
+        ),
         (MATH, "merge.math: {all: math, over: [n]}", "merge.math.over names 'n', which is no axis"),
-        (UNUSED, "unused: {stage: sft, exprt: math}", "mine.yaml, run 'unused': stage=sft does not read exprt: did "
-         "you mean expert?"),
-        (UNUSED, "unused: {stage: sft, expert: math, 1: 2}", "run 'unused': stage=sft does not read 1: there are "),
-        (UNUSED, "unused: {checkpoint: [hub:a/b]}", "run 'unused' is neither a stage, a merge, a checkpoint nor empty"),
-        ("mixture: small", "true: small", "mine.yaml, every: no stage has a key True: leave it out"),
-        ("mixture: small", "select.guard_slak: 1", "no stage has a key select.guard_slak: did you mean select.gua"),
-        ("mixture: small", "tracking.mode: offline", "tracking.mode is not of the runs but of the command"),
-        (ROWS, "controls: [{math: 1}]\nrows:", "controls: \"{'math': 1}\" is not a run: give true, or there are base"),
-        (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
-         "stage, a merge, a checkpoint nor empty"),
-        ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
-        (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
-        (COLUMN, "  math: {eval: mgsm_8shot}\n", "column 'math': it names no run: there are base, math"),
-        (COLUMN, "  math: {run: [math]}\n", "column 'math': \"['math']\" is no run: did you mean math?"),
-        (COLUMN, '  math: {run: "{m}"}\n', "column 'math': {m} names m, which neither of them fixes"),
-        (COLUMN, '  "x{b}": {run: swap, b: 3}\n  x3: math\n', "mine.yaml, column 'x3': there are two columns"),
-        ("best: [b]", "best: [d]", "column 'best': best names 'd', which is no axis: there are language, m, l, b"),
-        ("best: [b]", "each: [m]", "column 'best': each is about what best chooses: give best=[...] beside it"),
+        (
+            UNUSED,
+            "unused: {stage: sft, exprt: math}",
+            "mine.yaml, run 'unused': stage=sft does not read exprt: did you mean expert?",
+        ),
+        (
+            UNUSED,
+            "unused: {stage: sft, expert: math, 1: 2}",
+            "run 'unused': stage=sft does not read 1: there are ",
+        ),
+        (
+            UNUSED,
+            "unused: {checkpoint: [hub:a/b]}",
+            "run 'unused' is neither a stage, a merge, a checkpoint nor empty",
+        ),
+        (
+            "mixture: small",
+            "true: small",
+            "mine.yaml, every: no stage has a key True: leave it out",
+        ),
+        (
+            "mixture: small",
+            "select.guard_slak: 1",
+            "no stage has a key select.guard_slak: did you mean select.gua",
+        ),
+        (
+            "mixture: small",
+            "tracking.mode: offline",
+            "tracking.mode is not of the runs but of the command",
+        ),
+        (
+            ROWS,
+            "controls: [{math: 1}]\nrows:",
+            "controls: \"{'math': 1}\" is not a run: give true, or there are base",
+        ),
+        (
+            UNUSED,
+            "unused: {expert: math}",
+            "mine.yaml: run 'unused' is neither a stage, a merge, a checkpoint nor empty",
+        ),
+        (
+            "model: base_model, ",
+            "",
+            "mine.yaml, run 'base': it is empty, the model of every, and every names no model",
+        ),
+        (
+            COLUMN,
+            "  math: mth\n",
+            "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?",
+        ),
+        (
+            COLUMN,
+            "  math: {eval: mgsm_8shot}\n",
+            "column 'math': it names no run: there are base, math",
+        ),
+        (
+            COLUMN,
+            "  math: {run: [math]}\n",
+            "column 'math': \"['math']\" is no run: did you mean math?",
+        ),
+        (
+            COLUMN,
+            '  math: {run: "{m}"}\n',
+            "column 'math': {m} names m, which neither of them fixes",
+        ),
+        (
+            COLUMN,
+            '  "x{b}": {run: swap, b: 3}\n  x3: math\n',
+            "mine.yaml, column 'x3': there are two columns",
+        ),
+        (
+            "best: [b]",
+            "best: [d]",
+            "column 'best': best names 'd', which is no axis: there are language, m, l, b",
+        ),
+        (
+            "best: [b]",
+            "each: [m]",
+            "column 'best': each is about what best chooses: give best=[...] beside it",
+        ),
         (SWAP, "swap", "row 'sw.avg', column 'best': b left open: name in mean, max, min or best"),
         ("{mean: [m, l]}", "{mean: [m]}", "row 'sw.avg', column 'best': l left open"),
-        ("{mean: [m, l]}", "{mean: [m, k]}", "'k' is neither an axis nor a row to reduce over: there are"),
-        ("{mean: [m, l]}", "{mean: [m, l], columns: [maths]}", "columns: 'maths' is no column: did you mean math?"),
-        ("score: {eval: mgsm_2shot,", "score: {", "nothing says eval of it: give score: {eval: mgsm_2shot}"),
-        (COLUMN, "  math: {run: math, eval.dtype: bfloat16}\n", "column 'math': eval.dtype=bfloat16 for math "
-         "m=1 and float32 for base: one for all rows, in every"),
-        (ROWS, "compare: {best: [maths]}\nrows:", "compare: 'maths' is no column or row: did you mean math?"),
-        (ROWS, "free_snapshots: maybe\nrows:", "mine.yaml: free_snapshots=maybe: give true or false"),
-        ("best: [b]", "best: [b], by: {run: math}", "column 'best', by: it says what is scored: leave run"),
-        ('in: "{language}"', "in: no", 'mine.yaml, score: in: no is false in YAML: write Norwegian as in: "no"'),
+        (
+            "{mean: [m, l]}",
+            "{mean: [m, k]}",
+            "'k' is neither an axis nor a row to reduce over: there are",
+        ),
+        (
+            "{mean: [m, l]}",
+            "{mean: [m, l], columns: [maths]}",
+            "columns: 'maths' is no column: did you mean math?",
+        ),
+        (
+            "score: {eval: mgsm_2shot,",
+            "score: {",
+            "nothing says eval of it: give score: {eval: mgsm_2shot}",
+        ),
+        (
+            COLUMN,
+            "  math: {run: math, eval.dtype: bfloat16}\n",
+            (
+                "column 'math': eval.dtype=bfloat16 for math "
+                "m=1 and float32 for base: one for all rows, in every"
+            ),
+        ),
+        (
+            ROWS,
+            "compare: {best: [maths]}\nrows:",
+            "compare: 'maths' is no column or row: did you mean math?",
+        ),
+        (
+            ROWS,
+            "free_snapshots: maybe\nrows:",
+            "mine.yaml: free_snapshots=maybe: give true or false",
+        ),
+        (
+            "best: [b]",
+            "best: [b], by: {run: math}",
+            "column 'best', by: it says what is scored: leave run",
+        ),
+        (
+            'in: "{language}"',
+            "in: no",
+            'mine.yaml, score: in: no is false in YAML: write Norwegian as in: "no"',
+        ),
         (ROWS, "published: a b\nrows:", "published: a b is neither TABLE nor TABLE ROW COLUMN"),
-        ("name: small", "name: ../../out", "mine.yaml: name=../../out is not the name of a folder: use letters"),
+        (
+            "name: small",
+            "name: ../../out",
+            "mine.yaml: name=../../out is not the name of a folder: use letters",
+        ),
         ("name: small", "name: my/table", "mine.yaml: name=my/table is not the name of a folder"),
-        ("float32}", "float32, eval: {dtype: x}}", "every: eval.dtype is given twice, nested and with a dot"),
+        (
+            "float32}",
+            "float32, eval: {dtype: x}}",
+            "every: eval.dtype is given twice, nested and with a dot",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_table_is_refused_by_file_and_row(old: str, new: str, expected: str) -> None:
     assert expected in refused(changed(old, new))
 
 
 def test_a_circle_of_runs_is_named() -> None:
     text = changed(MATH, "merge.math: a").replace(
-        "  base: {}", "  base: {}\n  a: {stage: sft, expert: math, model: trained, model.path: b}\n"
-        "  b: {stage: merge, merge: soup, merge.experts: [swap, math]}")  # fmt: skip
+        "  base: {}",
+        "  base: {}\n  a: {stage: sft, expert: math, model: trained, model.path: b}\n"
+        "  b: {stage: merge, merge: soup, merge.experts: [swap, math]}",
+    )
     assert "is made of itself: a -> b -> swap -> a" in refused(text)
 
 

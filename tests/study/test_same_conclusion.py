@@ -1,5 +1,5 @@
-"""The same command comes to the same conclusion: the demo's pair trained with 1 thread, with 2 and in float64 scores
-the same within two standard errors, as does its default swap.
+"""The same command comes to the same conclusion: the demo's pair trained with 1 thread, with 2 and
+in float64 scores the same within two standard errors, as does its default swap.
 
 Six trainings of a minute or more, so it is left out unless it is asked for:
 
@@ -34,14 +34,22 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scores]:
 
 
 def scores(runs: Path, way: str) -> Scores:
-    """Of the demo's experts and its default swap, all that the demo scores. In runs of its own: float64 is no knob, and
-    its trainings have the hashes of those in float32."""
+    """Of the demo's experts and its default swap, all that the demo scores.
+
+    In runs of its own: float64 is no knob, and its trainings have the hashes of those in float32.
+    """
 
     def made(*words: str) -> Path:
         return make_single_run(compose([f"runs_dir={runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
     world = made("stage=data", "expert=sandbox")
-    words = ["stage=sft", "model=sandbox", f"data_root={world}", f"threads={WAYS[way]}", "sft.save_dtype=float32"]
+    words = [
+        "stage=sft",
+        "model=sandbox",
+        f"data_root={world}",
+        f"threads={WAYS[way]}",
+        "sft.save_dtype=float32",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         if way == "float64":
             in_float64(patch)
@@ -52,7 +60,11 @@ def scores(runs: Path, way: str) -> Scores:
     swap = made("stage=merge", "merge=layer_swap", *pair, "merge.scale_to_depth=true")
     asked = ["stage=eval", "eval=sandbox", f"data_root={world}", "languages=[en,qac]", "threads=1"]
     found = {}
-    for name, model in {"math expert": math, "language expert": language, "default swap": swap}.items():
+    for name, model in {
+        "math expert": math,
+        "language expert": language,
+        "default swap": swap,
+    }.items():
         assert {info.dtype for info in read_header(model / "model.safetensors").values()} == {"F32"}
         for file in sorted((made(*asked, f"checkpoint={model}") / "samples").glob("*.jsonl")):
             rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -61,7 +73,9 @@ def scores(runs: Path, way: str) -> Scores:
 
 
 def in_float64(patch: Patch) -> None:
-    """Weights, gradients, moments and products; norms and the angles of positions stay as transformers writes them."""
+    """Weights, gradients, moments and products; norms and the angles of positions stay as
+    transformers writes them.
+    """
     load: Callable[..., Any] = pipeline.train.load.load_model
 
     def cast(*asked: Any) -> Any:
@@ -73,7 +87,9 @@ def in_float64(patch: Patch) -> None:
 def score(row: dict[str, Any]) -> float:
     """1 if right; of a translation its chrF++."""
     if row["correct"] is None:
-        return float(CHRF(word_order=2).sentence_score(row["extracted"], [row["target"]]).score) / 100
+        return (
+            float(CHRF(word_order=2).sentence_score(row["extracted"], [row["target"]]).score) / 100
+        )
     return float(row["correct"])
 
 

@@ -1,4 +1,6 @@
-"""docs/table.schema.json: what editors check tables and studies by, against jsonschema and every shipped table."""
+"""docs/table.schema.json: what editors check tables and studies by, against jsonschema and every
+shipped table.
+"""
 
 import json
 from typing import Any
@@ -13,7 +15,10 @@ from pipeline.config import conf
 
 SCRIPT = load_script("make_schema")
 CHECKER = Draft202012Validator(json.loads(SCRIPT.FILE.read_text(encoding="utf-8")))
-TABLES = {path.stem: path.read_text(encoding="utf-8") for path in (conf.folder() / "tables").glob("*.yaml")}
+TABLES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in (conf.folder() / "tables").glob("*.yaml")
+}
 PRINTED = {
     f"{page.name}: {block.info}": block.text
     for page in PAGES
@@ -35,7 +40,10 @@ def test_shipped_and_printed_tables_and_studies_are_valid(name: str) -> None:
     assert problems((TABLES | PRINTED)[name]) == []
 
 
-STUDY = "experts: {math: ./a, sw: {run: ./b, side: language}}\nlanguages: [sw]\nbenchmarks: [mgsm_2shot]\n"
+STUDY = (
+    "experts: {math: ./a, sw: {run: ./b, side: language}}\nlanguages: [sw]\nbenchmarks:"
+    " [mgsm_2shot]\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +51,20 @@ STUDY = "experts: {math: ./a, sw: {run: ./b, side: language}}\nlanguages: [sw]\n
     [
         (STUDY, None),
         (STUDY.replace("[mgsm_2shot]", "[mgsm_2shot, {eval: gsm8k_5shot, data_root: null}]"), None),
-        (STUDY.replace("[mgsm_2shot]", "[{eval: gsm8k_5shot}]"), "is not valid under any of the given schemas"),
+        (
+            STUDY.replace("[mgsm_2shot]", "[{eval: gsm8k_5shot}]"),
+            "is not valid under any of the given schemas",
+        ),
         (STUDY + "method: [soup]\n", "'method' was unexpected"),
         (STUDY.replace("side: language", "side: lang"), "not valid"),
         (STUDY.replace("languages", "language"), "'languages' is a required property"),
         (STUDY.partition("\n")[2], "'experts' is a required property"),
         ("name: a\nruns: {a: {stage: stf}}\ncolumns: {a: a}\n", "'stf' is not one of"),
         ("name: a\nrows: {a: a}\nrun: {}\n", "'run' was unexpected"),
-        ("name: a\nruns: {a: {stage: sft, sft.batch_size: 0}}\n", "is not valid under any of the given schemas"),
+        (
+            "name: a\nruns: {a: {stage: sft, sft.batch_size: 0}}\n",
+            "is not valid under any of the given schemas",
+        ),
         ("name: a\nruns: {a: {stage: sft, sft.batch_size: '{size}'}}\n", None),
     ],
 )

@@ -1,4 +1,6 @@
-"""The tables that are shipped: each expands, names options that exist, and has a cell for each published number."""
+"""The tables that are shipped: each expands, names options that exist, and has a cell for each
+published number.
+"""
 
 import csv
 import gzip
@@ -19,22 +21,49 @@ from pipeline.train.steps import SIDES, steps_of
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 LAYER_SWAPPING = ("table1", "table2", "table5", "table6", "claims", "figures")
-UNREASONABLE = ("table1", "table2", "table3", "table_a1", "table_a2", "table_a3", "table_a8", "bars", "correlations",
-                "friedman")  # fmt: skip
+UNREASONABLE = (
+    "table1",
+    "table2",
+    "table3",
+    "table_a1",
+    "table_a2",
+    "table_a3",
+    "table_a8",
+    "bars",
+    "correlations",
+    "friedman",
+)
 
 
 def test_each_table_of_both_papers_is_there() -> None:
     wanted = {f"layer_swapping_{table}" for table in LAYER_SWAPPING} | {
         f"unreasonable_{table}" for table in UNREASONABLE
     }
-    wanted |= {"calibrate", "calibrate_steps", "node_check", "sandbox_layer_swapping", "sandbox_unreasonable"}
+    wanted |= {
+        "calibrate",
+        "calibrate_steps",
+        "node_check",
+        "sandbox_layer_swapping",
+        "sandbox_unreasonable",
+    }
     wanted |= {"native_reasoning", "adaptive_swap", "merging_pool"}  # papers that followed
-    wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke", "layer_swapping_sw", "unreasonable_lora_sw"}
+    wanted |= {
+        "sandbox",
+        "sandbox_dev",
+        "sandbox_full",
+        "real_smoke",
+        "layer_swapping_sw",
+        "unreasonable_lora_sw",
+    }
     assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 
 
-def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = "") -> dict[tuple[str, str], float]:
-    """(row, column) -> published number, rows inside rows by dotted names; what is not reported is not there."""
+def numbers(
+    table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = ""
+) -> dict[tuple[str, str], float]:
+    """(row, column) -> published number, rows inside rows by dotted names; what is not reported is
+    not there.
+    """
     found: dict[tuple[str, str], float] = {}
     for name, row in (table if rows is None else rows).items():
         if name in ("metric", "columns", "suspect"):
@@ -43,7 +72,9 @@ def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: st
             found |= numbers(table, row, f"{above}{name}.")
         else:
             cells = zip(table["columns"], row, strict=True)
-            found |= {(f"{above}{name}", column): value for column, value in cells if value is not None}
+            found |= {
+                (f"{above}{name}", column): value for column, value in cells if value is not None
+            }
     return found
 
 
@@ -68,8 +99,14 @@ def test_cells_are_the_published_numbers_and_no_others(name: str) -> None:
 
 def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
     made = plan_of("calibrate")
-    base = {row for row in published("layer_swapping.table5") if row[1] == "base" and row[0].startswith("mgsm")}
-    assert places(made, "layer_swapping.table5") == base - {("mgsm_8shot_exact_match.ten_language_avg", "base")}
+    base = {
+        row
+        for row in published("layer_swapping.table5")
+        if row[1] == "base" and row[0].startswith("mgsm")
+    }
+    assert places(made, "layer_swapping.table5") == base - {
+        ("mgsm_8shot_exact_match.ten_language_avg", "base")
+    }
     models = {row for row in published("unreasonable.table_a8") if row[1].startswith("mgsm")}
     assert len(models) == 16 and places(made, "unreasonable.table_a8") >= models
     assert not any(spec.words.get("stage") for spec in made.specs.values())  # nothing is trained
@@ -77,53 +114,81 @@ def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
 
 @pytest.mark.parametrize("name", ["sandbox", "sandbox_full", "sandbox_dev"])
 def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: str) -> None:
-    """results/NAME/cells.csv has the plan's cells in its order, each with the number of its language and task in
-    results.csv: the mean over its seeds."""
+    """results/NAME/cells.csv has the plan's cells in its order, each with the number of its
+    language and task in results.csv: the mean over its seeds.
+    """
     made = plan_of(name)
     cells = committed(name, "cells.csv")
     assert [(cell["row"], cell["column"]) for cell in cells] == list(made.cells)
     scores: dict[tuple[str, str, str, str], list[float]] = {}
     for row in committed(name, "results.csv"):
         if (row["metric"], row["filter"]) == primary_metric(row["task"]) and not row["subject"]:
-            scores.setdefault((row["run"], row["task"], row["language"], row["pair"]), []).append(float(row["value"]))
+            scores.setdefault((row["run"], row["task"], row["language"], row["pair"]), []).append(
+                float(row["value"])
+            )
     for cell in cells:
         planned = made.cells[cell["row"], cell["column"]]
-        asked = {score for item in planned.items for reading in item.readings for score in reading.values()}
+        asked = {
+            score
+            for item in planned.items
+            for reading in item.readings
+            for score in reading.values()
+        }
         ((task, language),) = {(str(one.words.get("task", "mgsm")), one.language) for one in asked}
         runs, pair = cell["runs"].split(), planned.pair or ""
         numbers = [number for run in runs for number in scores[run, task, language, pair]]
-        assert len(numbers) == int(cell["n"]) and float(cell["value"]) == pytest.approx(statistics.fmean(numbers)), cell
+        assert len(numbers) == int(cell["n"]) and float(cell["value"]) == pytest.approx(
+            statistics.fmean(numbers)
+        ), cell
 
 
 def committed(name: str, file: str) -> list[dict[str, str]]:
     path = RESULTS / name / file
-    text = path.read_text() if path.is_file() else gzip.decompress(path.with_name(f"{file}.gz").read_bytes()).decode()
+    text = (
+        path.read_text()
+        if path.is_file()
+        else gzip.decompress(path.with_name(f"{file}.gz").read_bytes()).decode()
+    )
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:
-    """11 swaps and 3 densities are scored once on development problems, two models on the test problems."""
+    """11 swaps and 3 densities are scored once on development problems, two models on the test
+    problems.
+    """
     for name in ("sandbox", "sandbox_full"):
         made = plan_of(name)
         choices = list(made.choices.values())
         assert sorted(len(choice.candidates) for choice in choices) == [3, 11]
-        chosen_by = {score for choice in choices for scores in choice.candidates.values() for score in scores}
+        chosen_by = {
+            score for choice in choices for scores in choice.candidates.values() for score in scores
+        }
         assert len(chosen_by) == 14 and {score.language for score in chosen_by} == {"qac"}
         assert all(score.words["eval.split"] == "dev" for score in chosen_by)
         assert chosen_by <= set(made.scores)
         tested = {score.model for score in made.scores} - {score.model for score in chosen_by}
-        assert not any("counts=" in model or "density=" in model for model in tested if model in made.specs)
-    assert {score.model for score in plan_of("sandbox_dev").scores} >= {score.model for score in chosen_by}
+        assert not any(
+            "counts=" in model or "density=" in model for model in tested if model in made.specs
+        )
+    assert {score.model for score in plan_of("sandbox_dev").scores} >= {
+        score.model for score in chosen_by
+    }
 
 
 def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
-    """unreasonable table 2 resets the language side, layer_swapping 3.3 the first five and last two of 32 layers."""
-    resets = [spec.words for spec in plan_of("unreasonable_table2").specs.values() if spec.kind == "merge"]
-    assert {words["partition"] for words in resets} == set("ABCZ") and {words["merge.side"] for words in resets} == {
-        "language"
-    }
+    """unreasonable table 2 resets the language side, layer_swapping 3.3 the first five and last two
+    of 32 layers.
+    """
+    resets = [
+        spec.words for spec in plan_of("unreasonable_table2").specs.values() if spec.kind == "merge"
+    ]
+    assert {words["partition"] for words in resets} == set("ABCZ") and {
+        words["merge.side"] for words in resets
+    } == {"language"}
     claims = [
-        spec.words for spec in plan_of("layer_swapping_claims").specs.values() if spec.words.get("merge") == "reset"
+        spec.words
+        for spec in plan_of("layer_swapping_claims").specs.values()
+        if spec.words.get("merge") == "reset"
     ]
     assert [0, 1, 2, 3, 4, 30, 31] in [words.get("merge.layers") for words in claims]
 
@@ -131,11 +196,18 @@ def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
 def test_all_rows_of_table_a3_train_for_the_same_steps_of_each_side() -> None:
     """One pass of 78,000 rows a side would be 2,436 steps with 1 a switch and 2,000 with 1,000."""
     trained = [
-        spec.words for spec in plan_of("unreasonable_table_a3").specs.values() if "sft.steps_per_switch" in spec.words
+        spec.words
+        for spec in plan_of("unreasonable_table_a3").specs.values()
+        if "sft.steps_per_switch" in spec.words
     ]
     rows, found = dict.fromkeys(SIDES, 78_000), []
     for words in trained:
-        sft = Sft(batch_size=64, epochs=1, steps=words["sft.steps"], steps_per_switch=words["sft.steps_per_switch"])
+        sft = Sft(
+            batch_size=64,
+            epochs=1,
+            steps=words["sft.steps"],
+            steps_per_switch=words["sft.steps_per_switch"],
+        )
         found.append(steps_of(sft, rows)[0])
     assert found == 4 * [{"math": 1000, "language": 1000}]
 

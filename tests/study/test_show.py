@@ -16,7 +16,9 @@ from pipeline.stages.rows import RUN_STAGES
 
 
 def shown(call: Call, folder: Path, *words: str) -> Any:
-    return call("stage=show", f"run={folder.name}", f"runs_dir={folder.parent}", *words, status=0).out
+    return call(
+        "stage=show", f"run={folder.name}", f"runs_dir={folder.parent}", *words, status=0
+    ).out
 
 
 def test_a_training(math_expert: Path, call: Call) -> None:
@@ -24,12 +26,22 @@ def test_a_training(math_expert: Path, call: Call) -> None:
     kept = json.loads((math_expert / "manifest.json").read_text())
     assert text.startswith(f"{math_expert.name}\nstage=sft, attempt 1, began {kept['started']}\n")
     assert f"hash {kept['hash']}" in text
-    assert f"  sft.steps={kept['decided_by']['config']['sft']['steps']}\n" in text and "  sft.separator=' '\n" in text
+    assert (
+        f"  sft.steps={kept['decided_by']['config']['sft']['steps']}\n" in text
+        and "  sft.separator=' '\n" in text
+    )
     for role, parent in kept["parents"].items():
-        assert any(line.split() == [role, parent["name"], parent["hash"][:12]] for line in text.splitlines())
+        assert any(
+            line.split() == [role, parent["name"], parent["hash"][:12]]
+            for line in text.splitlines()
+        )
     logged = [json.loads(line) for line in (math_expert / "log.jsonl").read_text().splitlines()]
     last = [row for row in logged if "loss" in row][-1]
-    assert any(line.split()[:2] == [str(last["step"]), f"{last['loss']:.4g}"] for line in text.splitlines() if line)
+    assert any(
+        line.split()[:2] == [str(last["step"]), f"{last['loss']:.4g}"]
+        for line in text.splitlines()
+        if line
+    )
 
 
 def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, call: Call) -> None:
@@ -48,13 +60,17 @@ def test_an_evaluation_with_answers(scored: Path, call: Call) -> None:
     text = shown(call, scored, "show.samples=2")
     rows = json.loads((scored / "scores.json").read_text())["rows"]
     main_score = next(row for row in rows if (row["task"], row["language"]) == ("mgsm", "qac"))
-    line = next(line for line in text.splitlines() if line.startswith("  mgsm 0-shot") and "qac" in line)
+    line = next(
+        line for line in text.splitlines() if line.startswith("  mgsm 0-shot") and "qac" in line
+    )
     score, low, to, high, n = line.split()[-5:]
     assert (score, to, n) == (f"{100 * main_score['value']:.1f}", "to", str(main_score["n"]))
     assert 0 <= float(low.strip("(")) <= float(score) <= float(high.strip(")")) <= 100
     sample = json.loads((scored / "samples/mgsm.qac.jsonl").read_text().splitlines()[1])
     part = text[text.index("answers of mgsm.qac:") :]
-    assert f"  [1] {'right' if sample['correct'] else 'wrong'} (wanted: {sample['target']})\n" in part
+    assert (
+        f"  [1] {'right' if sample['correct'] else 'wrong'} (wanted: {sample['target']})\n" in part
+    )
     assert "\n".join(f"    | {one}" for one in sample["prompt"].splitlines()) in part
     translated = text[text.index("answers of flores.en-qac:") :].splitlines()[1]
     assert translated.startswith("  [0]  (wanted: ")  # a translation is neither right nor wrong
@@ -69,19 +85,30 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
 
 
-@pytest.mark.parametrize("text", ['{"rows": [', "[]", '{"rows": [1]}', '{"rows": [{"task": "mgsm"}]}'])
+@pytest.mark.parametrize(
+    "text", ['{"rows": [', "[]", '{"rows": [1]}', '{"rows": [{"task": "mgsm"}]}']
+)
 def test_scores_that_cannot_be_read_name_their_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "scores.json").write_text(text)
-    with pytest.raises(PipelineError, match=f"^scores.json of {tmp_path.name} cannot be read: rerun it with redo"):
+    with pytest.raises(
+        PipelineError, match=f"^scores.json of {tmp_path.name} cannot be read: rerun it with redo"
+    ):
         score_lines(tmp_path)
 
 
 def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: Path) -> None:
-    """Of a run that failed: the state, its reason once, thirty lines of its log, and where that is."""
+    """Of a run that failed: the state, its reason once, thirty lines of its log, and where that
+    is.
+    """
     work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
     work.mkdir(parents=True)
     logs.mkdir()
-    state = {"name": "math-full-s0-aaaa", "stage": "sft", "state": "failed", "last_line": "no room on the GPU"}
+    state = {
+        "name": "math-full-s0-aaaa",
+        "stage": "sft",
+        "state": "failed",
+        "last_line": "no room on the GPU",
+    }
     (work / "state.json").write_text(json.dumps(state))
     (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
     told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=0)
@@ -90,8 +117,13 @@ def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: 
     assert lines[3] == f"log: {logs}/math-full-s0-aaaa.log, the last 30 of 50 lines:"
     assert lines[4:] == [f"  line {number}" for number in range(20, 50)]
     (logs / "math-full-s0-aaaa.log").unlink()
-    assert "no log of its own" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out
-    assert "not a finished run of" in call("stage=show", "run=language", f"runs_dir={tmp_path}/runs").err
+    assert (
+        "no log of its own" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out
+    )
+    assert (
+        "not a finished run of"
+        in call("stage=show", "run=language", f"runs_dir={tmp_path}/runs").err
+    )
 
 
 def test_status_tells_scores_of_the_development_split_apart() -> None:
@@ -100,7 +132,15 @@ def test_status_tells_scores_of_the_development_split_apart() -> None:
     rows = [
         of_finished(
             read_finished(
-                [], Manifest("eval", "e", decided_by, facts, {"eval": {"split": split}}, started="2026-11-22T08:48:01")
+                [],
+                Manifest(
+                    "eval",
+                    "e",
+                    decided_by,
+                    facts,
+                    {"eval": {"split": split}},
+                    started="2026-11-22T08:48:01",
+                ),
             )
         )
         for split in ("test", "dev")
@@ -109,7 +149,9 @@ def test_status_tells_scores_of_the_development_split_apart() -> None:
     assert {row.detail for row in rows} == {"began 2026-11-22 08:48"}
 
 
-def test_status_reads_again_what_changed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reads_again_what_changed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three finished runs, of which one is made again, one deleted, one broken."""
     read: list[str] = []
 
@@ -120,13 +162,19 @@ def test_status_reads_again_what_changed_alone(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("pipeline.commands.status.read_file", counted)
     for name in "abc":
         (tmp_path / name).mkdir()
-        Manifest(name, name, {"stage": "data"}, {"cost": {"seconds": 1}}, cost={"seconds": 1}).write(tmp_path / name)
-    assert {run.name for run in finished_runs(tmp_path)} == set("abc") and sorted(read) == list("abc")
+        Manifest(
+            name, name, {"stage": "data"}, {"cost": {"seconds": 1}}, cost={"seconds": 1}
+        ).write(tmp_path / name)
+    assert {run.name for run in finished_runs(tmp_path)} == set("abc") and sorted(read) == list(
+        "abc"
+    )
     read.clear()
     assert len(finished_runs(tmp_path)) == 3 and read == []
     Manifest("a", "a", {"stage": "data"}, {}, cost={"seconds": 7}).write(tmp_path / "a")
     (tmp_path / "b/manifest.json").unlink()
     (tmp_path / "c/manifest.json").write_text("{")
-    assert [(run.name, run.seconds) for run in finished_runs(tmp_path)] == [("a", 7)] and sorted(read) == ["a", "c"]
+    assert [(run.name, run.seconds) for run in finished_runs(tmp_path)] == [("a", 7)] and sorted(
+        read
+    ) == ["a", "c"]
     (tmp_path / ".digests/status.json").write_text("[broken")
     assert [run.name for run in finished_runs(tmp_path)] == ["a"]

@@ -1,4 +1,6 @@
-"""launcher=slurm without Slurm: what is submitted and in which order, and what a refusal half-way leaves."""
+"""launcher=slurm without Slurm: what is submitted and in which order, and what a refusal half-way
+leaves.
+"""
 
 import errno
 import json
@@ -76,7 +78,11 @@ class Site:
         return [child, *parents[2:]]
 
     def submit(
-        self, targets: list[Run], told: str | None = None, again: list[str] | None = None, launcher: Launcher = LAUNCHER
+        self,
+        targets: list[Run],
+        told: str | None = None,
+        again: list[str] | None = None,
+        launcher: Launcher = LAUNCHER,
     ) -> Held:
         """Submit what is not finished; the error, which says how much that is."""
         with pytest.raises(Held, match=told) as held:
@@ -88,7 +94,9 @@ class Site:
         return self.runs / ".slurm" / plan_name(targets)
 
     def in_queue(self, folder: Path, *jobs: str, script: str = "0-0gpu.sh") -> None:
-        (self.tools / "queue").write_text("".join(f"{job}|{folder.resolve()}/{script}\n" for job in jobs))
+        (self.tools / "queue").write_text(
+            "".join(f"{job}|{folder.resolve()}/{script}\n" for job in jobs)
+        )
 
 
 @pytest.fixture
@@ -111,7 +119,13 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
     first, second = site.calls()  # three tasks an array at most
     assert [option(one, "--array") for one in (first, second)] == ["0-2", "0-0"]
     assert "--dependency" not in first and option(second, "--dependency") == "afterany:1"
-    assert {"--partition=gpu", "--mem=4G", "--constraint=a100", "--signal=B:USR1@60", "--requeue"} <= set(first)
+    assert {
+        "--partition=gpu",
+        "--mem=4G",
+        "--constraint=a100",
+        "--signal=B:USR1@60",
+        "--requeue",
+    } <= set(first)
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
     folder = site.folder(targets)
     tasks = read_plan(folder / "plan.jsonl")
@@ -119,20 +133,31 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
     assert [task.name for task in published] == [task.name for task in tasks] and len(tasks) == 7
     assert (tasks[-1].name, tasks[-1].level, tasks[-1].kind) == (targets[0].name, 1, "0gpu")
     command = f"-m pipeline.launch.worker task {folder.resolve()} 1 0gpu"
-    assert command in (folder / "1-0gpu.sh").read_text() and (folder / "1-0gpu.job").read_text() == "2"
+    assert (
+        command in (folder / "1-0gpu.sh").read_text() and (folder / "1-0gpu.job").read_text() == "2"
+    )
 
 
 def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a Slurm. Run by bash, submit.sh submits the same arrays with the same options and dependencies."""
-    targets, launcher, path = site.plan(), replace(LAUNCHER, memory="4G", options=["--comment=a b"]), os.environ["PATH"]
+    """Without a Slurm. Run by bash, submit.sh submits the same arrays with the same options and
+    dependencies.
+    """
+    targets, launcher, path = (
+        site.plan(),
+        replace(LAUNCHER, memory="4G", options=["--comment=a b"]),
+        os.environ["PATH"],
+    )
     monkeypatch.setenv("PATH", path.removeprefix(f"{site.tools}:"))
     with pytest.raises(SystemExit) as ended:
         slurm.execute(replace(launcher, dry_run=True), AGAIN, targets)
     folder = site.runs / ".slurm-dry-run"
     told = capfd.readouterr().err
-    assert ended.value.code == 0 and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
+    assert (
+        ended.value.code == 0
+        and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
+    )
     assert (folder / "submit.sh").read_text() in told and not site.calls()
     assert "# job $JOB1: level 0, " in told and "# job $JOB2: level 1, " in told
     assert not list(site.runs.glob(".plans/*")) and not list(site.runs.glob(".work/*"))
@@ -150,34 +175,56 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
         assert mine.read_text() == theirs.read_text().replace(str(theirs.parent), str(mine.parent))
 
 
-def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, site: Site) -> dict[str, str]:
+def asked_of_sbatch(
+    launcher: Launcher, gpus: int, threads: int | None, site: Site
+) -> dict[str, str]:
     """The options of a job's submission, by name."""
     script = site.tools / "x.sh"
-    slurm.submit_script(launcher, site.runs, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
+    slurm.submit_script(
+        launcher, site.runs, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x"
+    )
     return dict(word.partition("=")[::2] for word in site.calls()[-1])
 
 
 def test_memory_is_asked_for_each_gpu_of_a_job(site: Site) -> None:
-    """--mem-per-gpu of jobs with GPUs; launcher.memory comes first. A data run asks for none, but for one GPU's where
-    it has a partition of its own, whose nodes may give a job one core and its memory."""
+    """--mem-per-gpu of jobs with GPUs; launcher.memory comes first.
+
+    A data run asks for none, but for one GPU's where it has a partition of its own, whose nodes may
+    give a job one core and its memory.
+    """
     for gpus, memory, cpu_partition, asked in (
-        (4, None, None, "--mem-per-gpu=48G"), (4, "9G", None, "--mem=9G"), (0, None, None, ""),
-        (0, None, "cpu", "--mem=48G"), (0, "9G", "cpu", "--mem=9G"), (4, None, "cpu", "--mem-per-gpu=48G"),
-    ):  # fmt: skip
-        launcher = replace(LAUNCHER, memory=memory, memory_per_gpu="48G", cpu_partition=cpu_partition)
+        (4, None, None, "--mem-per-gpu=48G"),
+        (4, "9G", None, "--mem=9G"),
+        (0, None, None, ""),
+        (0, None, "cpu", "--mem=48G"),
+        (0, "9G", "cpu", "--mem=9G"),
+        (4, None, "cpu", "--mem-per-gpu=48G"),
+    ):
+        launcher = replace(
+            LAUNCHER, memory=memory, memory_per_gpu="48G", cpu_partition=cpu_partition
+        )
         given = asked_of_sbatch(launcher, gpus, None, site)
-        assert " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem")) == asked
+        assert (
+            " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem"))
+            == asked
+        )
 
 
 def test_cores_and_partition_follow_the_gpus_of_a_job(site: Site) -> None:
-    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the cores of one;
-    where they have none, with the site's."""
+    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the
+    cores of one; where they have none, with the site's.
+    """
     launcher = replace(LAUNCHER, partition="gpu", cpu_partition="cpu")
     for gpus, threads, knobs, asked in (
-        (4, None, {}, ["gpu", "32"]), (4, None, {"cpus_per_gpu": 4}, ["gpu", "16"]), (2, 6, {}, ["gpu", "6"]),
-        (0, None, {}, ["cpu", "8"]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
-        (1, None, {"cpus_per_gpu": None}, ["gpu", None]), (0, None, {"cpus_per_gpu": None}, ["cpu", None]),
-    ):  # fmt: skip
+        (4, None, {}, ["gpu", "32"]),
+        (4, None, {"cpus_per_gpu": 4}, ["gpu", "16"]),
+        (2, 6, {}, ["gpu", "6"]),
+        (0, None, {}, ["cpu", "8"]),
+        (0, None, {"cpu_partition": None}, ["gpu", None]),
+        (0, 3, {}, ["cpu", "3"]),
+        (1, None, {"cpus_per_gpu": None}, ["gpu", None]),
+        (0, None, {"cpus_per_gpu": None}, ["cpu", None]),
+    ):
         given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, site)
         assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
 
@@ -186,7 +233,9 @@ def test_while_jobs_are_in_the_queue_nothing_is_submitted(site: Site) -> None:
     targets = site.plan()
     site.submit(targets)
     site.in_queue(site.folder(targets), "1_0", "1_1")
-    site.submit(targets, rf"^2 jobs of {site.folder(targets).name} in the queue, as they were submitted \(")
+    site.submit(
+        targets, rf"^2 jobs of {site.folder(targets).name} in the queue, as they were submitted \("
+    )
     assert len(site.calls()) == 2
     site.in_queue(site.folder(targets))
     for run in order_runs(targets)[:3]:
@@ -214,20 +263,29 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     assert [option(one, "--array") for one in site.calls()] == ["0-2", "0-0", "0-0"]
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
-    (tools / "scancel").write_text((tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most"))
+    (tools / "scancel").write_text(
+        (tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most")
+    )
     site.submit(targets, "^6 runs submitted as 1 array, 1 more when these are done;", AGAIN)
     assert site.calls("scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
-    told = r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c, launcher.memory=4G"
+    told = (
+        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c,"
+        r" launcher.memory=4G"
+    )
     told += ", 0 GPUs, 8 cores, --comment=x$"
-    launcher = replace(LAUNCHER, partition="p", cpu_partition="c", memory="4G", options=["--comment=x"])
+    launcher = replace(
+        LAUNCHER, partition="p", cpu_partition="c", memory="4G", options=["--comment=x"]
+    )
     with pytest.raises(PipelineError, match=told):
         slurm.execute(launcher, None, targets)
 
 
 def hangs(site: Site, name: str, then: str = "") -> None:
-    """The command does what it does and then does not respond, with a process of its own that holds its output open."""
+    """The command does what it does and then does not respond, with a process of its own that holds
+    its output open.
+    """
     site.tool(name, f"{(site.tools / name).read_text()}\n{then}\nsleep 30 & sleep 30\n")
 
 
@@ -236,7 +294,10 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
 ) -> None:
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
     hangs(site, "squeue")
-    site.submit(site.plan(), r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm")
+    site.submit(
+        site.plan(),
+        r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm",
+    )
     assert not (site.runs / ".slurm/submitting").exists()  # its lock
 
 
@@ -258,13 +319,17 @@ def test_a_submission_that_did_not_respond_and_took_effect_is_not_made_again(
 def test_interrupted_while_it_submits_it_cancels_what_it_submitted(
     number: signal.Signals, site: Site, interruptible: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The signal comes while sbatch has taken the second array and has not yet printed its number."""
+    """The signal comes while sbatch has taken the second array and has not yet printed its
+    number.
+    """
     count = f"echo $((N + 1)) > {site.tools}/count;"
     hit = f'{count} [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
     site.tool("sbatch", (site.tools / "sbatch").read_text().replace(count, hit))
     with pytest.raises((KeyboardInterrupt, SystemExit)), handle_signals():
         slurm.execute(LAUNCHER, None, site.plan())
-    assert capfd.readouterr().err.endswith("cancelled again: 2 jobs 1, 2\n") and site.calls("scancel") == [["1", "2"]]
+    assert capfd.readouterr().err.endswith("cancelled again: 2 jobs 1, 2\n") and site.calls(
+        "scancel"
+    ) == [["1", "2"]]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -277,7 +342,10 @@ def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
     monkeypatch.setattr(slurm.Submission, "tell", full)
     with pytest.raises(OSError, match=os.strerror(number)) as refused:
         slurm.execute(LAUNCHER, None, site.plan())
-    assert error_sentence(refused.value) == f"{os.strerror(number)}: runs/.slurm/x; nothing was published"
+    assert (
+        error_sentence(refused.value)
+        == f"{os.strerror(number)}: runs/.slurm/x; nothing was published"
+    )
     assert len(site.calls()) == 1 and site.calls("scancel") == [["1"]]
 
 
@@ -288,7 +356,9 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     targets = site.plan()
     site.submit(targets, again=AGAIN)
     script = Path(site.calls()[-1][-1]).read_text()
-    assert "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=0gpu" in script
+    assert (
+        "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=0gpu" in script
+    )
     assert "afterany:1:2" in site.calls()[-1]
     lost, failed, *others = order_runs(targets)[:-1]
     session = Session(site.folder(targets))
@@ -302,7 +372,10 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     held = site.submit(targets, "^[12] runs? submitted as ", AGAIN)
     assert held.failed[failed.name] == "no room" and lost.name not in held.failed
     done = slurm.execute(LAUNCHER, AGAIN, targets)  # gone once more
-    assert done[failed.name] == "no room" and "ended before it came to this run, twice: job " in done[lost.name]
+    assert (
+        done[failed.name] == "no room"
+        and "ended before it came to this run, twice: job " in done[lost.name]
+    )
     monkeypatch.delenv("PIPELINE_CONTINUES")
     site.submit(targets, "^3 runs submitted")  # a user's own command starts anew
 
@@ -329,8 +402,13 @@ def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again
     told = r"^3 runs submitted as one job; stage=status shows the runs; rerun the same command"
     site.submit(targets, told, AGAIN, launcher)
     (call,) = site.calls()
-    assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(call)
-    assert "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all" in capfd.readouterr().err
+    assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(
+        call
+    )
+    assert (
+        "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all"
+        in capfd.readouterr().err
+    )
     folder = site.folder(targets)
     assert slurm.log_of(read_plan(folder / "plan.jsonl")[0].array, folder) == ("1", None)
 
@@ -340,9 +418,13 @@ def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu-8cpu-long")  # as it may request more
     failed = slurm.execute(launcher, AGAIN, targets)
     assert len(site.calls()) == 1 and targets[2].folder.is_dir()
-    assert "is on no hub" in failed[targets[0].name] and failed[targets[1].name].startswith("its parent parent-")
+    assert "is on no hub" in failed[targets[0].name] and failed[targets[1].name].startswith(
+        "its parent parent-"
+    )
     assert (site.runs / f".logs/{targets[2].name}.log").is_file()
-    assert slurm.execute(launcher, AGAIN, targets) == failed  # once more: what failed is not tried again
+    assert (
+        slurm.execute(launcher, AGAIN, targets) == failed
+    )  # once more: what failed is not tried again
 
 
 def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
@@ -357,7 +439,9 @@ def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
 
     assert submitted() == ["0-0gpu"]  # one worker for both levels
     assert submitted(replace(LAUNCHER, workers=2), AGAIN) == ["0-0gpu", "1-0gpu", "goes-on"]
-    monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=int(run is targets[0]), cpus=None))
+    monkeypatch.setattr(
+        slurm, "resources_of", lambda run, _: Resources(gpus=int(run is targets[0]), cpus=None)
+    )
     assert submitted() == ["0-0gpu", "1-1gpu"]
     monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=1, cpus=None))
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")  # this job has no GPU
@@ -366,33 +450,61 @@ def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
 
 
 @pytest.mark.parametrize(("asked", "status"), [("", 0), ("kill -USR1 $PPID; sleep 1; ", 75)])
-def test_the_last_job_is_requeued_when_it_was_asked_to_stop_alone(asked: str, status: int, site: Site) -> None:
+def test_the_last_job_is_requeued_when_it_was_asked_to_stop_alone(
+    asked: str, status: int, site: Site
+) -> None:
     """75 means else that jobs which it submitted go on."""
     site.tool("python", f"#!/bin/bash\n{asked}exit 75\n")
     script = slurm.script_of(Launcher(name="slurm", wrap="env"), ["-m", "pipeline"], slurm.GOES_ON)
-    done = subprocess.run(["bash", "-c", script.replace("sleep 60", "true")], env={**os.environ, "SLURM_JOB_ID": "8"})
+    done = subprocess.run(
+        ["bash", "-c", script.replace("sleep 60", "true")], env={**os.environ, "SLURM_JOB_ID": "8"}
+    )
     assert done.returncode == status
     assert site.calls("scontrol") == ([["requeue", "8"]] if asked else [])
 
 
-def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(site: Site, tmp_path: Path) -> None:
-    """Run by bash, with a program in place of this one that prints where it is. Paths hold what bash would read."""
+def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(
+    site: Site, tmp_path: Path
+) -> None:
+    """Run by bash, with a program in place of this one that prints where it is.
+
+    Paths hold what bash would read.
+    """
     odd = tmp_path / """my "files" 'of' `id` $(id) \\ 100%"""
-    node = {"setup": ["export SITE=cuda"], "scratch": f"{odd}/$SLURM_JOB_ID", "hf_home": "~/hub of ${SITE}"}
+    node = {
+        "setup": ["export SITE=cuda"],
+        "scratch": f"{odd}/$SLURM_JOB_ID",
+        "hf_home": "~/hub of ${SITE}",
+    }
     launcher = Launcher(name="slurm", wrap="env", **node)  # type: ignore[arg-type]
-    site.tool("python", '#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
+    site.tool(
+        "python", '#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n'
+    )
     script = slurm.script_of(launcher, ["-m", "pipeline.launch.worker", "a $file"])
 
     def run(status: int) -> list[str]:
-        ids = {"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "STATUS": str(status)}
-        waits = script.replace("sleep 60", "true")  # for Slurm, which ends a job that is asked for again
+        ids = {
+            "SLURM_JOB_ID": "8",
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": "1",
+            "STATUS": str(status),
+        }
+        waits = script.replace(
+            "sleep 60", "true"
+        )  # for Slurm, which ends a job that is asked for again
         environment = {**os.environ, **ids, "HOME": "/home/me"}
-        done = subprocess.run(["bash", "-c", waits], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-c", waits], env=environment, capture_output=True, text=True
+        )
         assert done.returncode == status, done.stderr
         return done.stdout.splitlines()
 
     place = f"{odd}/8"
-    assert run(0) == run(1) == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.launch.worker a $file", place]
+    assert (
+        run(0)
+        == run(1)
+        == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.launch.worker a $file", place]
+    )
     assert not (site.tools / "calls").exists()
     run(75)
     assert site.calls("scontrol") == [["requeue", "7_1"]]
@@ -401,12 +513,19 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(site: S
 @pytest.mark.parametrize(
     ("more", "mode"),
     [
-        ({"setup": ["export HF_TOKEN=hf_x"]}, 0o600), ({"wrap": "env HF_TOKEN=hf_x"}, 0o600),
-        ({"options": ["--export=HF_TOKEN=hf_x"]}, 0o600), ({}, 0o644),
+        ({"setup": ["export HF_TOKEN=hf_x"]}, 0o600),
+        ({"wrap": "env HF_TOKEN=hf_x"}, 0o600),
+        ({"options": ["--export=HF_TOKEN=hf_x"]}, 0o600),
+        ({}, 0o644),
     ],
-)  # fmt: skip
-def test_scripts_with_lines_of_the_user_are_the_owners_alone(more: dict[str, Any], mode: int, site: Site) -> None:
-    """That of the command that continues a table too; no other file has these lines. A group may share the folder."""
+)
+def test_scripts_with_lines_of_the_user_are_the_owners_alone(
+    more: dict[str, Any], mode: int, site: Site
+) -> None:
+    """That of the command that continues a table too; no other file has these lines.
+
+    A group may share the folder.
+    """
     targets, launcher = site.plan(), replace(LAUNCHER, **more)
     for run in order_runs(targets):
         run.config.launcher = launcher
@@ -421,9 +540,15 @@ def test_scripts_with_lines_of_the_user_are_the_owners_alone(more: dict[str, Any
     assert len(plans) == 2 and not any("hf_x" in file.read_text() for file in plans)
 
 
-@pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
-def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tmp_path: Path) -> None:
-    script = slurm.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
+@pytest.mark.parametrize(
+    "line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"]
+)
+def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(
+    line: str, tmp_path: Path
+) -> None:
+    script = slurm.script_of(
+        Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"]
+    )
     log = tmp_path / "log"
     with open(log, "w") as opened:
         assert subprocess.run(["bash", "-c", script], stdout=opened, stderr=opened).returncode == 1
@@ -434,47 +559,84 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tm
     ("log", "failed"),
     [
         ("python: No module named pipeline\n", True),
-        ("slurmstepd-n1: error: *** JOB 15 ON n1 CANCELLED AT 2026-11-22T08:50:26 ***\nTerminated\n", False),
-        ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T08:50:26 DUE TO JOB REQUEUE ***\nno python\n", True),
+        (
+            (
+                "slurmstepd-n1: error: *** JOB 15 ON n1 CANCELLED AT 2026-11-22T08:50:26"
+                " ***\nTerminated\n"
+            ),
+            False,
+        ),
+        (
+            "*** JOB 5 ON n1 CANCELLED AT 2026-11-22T08:50:26 DUE TO JOB REQUEUE ***\nno python\n",
+            True,
+        ),
         ("SIGTERM: x\n7 runs: 1 stopped\n", False),
         ("", False),
     ],
 )
-def test_a_job_that_was_cancelled_did_not_fail(log: str, failed: bool, site: Site, call: Call) -> None:
+def test_a_job_that_was_cancelled_did_not_fail(
+    log: str, failed: bool, site: Site, call: Call
+) -> None:
     targets = site.plan()
     site.submit(targets)
     (site.runs / ".logs/slurm-1_0.log").write_text(log)
     told = json.loads(call("stage=status", f"runs_dir={site.runs}", "status.json=true").out)
     one = next(one for one in told if one["run"] == targets[1].name)
-    asked = "for job 1; where squeue --me does not list it, rerun the same command to submit it again"
-    assert one["state"] == ("failed" if failed else "waiting") and (failed or one["detail"] == asked)
+    asked = (
+        "for job 1; where squeue --me does not list it, rerun the same command to submit it again"
+    )
+    assert one["state"] == ("failed" if failed else "waiting") and (
+        failed or one["detail"] == asked
+    )
     assert not failed or one["detail"].startswith("job 1 ended before it began: ")
 
 
 def of_8b(tmp_path: Path, *words: str) -> Run:
-    return build(compose(["stage=sft", "expert=math", f"runs_dir={tmp_path}/runs", "sft.micro_batch_size=4", *words]))
+    return build(
+        compose(
+            [
+                "stage=sft",
+                "expert=math",
+                f"runs_dir={tmp_path}/runs",
+                "sft.micro_batch_size=4",
+                *words,
+            ]
+        )
+    )
 
 
 def test_a_training_is_asked_to_stop_early_enough_to_write_a_resume_point(tmp_path: Path) -> None:
-    """Ten minutes before the limit, or a quarter of a shorter one; also of a model whose size is not known before."""
+    """Ten minutes before the limit, or a quarter of a shorter one; also of a model whose size is
+    not known before.
+    """
     full = resources_of(of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), LAUNCHER)
     assert full == Resources(gpus=4, cpus=None, lead=600) and full.name == "4gpu-long"
     assert resources_of(of_8b(tmp_path, "model=hub:foo/bar"), LAUNCHER).lead == 600
     short = Launcher(name="slurm", time="8:00")
     assert resources_of(of_8b(tmp_path, "threads=8"), short) == Resources(gpus=1, cpus=8, lead=120)
-    with pytest.raises(PipelineError, match=r"^launcher.time=2:00 is 120 s: a job of math-full-s0-\w+ needs 240 s to"):
+    with pytest.raises(
+        PipelineError,
+        match=r"^launcher.time=2:00 is 120 s: a job of math-full-s0-\w+ needs 240 s to",
+    ):
         resources_of(of_8b(tmp_path), Launcher(name="slurm", time="2:00"))
 
 
 @pytest.mark.parametrize(
     ("limit", "seconds"),
-    [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
+    [
+        ("30", 1800),
+        ("2:30", 150),
+        ("01:00:00", 3600),
+        ("2-0", 172800),
+        ("1-02:30", 95400),
+        ("1-00:00:05", 86405),
+    ],
 )
 def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
     assert slurm_commands.parse_time_limit(limit) == seconds
 
 
-# ---------------------------------------------------------------------------------------------------- a task
+# --- a task ---
 
 
 def test_a_signal_after_a_run_was_published_is_no_attempt_at_it(
@@ -515,7 +677,9 @@ def task(site: Site, in_array: None, tmp_path: Path) -> Callable[..., int]:
 def test_a_task_makes_what_is_free_and_leaves_the_rest(
     site: Site, task: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A failed run fails what depends on it alone, and is not tried again in the same submission."""
+    """A failed run fails what depends on it alone, and is not tried again in the same
+    submission.
+    """
     parent, child, other = small_plan(site.runs)
     assert task(parent, child, other) == 1
     assert other.folder.is_dir() and "2 runs: 1 failed" in capfd.readouterr().err
@@ -526,10 +690,19 @@ def test_a_task_makes_what_is_free_and_leaves_the_rest(
     assert "0 runs: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("left", "seconds", "fits"), [
-    ("1:01", 30.0, True), ("1:00", 30.0, False), ("1-00:00:00", 43199.0, True), ("UNLIMITED", 1e9, True),
-    ("UNLIMITED", None, False), ("INVALID", 1.0, False), ("9:00\n*** Welcome ***", 1.0, True), ("", 1.0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("left", "seconds", "fits"),
+    [
+        ("1:01", 30.0, True),
+        ("1:00", 30.0, False),
+        ("1-00:00:00", 43199.0, True),
+        ("UNLIMITED", 1e9, True),
+        ("UNLIMITED", None, False),
+        ("INVALID", 1.0, False),
+        ("9:00\n*** Welcome ***", 1.0, True),
+        ("", 1.0, False),
+    ],
+)
 def test_another_training_needs_twice_its_time_of_the_job(
     left: str, seconds: float | None, fits: bool, site: Site, in_array: None
 ) -> None:
@@ -548,9 +721,15 @@ def asked_to_stop(number: signal.Signals) -> Any:
 
 
 def test_a_task_that_gets_no_further_is_not_requeued(
-    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., int],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After three attempts that the time limit ended. A preemption is none; nor is one that got further."""
+    """After three attempts that the time limit ended.
+
+    A preemption is none; nor is one that got further.
+    """
     run = a_run(tmp_path / "runs")
     monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGTERM))
     assert [task(run) for _ in range(5)] == [75] * 5
@@ -574,7 +753,9 @@ def test_a_task_that_gets_no_further_is_not_requeued(
 def test_a_second_training_gets_the_whole_time_of_a_job(
     task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job asks for itself again before it: the limit could come before its first resume point."""
+    """The job asks for itself again before it: the limit could come before its first resume
+    point.
+    """
     runs = [of_8b(tmp_path, f"seed={seed}") for seed in (1, 2)]
     made: list[Any] = []
     monkeypatch.setattr(worker, "compute", lambda task, begin: made.append(task.hash))
@@ -585,17 +766,29 @@ def test_a_second_training_gets_the_whole_time_of_a_job(
 
 
 def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
-    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., int],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit: while it imports."""
+    """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit: while
+    it imports.
+    """
     run = of_8b(tmp_path)
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
     monkeypatch.setattr(Task, "run", lambda self: run)
     assert task(run) == 1
-    told = "its first resume point was not reached when the job was asked to stop: give a longer time l"
-    assert told in capfd.readouterr().err and state.read_state(run.workplace)["last_line"].startswith(told)
+    told = (
+        "its first resume point was not reached when the job was asked to stop: give a longer"
+        " time l"
+    )
+    assert told in capfd.readouterr().err and state.read_state(run.workplace)[
+        "last_line"
+    ].startswith(told)
     (run.workplace / "state.json").unlink()
-    monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")  # the same of a command, whose first run is the data's
+    monkeypatch.setenv(
+        "PIPELINE_SIGNALLED", "SIGUSR1"
+    )  # the same of a command, whose first run is the data's
     with handle_signals(), pytest.raises(SystemExit) as ended:
         execute_here([run])
     assert ended.value.code == 1 and state.read_state(run.workplace)["last_line"].startswith(told)
@@ -604,7 +797,9 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
 def test_an_array_asks_for_twice_its_estimate(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Up to the next hour, at most launcher.time, and that once a run was begun; its GPUs at once and its hours."""
+    """Up to the next hour, at most launcher.time, and that once a run was begun; its GPUs at once
+    and its hours.
+    """
     targets, seconds = site.plan(), {"child": 100.0}
     monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))
 
@@ -614,8 +809,15 @@ def test_an_array_asks_for_twice_its_estimate(
         times = [[word for word in call if word.startswith("--time=")] for call in site.calls()]
         return [time[0].removeprefix("--time=") if time else "" for time in times]
 
-    assert asked("24:00:00") == ["4:00:00", "1:00:00", "24:00:00"]  # 6 x 3000 s by 3 tasks; 100 s; the last job
-    assert "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all, time limit 4:00:00\n" in capfd.readouterr().err
+    assert asked("24:00:00") == [
+        "4:00:00",
+        "1:00:00",
+        "24:00:00",
+    ]  # 6 x 3000 s by 3 tasks; 100 s; the last job
+    assert (
+        "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all, time limit 4:00:00\n"
+        in capfd.readouterr().err
+    )
     seconds |= dict.fromkeys((run.label for run in targets[1:]), 99.0)
     assert asked("24:00:00") == ["1:00:00"] * 2 + ["24:00:00"]
     assert "2 tasks for 6 runs, 0 GPUs each, about 9:54 min in all" in capfd.readouterr().err

@@ -1,4 +1,6 @@
-"""stage=status: the state of each run by its manifest, lease and state.json, and by the plans of submissions."""
+"""stage=status: the state of each run by its manifest, lease and state.json, and by the plans of
+submissions.
+"""
 
 import json
 from dataclasses import replace
@@ -22,7 +24,9 @@ from pipeline.tables.planned_runs import Planning
 def test_status_tells_of_each_run(tmp_path: Path, call: Call) -> None:
     runs_dir = tmp_path / "runs"
     labels = ("done", "failing", "waits")
-    done, failing, waits = (a_run(runs_dir, label=label, seed=seed) for seed, label in enumerate(labels, 1))
+    done, failing, waits = (
+        a_run(runs_dir, label=label, seed=seed) for seed, label in enumerate(labels, 1)
+    )
     blocked = a_run(runs_dir, {"data_root": failing}, label="blocked")
     make_once(done, writes())
     with pytest.raises(RuntimeError):
@@ -44,21 +48,30 @@ def test_status_tells_of_each_run(tmp_path: Path, call: Call) -> None:
     states = {name.rpartition("-")[0]: (one["state"], one["detail"]) for name, one in found.items()}
     assert states["done"][0] == "finished" and states["done"][1].startswith("began 20")
     assert states["failing"] == ("failed", "no room")
-    assert states["waits"][0] == "waiting" and states["waits"][1].startswith("for job 5; where squeue --me does not")
+    assert states["waits"][0] == "waiting" and states["waits"][1].startswith(
+        "for job 5; where squeue --me does not"
+    )
     assert states["blocked"] == ("blocked", f"by {failing.name}")
-    assert states["running"][0] == "running" and ", step 30 of 90, about 150 s left" in states["running"][1]
+    assert (
+        states["running"][0] == "running"
+        and ", step 30 of 90, about 150 s left" in states["running"][1]
+    )
     one = found[running.name]
     assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] == 150
     (empty := tmp_path / "empty").mkdir()
     none = f"no run was computed or submitted in runs_dir={empty} yet\n"
     assert call("stage=status", f"runs_dir={empty}").out == none
-    assert "2 finished, 1 failed, 1 waiting, 1 blocked" in call("stage=status", f"runs_dir={runs_dir}").out
+    assert (
+        "2 finished, 1 failed, 1 waiting, 1 blocked"
+        in call("stage=status", f"runs_dir={runs_dir}").out
+    )
     with pytest.raises(SystemExit):
         make_once(waits, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert (
-        "stopped: it received a signal; job 5 resumes it where squeue --me lists it, else rerun the same command to "
-        "resume; stage=clean clean.hours=0 clean.dry_run=false deletes it and other unfinished work" in shown
+        "stopped: it received a signal; job 5 resumes it where squeue --me lists it, else rerun the"
+        " same command to resume; stage=clean clean.hours=0 clean.dry_run=false deletes it and"
+        " other unfinished work" in shown
     )
 
 
@@ -81,14 +94,22 @@ columns: {math: {run: math, eval: mgsm_0shot, in: en, data_root: world}}
 
 def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "table=mine.yaml is not a file: give one, or one of" in call("stage=plan", "table=mine.yaml", status=1).err
+    assert (
+        "table=mine.yaml is not a file: give one, or one of"
+        in call("stage=plan", "table=mine.yaml", status=1).err
+    )
     (tmp_path / "mine.yaml").write_text(TABLE)
-    plain, dotted = (call("stage=plan", f"table={name}").out.splitlines() for name in ("mine.yaml", "./mine.yaml"))
+    plain, dotted = (
+        call("stage=plan", f"table={name}").out.splitlines()
+        for name in ("mine.yaml", "./mine.yaml")
+    )
     assert plain[:-1] == dotted[:-1] and plain[-1].endswith(" table=mine.yaml")
     assert "runs are done" in call("stage=plan", "table=mine.yaml").out
 
 
-def test_status_of_a_table_and_without_failures_that_were_repaired(call: Call, tmp_path: Path) -> None:
+def test_status_of_a_table_and_without_failures_that_were_repaired(
+    call: Call, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     first, second, other = a_run(runs), a_run(runs, seed=1), a_run(runs, label="data-y", seed=2)
 

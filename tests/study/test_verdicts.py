@@ -1,4 +1,6 @@
-"""The papers' claims against the shipped tables' names, and their verdicts on answers made by hand."""
+"""The papers' claims against the shipped tables' names, and their verdicts on answers made by
+hand.
+"""
 
 import hashlib
 import json
@@ -32,18 +34,28 @@ from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
-CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
+CLAIMS = [
+    claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)
+]
 
 
 class Made(StoredAnswers):
-    """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models of a run differ."""
+    """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models
+    of a run differ.
+    """
 
-    def __init__(self, of: TablePlan, rates: dict[str, float], experts: float = 0.0, n: int = 250) -> None:
-        super().__init__(Planning(TableStage(), of, problems=dict.fromkeys(of.scores, "no run here")))
+    def __init__(
+        self, of: TablePlan, rates: dict[str, float], experts: float = 0.0, n: int = 250
+    ) -> None:
+        super().__init__(
+            Planning(TableStage(), of, problems=dict.fromkeys(of.scores, "no run here"))
+        )
         self.plan, self.rates, self.experts, self.n = of, rates, experts, n
         self.kept: dict[ScoreRef, dict[int, float]] = {}
 
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(
+        self, score: ScoreRef, metric: str, pair: str | None
+    ) -> dict[int, float]:
         if score not in self.kept:
             model = score.model
             if model in self.plan.chosen:
@@ -59,26 +71,36 @@ class Made(StoredAnswers):
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
         return 100 * fmean(list(self.scores_by_question(score, "", pair).values()))
 
-    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, dict[int, tuple[str, str]]]:
-        """Of ten words a sentence, those that the score's model has right; en-xx and xx-en where no pair is named."""
+    def read_translations(
+        self, score: ScoreRef, pair: str | None
+    ) -> dict[str, dict[int, tuple[str, str]]]:
+        """Of ten words a sentence, those that the score's model has right; en-xx and xx-en where no
+        pair is named.
+        """
         right = self.scores_by_question(score, "", pair)
         words = " ".join(f"{letter}ex" for letter in "abcdefghij")
         texts = {doc: (words, words[: None if one else 15]) for doc, one in right.items()}
-        return {name: texts for name in ([pair] if pair else [f"en-{score.language}", f"{score.language}-en"])}
+        return dict.fromkeys(
+            [pair] if pair else [f"en-{score.language}", f"{score.language}-en"], texts
+        )
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[int, int]:
         return {}  # no two questions share a passage
 
 
 class Missing(Made):
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(
+        self, score: ScoreRef, metric: str, pair: str | None
+    ) -> dict[int, float]:
         raise NoScore("eval-x is not made yet")
 
 
 class Alike(Made):
     """Every answer right, or every one wrong."""
 
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(
+        self, score: ScoreRef, metric: str, pair: str | None
+    ) -> dict[int, float]:
         return dict.fromkeys(range(self.n), self.rates["all"])
 
 
@@ -87,18 +109,23 @@ def verdicts(there: TablePlan, n: int = 250, **rates: float) -> dict[str, str]:
     return {one.claim.id: one.verdict for one in judge_claims(there, answers)}
 
 
-# ---------------------------------------------------------------------------------------------------- names
+# --- names ---
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_every_name_of_a_claim_is_there(claim):
     found = PlacedClaim.of(claim, plan_of(claim.table))
-    assert found.places and all(len(cells) == len(found.places) for cells in [*found.left, *found.right])
+    assert found.places and all(
+        len(cells) == len(found.places) for cells in [*found.left, *found.right]
+    )
     assert claim in claims_of(claim.table)
 
 
 def test_a_choice_goes_by_what_it_compares_and_shows_the_other() -> None:
-    parts = [Sides(np.array([compared]), np.array([shown])) for compared, shown in ((0.2, 0.3), (0.5, 0.1))]
+    parts = [
+        Sides(np.array([compared]), np.array([shown]))
+        for compared, shown in ((0.2, 0.3), (0.5, 0.1))
+    ]
     assert reduce_sides("max", parts) == (0.5, 0.1) and reduce_sides("min", parts) == (0.2, 0.3)
     assert reduce_sides("mean", parts) == pytest.approx((0.35, 0.2))
 
@@ -109,7 +136,7 @@ def test_a_written_row_stands_for_its_rows():
     assert placed == ("mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja")  # not mgsm.en
 
 
-# ---------------------------------------------------------------------------------------------------- verdicts
+# --- verdicts ---
 
 
 def test_swaps_that_are_better_are_shown_to_be():
@@ -119,12 +146,16 @@ def test_swaps_that_are_better_are_shown_to_be():
 
 
 def test_swaps_that_are_worse_contradict_all_but_what_says_so():
-    found = verdicts(plan_of("layer_swapping_table1"), base=2, language=2, math=2, soup=2, swap=-2, swap_any=-2)
+    found = verdicts(
+        plan_of("layer_swapping_table1"), base=2, language=2, math=2, soup=2, swap=-2, swap_any=-2
+    )
     assert {name for name, word in found.items() if word == "shown"} == {"ls_ja_below_math"}
     alike = ("ls_soup_below_math", "ls_soup_above_language", "ls_low_resource_gain_most")
     assert [found.pop(name) for name in alike] == ["undecided"] * 3
     found.pop("ls_ja_below_math")
-    assert found.pop("ls_bn_best_model") == "cannot be tested"  # the best of nine pairs against that of three experts
+    assert (
+        found.pop("ls_bn_best_model") == "cannot be tested"
+    )  # the best of nine pairs against that of three experts
     assert set(found.values()) == {"contradicted"}, found
 
 
@@ -138,9 +169,14 @@ def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
     assert all(0.5 < (one.detectable or 0) < 9 for one in found)
 
 
-# ---------------------------------------------------------------------------------------------------- trainings
+# --- trainings ---
 
-UNREASONABLE = ("unreasonable_table2", "unreasonable_table3", "unreasonable_table_a1", "unreasonable_table_a2")
+UNREASONABLE = (
+    "unreasonable_table2",
+    "unreasonable_table3",
+    "unreasonable_table_a1",
+    "unreasonable_table_a2",
+)
 
 
 @pytest.mark.parametrize("table", UNREASONABLE)
@@ -149,7 +185,9 @@ def test_one_training_of_each_cannot_test_a_claim_about_trainings(table):
     there = plan_of(table)
     found = judge_claims(there, Made(there, {"swap": 3, "math": -3, "math frozen": 2}))  # type: ignore[arg-type]
     assert {one.verdict for one in found} == {"cannot be tested"}
-    assert all("every.seed=[0,1,2]" in one.sentence and "GPU-hours" in one.sentence for one in found)
+    assert all(
+        "every.seed=[0,1,2]" in one.sentence and "GPU-hours" in one.sentence for one in found
+    )
     there = plan(SEEDS.format(table))
     found = judge_claims(there, Made(there, {"swap": 3, "math": -3, "math frozen": 2}))  # type: ignore[arg-type]
     assert "cannot be tested" not in {one.verdict for one in found}
@@ -157,12 +195,16 @@ def test_one_training_of_each_cannot_test_a_claim_about_trainings(table):
 
 def test_seeds_that_no_training_takes_are_refused():
     mine = "name: t\nruns: {base: {}}\nscore: {eval: mgsm_0shot, in: sw}\ncolumns: {base: base}\n"
-    with pytest.raises(PipelineError, match=r"every: seed=\[1, 2\]: no training is left without a seed of its own"):
+    with pytest.raises(
+        PipelineError, match=r"every: seed=\[1, 2\]: no training is left without a seed of its own"
+    ):
         plan(mine + "every: {seed: [1, 2], model: sandbox}\n")
 
 
 def test_each_of_a_list_counts():
-    """Simultaneous training is below mixing, swaps above it: the modular ways do not both beat it; then they do."""
+    """Simultaneous training is below mixing, swaps above it: the modular ways do not both beat it;
+    then they do.
+    """
     there, claim = plan(SEEDS.format("unreasonable_table3")), "ue_swap_best_in_swahili_and_telugu"
     assert verdicts(there, swap=1, simultaneous=-0.5)[claim] == "contradicted"
     assert verdicts(there, swap=1, simultaneous=1)[claim] == "shown"
@@ -189,12 +231,16 @@ def test_treatments_and_their_contrasts():
 
 
 def test_ranks_take_the_mean_of_what_is_chosen():
-    """Three equal trainings give three draws: their best is higher than one by choosing alone, their mean is not."""
+    """Three equal trainings give three draws: their best is higher than one by choosing alone,
+    their mean is not.
+    """
     there = plan_of("unreasonable_friedman")
     made: Any = Made(there, {}, experts=0.3)
     (claim,) = [one for one in CLAIMS if one.id == "ue_treatments_differ_best"]
     found = PlacedClaim.of(claim, there)
-    by_column = dict(zip(claim.left, [place_values(found, made, cells) for cells in found.left], strict=True))
+    by_column = dict(
+        zip(claim.left, [place_values(found, made, cells) for cells in found.left], strict=True)
+    )
     for name, count in (("best.math_only", 2), ("best.layer_swapping", 6)):
         (item,) = there.cells[found.places[0], name].items
         scores = [score for reading in item.readings for score in reading.values()]
@@ -202,24 +248,34 @@ def test_ranks_take_the_mean_of_what_is_chosen():
         assert len(each) == count and by_column[name][0] == pytest.approx(fmean(each))
 
 
-ALIKE = ("sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman", "unreasonable_table_a1")
+ALIKE = (
+    "sandbox",
+    "sandbox_full",
+    "sandbox_layer_swapping",
+    "unreasonable_friedman",
+    "unreasonable_table_a1",
+)
 
 
 @pytest.mark.parametrize("table", ALIKE)
 @pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
 def test_all_right_or_all_wrong_decides_nothing(table, n, right):
-    """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
+    """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of
+    three.
+    """
     there = plan_of(table)
     answers: Any = Alike(there, {"all": right}, n=n)
     found = judge_claims(there, answers)
     assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
     assert n == 1 or "not made" not in {one.verdict for one in found}
     lines = [
-        line for line in measure_pairs(there, answers, pairs_across(there, there.compare))[0] if not line["missing"]
+        line
+        for line in measure_pairs(there, answers, pairs_across(there, there.compare))[0]
+        if not line["missing"]
     ]
-    for low, high, detectable in [(one.low, one.high, one.detectable) for one in found if one.low is not None] + [
-        (line["low"], line["high"], line["detectable"]) for line in lines
-    ]:
+    for low, high, detectable in [
+        (one.low, one.high, one.detectable) for one in found if one.low is not None
+    ] + [(line["low"], line["high"], line["detectable"]) for line in lines]:
         assert high - low > 35 and detectable >= min(100, 200 / n)
 
 
@@ -230,17 +286,21 @@ def test_nine_pairs_are_shown_with_their_wins():
     assert found.verdict == "shown" and found.low is not None and found.low > found.claim.threshold
 
 
-# ---------------------------------------------------------------------------------------------------- against the table
+# --- against the table ---
 
 
-@pytest.mark.parametrize("table", ["layer_swapping_table2", "unreasonable_table3", "sandbox_layer_swapping"])
+@pytest.mark.parametrize(
+    "table", ["layer_swapping_table2", "unreasonable_table3", "sandbox_layer_swapping"]
+)
 def test_a_sides_value_is_the_cells(table):
     """What is drawn is what the table shows: means, maxima and choices as cells.value has them."""
     there = plan_of(table)
     made = Made(there, {"swap any": 0.5}, experts=0.2)
 
     def of(_: Any, score: ScoreRef) -> np.ndarray:
-        return np.array([np.mean(list(made.scores_by_question(score, "exact_match", None).values()))])
+        return np.array(
+            [np.mean(list(made.scores_by_question(score, "exact_match", None).values()))]
+        )
 
     for line in measure_pairs(there, made, pairs_across(there, there.compare))[0]:  # type: ignore[arg-type]
         names = (line["left"], line["right"])
@@ -251,7 +311,9 @@ def test_a_sides_value_is_the_cells(table):
 
 
 def test_a_contrast_by_hand():
-    """Swap minus math expert of nine pairs: the mean over l less math m, with the experts' means as they are."""
+    """Swap minus math expert of nine pairs: the mean over l less math m, with the experts' means as
+    they are.
+    """
     there = plan_of("layer_swapping_table1")
     made = Made(there, {}, experts=0.3)
     (claim,) = [one for one in CLAIMS if one.id == "ls_bn_average"]
@@ -262,7 +324,9 @@ def test_a_contrast_by_hand():
         found = {}
         for item in there.cells["bn.avg", column].items:
             (score,) = item.readings[0].values()
-            found[item.at["m"], item.at.get("l")] = np.array(list(made.scores_by_question(score, "", None).values()))
+            found[item.at["m"], item.at.get("l")] = np.array(
+                list(made.scores_by_question(score, "", None).values())
+            )
         return found
 
     swap, math = answers("layer_swap_default"), answers("math_expert")
@@ -272,7 +336,9 @@ def test_a_contrast_by_hand():
 
 
 def test_translations_have_contrasts_of_the_corpus_metric():
-    """By hand: chrF++ of all sentences of each seed, and its mean over seeds; seeds add their variance."""
+    """By hand: chrF++ of all sentences of each seed, and its mean over seeds; seeds add their
+    variance.
+    """
     from sacrebleu.metrics import CHRF
 
     there = plan("defaults: [sandbox]\nname: sandbox\naxes: {seed: [0, 1, 2]}")
@@ -283,30 +349,45 @@ def test_translations_have_contrasts_of_the_corpus_metric():
         cell, scores = there.cells[row, "qac: flores to"], []
         for item in cell.items:
             (reading,) = item.readings
-            texts = made.read_translations(next(iter(reading.values())), cell.pair)["en-qac"].values()
-            scores.append(CHRF(word_order=2).corpus_score([two[1] for two in texts], [[two[0] for two in texts]]).score)
+            texts = made.read_translations(next(iter(reading.values())), cell.pair)[
+                "en-qac"
+            ].values()
+            scores.append(
+                CHRF(word_order=2)
+                .corpus_score([two[1] for two in texts], [[two[0] for two in texts]])
+                .score
+            )
         assert len(scores) == 3
         values.append(fmean(scores))
     assert [line["left_value"], line["right_value"]] == pytest.approx(values)
     assert line["difference"] == pytest.approx(values[0] - values[1])
-    assert line["over"] == "problems seed" and line["low"] < line["difference"] < line["high"] and line["n"] == 40
+    assert (
+        line["over"] == "problems seed"
+        and line["low"] < line["difference"] < line["high"]
+        and line["n"] == 40
+    )
 
 
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     def over(of: TablePlan) -> set[str]:
-        return {line["over"] for line in measure_pairs(of, Made(of, {}, n=8), pairs_across(of, of.compare))[0]}  # type: ignore[arg-type]
+        return {
+            line["over"]
+            for line in measure_pairs(of, Made(of, {}, n=8), pairs_across(of, of.compare))[0]
+        }  # type: ignore[arg-type]
 
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
     assert over(two) == {"problems"}
-    lines, _ = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare))  # type: ignore[arg-type]
+    lines, _ = measure_pairs(
+        there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare)
+    )  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 2
     one = plan_of("sandbox")
     assert over(one) == {"problems"}
 
 
-# ---------------------------------------------------------------------------------------------------- cells
+# --- cells ---
 
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
@@ -314,14 +395,18 @@ def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
 
 
 def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
-    """By hand: for each model the best of A, B and C on odd questions, scored on even ones, and the other way round."""
+    """By hand: for each model the best of A, B and C on odd questions, scored on even ones, and the
+    other way round.
+    """
     there = plan_of("unreasonable_table3")
     made = Made(there, {}, experts=0.2)
     found = cell_of(there, made, "sw", "layer_swap_full")
     worth, maxima = [], []
     for item in there.cells["sw", "layer_swap_full"].items:
         (reading,) = item.readings
-        answers = np.array([list(made.scores_by_question(score, "", None).values()) for score in reading.values()])
+        answers = np.array(
+            [list(made.scores_by_question(score, "", None).values()) for score in reading.values()]
+        )
         odd, even = answers[:, 0::2].mean(axis=1), answers[:, 1::2].mean(axis=1)
         worth.append((even[odd.argmax()] + odd[even.argmax()]) / 2)
         maxima.append(answers.mean(axis=1).max())
@@ -333,17 +418,23 @@ def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
 
 
 @pytest.mark.parametrize("metric", ["chrf++", "bleu"])
-def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, monkeypatch: Patch) -> None:
+def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(
+    metric: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", "1")
     there = plan_of("sandbox")
     made: Any = Made(there, {}, n=120)
     cell = replace(there.cells["base", "qac: flores to"], metric=metric)
-    texts = made.read_translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
+    texts = made.read_translations(next(iter(cell.items[0].readings[0].values())), cell.pair)[
+        "en-qac"
+    ].values()
     references, responses = zip(*texts, strict=True)
     theirs = metric_of(metric, "en-qac").corpus_score(responses, [references], n_bootstrap=1000)
     value, low, high = estimate_interval(made, cell)  # type: ignore[misc]
     assert value == pytest.approx(theirs.score)
-    assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (low + high) / 2 == pytest.approx(value)
+    assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (
+        low + high
+    ) / 2 == pytest.approx(value)
 
 
 @pytest.mark.parametrize("n, right", [(1, 1.0), (1, 0.0), (10, 1.0)])
@@ -352,35 +443,54 @@ def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float)
     for row in ("base", "layer swap"):
         cell = there.cells[row, "qac: flores to"]
         found = estimate_interval(Alike(there, {"all": right}, n=n), cell)
-        assert found and found[0] == pytest.approx(100 if right else found[0]) and found[2] - found[1] >= 100 / n
+        assert (
+            found
+            and found[0] == pytest.approx(100 if right else found[0])
+            and found[2] - found[1] >= 100 / n
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- the best
+# --- the best ---
 
 
 class Seeds(Made):
-    """The first questions right, as many as a row of sandbox_full has in each seed; the base has one number."""
+    """The first questions right, as many as a row of sandbox_full has in each seed; the base has
+    one number.
+    """
 
     def __init__(self, there: TablePlan, right: dict[str, tuple[int, ...]], n: int = 100) -> None:
         super().__init__(there, {}, n=n)
         self.right = right
 
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
-        (row,) = {row for row in self.right if row in score.model.removeprefix("best counts of ").partition(" l")[0]}
+    def scores_by_question(
+        self, score: ScoreRef, metric: str, pair: str | None
+    ) -> dict[int, float]:
+        (row,) = {
+            row
+            for row in self.right
+            if row in score.model.removeprefix("best counts of ").partition(" l")[0]
+        }
         *_, seed = ["0", *re.findall(r"seed=(\d)", score.model)]
         return {doc: float(doc < self.right[row][int(seed)]) for doc in range(self.n)}
 
 
-def bold(there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac: mgsm", **more: Any) -> list[str]:
+def bold(
+    there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac: mgsm", **more: Any
+) -> list[str]:
     """The rows that are best of those with so many right answers of 100 in each seed."""
     task, pair = ("flores", "en-qac") if "flores" in column else ("mgsm", None)
-    cells = [CellResult(row, column, fmean(each), task=task, pair=pair, **more) for row, each in right.items()]
+    cells = [
+        CellResult(row, column, fmean(each), task=task, pair=pair, **more)
+        for row, each in right.items()
+    ]
     return [cell.row for cell in mark_best(there, Seeds(there, right), cells, {}) if cell.best]  # type: ignore[arg-type]
 
 
 def test_one_lucky_seed_of_three_is_not_best():
-    """45 of 100 questions more in one of three seeds: significant over questions, not over seeds; in each of three it
-    is, and against one model that serves all seeds likewise. Two seeds are compared by their means."""
+    """45 of 100 questions more in one of three seeds: significant over questions, not over seeds;
+    in each of three it is, and against one model that serves all seeds likewise. Two seeds are
+    compared by their means.
+    """
     there = plan_of("sandbox_full")
     half, lucky = (50, 50, 50), (95, 50, 50)
     for rival, numbers in (("soup", half), ("base", (50,))):
@@ -396,9 +506,12 @@ def test_a_best_cell_is_above_all_others_of_its_place():
     assert bold(there, right) == []  # two questions above TIES
     assert bold(there, {row: right[row] for row in ("layer swap", "soup")}) == ["layer swap"]
     assert bold(there, {"layer swap": (90,)}) == []  # nothing to be above
-    assert bold(there, {"layer swap": (90,), "soup": (50,)}, maximum=95.0) == []  # chosen by these questions
+    assert (
+        bold(there, {"layer swap": (90,), "soup": (50,)}, maximum=95.0) == []
+    )  # chosen by these questions
     cells = [
-        CellResult(row, "qac: mgsm", number, task="mgsm") for row, number in (("layer swap", 90.0), ("soup", 50.0))
+        CellResult(row, "qac: mgsm", number, task="mgsm")
+        for row, number in (("layer swap", 90.0), ("soup", 50.0))
     ]
     assert not any(cell.best for cell in mark_best(there, Missing(there, {}), cells, {}))  # type: ignore[arg-type]
     facts = [replace(cell, task="") for cell in cells]
@@ -406,24 +519,31 @@ def test_a_best_cell_is_above_all_others_of_its_place():
 
 
 def test_a_best_cell_is_corrected_over_its_rivals():
-    """Six questions of 100 more, and none less: p = 0.014 by Tango's score test against one rival. Against four, of
-    which it is as far above each, Holm's p is 0.057."""
+    """Six questions of 100 more, and none less: p = 0.014 by Tango's score test against one rival.
+
+    Against four, of which it is as far above each, Holm's p is 0.057.
+    """
     there = plan_of("sandbox")
-    rivals = {row: (50,) for row in ("soup", "TIES", "base", "math expert")}
+    rivals = dict.fromkeys(("soup", "TIES", "base", "math expert"), (50,))
     assert bold(there, {"layer swap": (56,), "soup": (50,)}) == ["layer swap"]
     assert bold(there, {"layer swap": (56,), **rivals}) == []
 
 
 @pytest.mark.parametrize("right, best", [(52, []), (95, ["layer swap"])])
-def test_translations_are_best_where_their_metric_is_significantly_higher(right: int, best: list[str]):
+def test_translations_are_best_where_their_metric_is_significantly_higher(
+    right: int, best: list[str]
+):
     there = plan_of("sandbox")
     assert bold(there, {"layer swap": (right,), "soup": (50,)}, "qac: flores to") == best
 
 
 def test_a_place_is_a_row_where_models_are_columns():
     there = plan_of("unreasonable_table3")
-    cells = [cell_of(there, Made(there, {"base": 4.0}), row, column) for row in ("sw", "te") for column in
-             ("base", "simultaneous_full")]  # fmt: skip
+    cells = [
+        cell_of(there, Made(there, {"base": 4.0}), row, column)
+        for row in ("sw", "te")
+        for column in ("base", "simultaneous_full")
+    ]
     assert {cell.task for cell in cells} == {"mgsm"}
     made: Any = Made(there, {"base": 4.0})
     best = [(cell.row, cell.column) for cell in mark_best(there, made, cells, {}) if cell.best]
@@ -431,29 +551,51 @@ def test_a_place_is_a_row_where_models_are_columns():
 
 
 def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best_expert():
-    """In math, by column: what is chosen by these questions is no merge, what has no number is no rival. Each pair has
-    the number of experts that the best one was chosen of."""
+    """In math, by column: what is chosen by these questions is no merge, what has no number is no
+    rival. Each pair has the number of experts that the best one was chosen of.
+    """
 
     def cells(column: str, task: str = "mgsm", **values: float | None) -> list[CellResult]:
         roles = {"base": "base", "math": "expert", "language": "expert"}
-        return [CellResult(row, column, value, task=task, role=roles.get(row, "merge"),
-                           maximum=value if row == "chosen" else None) for row, value in values.items()]  # fmt: skip
+        return [
+            CellResult(
+                row,
+                column,
+                value,
+                task=task,
+                role=roles.get(row, "merge"),
+                maximum=value if row == "chosen" else None,
+            )
+            for row, value in values.items()
+        ]
 
     found = cells("en", base=20.0, math=50.0, language=30.0, soup=40.0, chosen=60.0)
     found += cells("sw", base=20.0, math=10.0, language=30.0, soup=40.0, swap=35.0)
     found += cells("te", base=None, math=10.0, language=None, soup=40.0, swap=None)
     found += cells("belebele", "belebele", base=20.0, soup=40.0)
-    by_row: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
+    by_row: Any = SimpleNamespace(
+        controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})])
+    )
     pairs = {
-        ("soup", "base", "en"): 1, ("soup", "math", "en"): 2, ("soup", "base", "sw"): 1, ("soup", "language", "sw"): 2,
-        ("swap", "base", "sw"): 1, ("swap", "language", "sw"): 2, ("soup", "math", "te"): 1,
-    }  # fmt: skip
+        ("soup", "base", "en"): 1,
+        ("soup", "math", "en"): 2,
+        ("soup", "base", "sw"): 1,
+        ("soup", "language", "sw"): 2,
+        ("swap", "base", "sw"): 1,
+        ("swap", "language", "sw"): 2,
+        ("soup", "math", "te"): 1,
+    }
     assert default_pairs(by_row, found) == pairs
-    by_column: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
-    assert default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found]) == pairs
+    by_column: Any = SimpleNamespace(
+        controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})])
+    )
+    assert (
+        default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found])
+        == pairs
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# --- files ---
 
 
 def question_scores(path: Path, metric: str) -> dict[Any, float]:
@@ -477,11 +619,16 @@ def test_answers_are_read_whatever_they_hold(tmp_path: Path):
 
 
 def test_parts_of_a_question_are_summed(tmp_path: Path):
-    """The bits of mgsm_steps are stored with their question: 7 has two steps, one of them in keys of another order."""
+    """The bits of mgsm_steps are stored with their question: 7 has two steps, one of them in keys
+    of another order.
+    """
     path = tmp_path / "run/samples/mgsm_steps.sw.jsonl"
     path.parent.mkdir(parents=True)
     scores = [(0, 7, -1.5), (1, 7, -2.0), (2, 9, -4.0)]
-    lines = [{"doc_id": doc, "scores": {"acc": 1.0, "bits": [question, bits]}} for doc, question, bits in scores]
+    lines = [
+        {"doc_id": doc, "scores": {"acc": 1.0, "bits": [question, bits]}}
+        for doc, question, bits in scores
+    ]
     lines[1] = dict(reversed(lines[1].items()))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert question_scores(path, "bits") == {7: -3.5, 9: -4.0}

@@ -9,7 +9,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def forked_ranks() -> Iterator[None]:
-    """torch elastic forks its processes, where it starts new interpreters elsewhere (test_narrow.py leaves it so)."""
+    """torch elastic forks its processes, where it starts new interpreters elsewhere (test_narrow.py
+    leaves it so).
+    """
     from torch.distributed.launcher import api
 
     forked.start_server()

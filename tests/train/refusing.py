@@ -1,4 +1,7 @@
-"""A stage that one of its processes refuses. Apart from the tests, as each process imports what it runs."""
+"""A stage that one of its processes refuses.
+
+Apart from the tests, as each process imports what it runs.
+"""
 
 import os
 from typing import Any

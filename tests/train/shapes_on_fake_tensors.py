@@ -1,19 +1,22 @@
 #!/usr/bin/env python
 """Memory of the papers' trainings at their true shapes, against the plan's estimate, without a GPU.
 
-    python tests/train/shapes_on_fake_tensors.py           # all, six minutes of a core, into results/bench/shapes.json
-    python tests/train/shapes_on_fake_tensors.py --only NAME [NAME ...] --record ''
+    python tests/train/shapes_on_fake_tensors.py           # all, six minutes of a core, into
+    results/bench/shapes.json python tests/train/shapes_on_fake_tensors.py --only NAME [NAME ...]
+    --record ''
 
-The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors, which have shapes and
-dtypes but no data, as the first process of a fake group of sft.processes. Every row has the recipe's seq_length. What
-lives is added up whenever a tensor is made, resized or freed. Gigabytes are 10^9 bytes.
+The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors,
+which have shapes and dtypes but no data, as the first process of a fake group of sft.processes.
+Every row has the recipe's seq_length. What lives is added up whenever a tensor is made, resized or
+freed. Gigabytes are 10^9 bytes.
 
-`states` are weights, gradients and moments that a GPU holds when the optimizer steps; `peak` is the most at any time of
-the second step, by kind; `copies` are casts of weights, what fsdp2 gathers, and gradients before they are reduced.
+`states` are weights, gradients and moments that a GPU holds when the optimizer steps; `peak` is the
+most at any time of the second step, by kind; `copies` are casts of weights, what fsdp2 gathers, and
+gradients before they are reduced.
 
-Different from a GPU: attention is the CPU's, which keeps the same tensors; the kernels of TRL's loss, which work in
-place, are left out, as is torchao's step, which is compiled. What the allocator leaves unused, and CUDA's context, are
-not seen.
+Different from a GPU: attention is the CPU's, which keeps the same tensors; the kernels of TRL's
+loss, which work in place, are left out, as is torchao's step, which is compiled. What the allocator
+leaves unused, and CUDA's context, are not seen.
 """
 
 import argparse
@@ -54,60 +57,113 @@ RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
 
 HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware; of one A100 or H100 of 80 GB alike
     "a100_80x1": {
-        "processes": 1, "micro_batch_size": 4, "gradient_checkpointing": True, "weights": "bfloat16",
+        "processes": 1,
+        "micro_batch_size": 4,
+        "gradient_checkpointing": True,
+        "weights": "bfloat16",
         "optimizer": "adamw_8bit",
     },
     "a100_80x8": {"processes": 4, "parallel": "fsdp2", "gradient_checkpointing": True},
-    "a100_80x8, sft.processes=8": {"processes": 8, "parallel": "fsdp2", "gradient_checkpointing": True},
+    "a100_80x8, sft.processes=8": {
+        "processes": 8,
+        "parallel": "fsdp2",
+        "gradient_checkpointing": True,
+    },
     "h100_80x8": {"processes": 2, "parallel": "fsdp2", "gradient_checkpointing": True},
-}  # fmt: skip
+}
 OF_ADAPTERS = {"weights": "float32", "optimizer": "adamw"}  # which stay as everywhere
 UNREASONABLE = {
     "full": ["sft=full", "expert=math", "recipe=unreasonable_full"],
     "partial B": ["sft=partial", "partition=B", "expert=math", "recipe=unreasonable_full"],
-    "simultaneous B": ["sft=simultaneous", "partition=B", "expert=math_sw", "recipe=unreasonable_simultaneous"],
+    "simultaneous B": [
+        "sft=simultaneous",
+        "partition=B",
+        "expert=math_sw",
+        "recipe=unreasonable_simultaneous",
+    ],
     "lora": ["sft=lora", "expert=math", "recipe=unreasonable_lora"],
     "simultaneous_lora B": [
-        "sft=simultaneous_lora", "partition=B", "expert=math_sw", "recipe=unreasonable_simultaneous_lora"],
-}  # fmt: skip
+        "sft=simultaneous_lora",
+        "partition=B",
+        "expert=math_sw",
+        "recipe=unreasonable_simultaneous_lora",
+    ],
+}
 EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B of eight layers
-    "one pass": {}, "two passes": {"batch_size": 8}, "no autocast": {"precision": "fp32"},
+    "one pass": {},
+    "two passes": {"batch_size": 8},
+    "no autocast": {"precision": "fp32"},
     "no checkpointing": {"gradient_checkpointing": False},
     "no checkpointing, two passes": {"gradient_checkpointing": False, "batch_size": 8},
-    "bfloat16, no checkpointing": {
-        "weights": "bfloat16", "gradient_checkpointing": False},
+    "bfloat16, no checkpointing": {"weights": "bfloat16", "gradient_checkpointing": False},
     "fsdp2, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
     "fsdp2, no checkpointing": {
-        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
+        "parallel": "fsdp2",
+        "processes": 8,
+        "batch_size": 32,
+        "gradient_checkpointing": False,
+    },
     "fsdp2, gathered": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
     "fsdp2, gathered, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
     "fsdp2, gathered, no checkpointing": {
-        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
-    "fsdp2, no autocast": {"parallel": "fsdp2", "processes": 8, "batch_size": 32, "precision": "fp32"},
+        "parallel": "fsdp2",
+        "processes": 8,
+        "batch_size": 32,
+        "gradient_checkpointing": False,
+    },
+    "fsdp2, no autocast": {
+        "parallel": "fsdp2",
+        "processes": 8,
+        "batch_size": 32,
+        "precision": "fp32",
+    },
     "fsdp2, bfloat16": {
-        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16"},
+        "parallel": "fsdp2",
+        "processes": 8,
+        "batch_size": 32,
+        "weights": "bfloat16",
+    },
     "fsdp2, bfloat16, eight bits": {
-        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_8bit"},
+        "parallel": "fsdp2",
+        "processes": 8,
+        "batch_size": 32,
+        "weights": "bfloat16",
+        "optimizer": "adamw_8bit",
+    },
     "lora, no checkpointing": {"gradient_checkpointing": False},
     "fsdp2, gathered, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
-}  # fmt: skip
-SIMULTANEOUS = "sft=simultaneous expert=math_sw partition=own partition.bottom_layers=2 partition.top_layers=1"
-MODELS: dict[str, dict[str, Any]] = {  # what shapes of pipeline.models.shape are called in transformers
-    "llama3.1_8b": {"model_type": "llama"}, "llama3.1_8b_instruct": {"model_type": "llama"},
-    "qwen2.5_7b_instruct": {"model_type": "qwen2"}, "aya_expanse_8b": {"model_type": "cohere", "logit_scale": 0.125},
+}
+SIMULTANEOUS = (
+    "sft=simultaneous expert=math_sw partition=own partition.bottom_layers=2 partition.top_layers=1"
+)
+MODELS: dict[
+    str, dict[str, Any]
+] = {  # what shapes of pipeline.models.shape are called in transformers
+    "llama3.1_8b": {"model_type": "llama"},
+    "llama3.1_8b_instruct": {"model_type": "llama"},
+    "qwen2.5_7b_instruct": {"model_type": "qwen2"},
+    "aya_expanse_8b": {"model_type": "cohere", "logit_scale": 0.125},
     "falcon3_7b_instruct": {"model_type": "llama"},
-}  # fmt: skip
+}
 
 
 def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
     """Name -> (model, words of the recipe, knobs of the hardware).
 
-    Recipes of the same sizes stand for one another: math_1 is of 4 x 2,048 tokens, sw_1 of 8 x 1,024, joint_1 of
-    8 x 2,048; mixed and cpt are full. Adapters of two sides are as large as those of one method on all layers.
+    Recipes of the same sizes stand for one another: math_1 is of 4 x 2,048 tokens, sw_1 of 8 x
+    1,024, joint_1 of 8 x 2,048; mixed and cpt are full. Adapters of two sides are as large as those
+    of one method on all layers.
     """
     recipes = {
-        f"layer_swapping {name}": ("llama3.1_8b", [f"sft={way}", f"expert={expert}", f"recipe=layer_swapping_{name}"])
-        for name, way, expert in (("math_1", "full", "math"), ("sw_1", "full", "sw"), ("joint_1", "mixed", "math_sw"))
+        f"layer_swapping {name}": (
+            "llama3.1_8b",
+            [f"sft={way}", f"expert={expert}", f"recipe=layer_swapping_{name}"],
+        )
+        for name, way, expert in (
+            ("math_1", "full", "math"),
+            ("sw_1", "full", "sw"),
+            ("joint_1", "mixed", "math_sw"),
+        )
     }
     recipes |= {
         f"unreasonable {way}, {model}": (model, words)
@@ -121,26 +177,46 @@ def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
             largest = "full," in name or "simultaneous B, llama" in name or "joint" in name
             if knobs["processes"] in (2, 8) and not largest:
                 continue  # as with four, but of twice or half the size
-            found[f"{hardware}: {name}"] = (model, words, knobs | (OF_ADAPTERS if "lora" in name else {}))
-    shared = {"processes": 1, "batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": True}
+            found[f"{hardware}: {name}"] = (
+                model,
+                words,
+                knobs | (OF_ADAPTERS if "lora" in name else {}),
+            )
+    shared = {
+        "processes": 1,
+        "batch_size": 4,
+        "micro_batch_size": 4,
+        "gradient_checkpointing": True,
+    }
     for name, knobs in EIGHT_LAYERS.items():
-        way = SIMULTANEOUS if "simultaneous" in name else f"sft={'lora' if 'lora' in name else 'full'} expert=math"
-        found[f"eight layers: {name}"] = ("llama3.1_8b", [*way.split(), "recipe=unreasonable_full"], shared | knobs)
+        way = (
+            SIMULTANEOUS
+            if "simultaneous" in name
+            else f"sft={'lora' if 'lora' in name else 'full'} expert=math"
+        )
+        found[f"eight layers: {name}"] = (
+            "llama3.1_8b",
+            [*way.split(), "recipe=unreasonable_full"],
+            shared | knobs,
+        )
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- what lives
+# --- what lives ---
 
 
 class Memory(TorchDispatchMode):
-    """Bytes of all fake tensors that live, their most while `on`, and what these were by `kind_of(storage, shape)`.
+    """Bytes of all fake tensors that live, their most while `on`, and what these were by
+    `kind_of(storage, shape)`.
 
     What depends on data is answered: a number is 1, a mask selects everything.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.live: dict[int, tuple[Any, int, tuple[int, ...]]] = {}  # storage -> (reference, bytes, shape when made)
+        self.live: dict[
+            int, tuple[Any, int, tuple[int, ...]]
+        ] = {}  # storage -> (reference, bytes, shape when made)
         self.now = self.peak = self.seen = 0
         self.on = False
         self.phase = self.peak_phase = ""
@@ -155,7 +231,11 @@ class Memory(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.live:
-            self.live[key] = weakref.ref(storage, lambda _: self.forget(key)), 0, tuple(tensor.shape)
+            self.live[key] = (
+                weakref.ref(storage, lambda _: self.forget(key)),
+                0,
+                tuple(tensor.shape),
+            )
         self.resize(key, size)
 
     def forget(self, key: int) -> None:
@@ -224,7 +304,12 @@ def states_of(trainer: Any) -> dict[str, list[Any]]:
     """Kind -> tensors of this process: its shards, or the whole."""
     shards = [parameter.sharded_param for parameter in sharded_parameters(trainer)]
     parameters = shards or list(trainer.model.parameters())
-    moments = [t for state in trainer.optimizer.state.values() for name, t in state.items() if name != "step"]
+    moments = [
+        t
+        for state in trainer.optimizer.state.values()
+        for name, t in state.items()
+        if name != "step"
+    ]
     return {
         "weights": parameters,
         "gradients": [p.grad for p in parameters if p.grad is not None],
@@ -236,19 +321,26 @@ def kinds_of(trainer: Any) -> dict[int, str]:
     """Storage -> kind, of what is known by its owner."""
     if trainer.optimizer is None:
         return {}
-    found = {key: kind for kind, tensors in states_of(trainer).items() for t in tensors for key in storages(t)}
+    found = {
+        key: kind
+        for kind, tensors in states_of(trainer).items()
+        for t in tensors
+        for key in storages(t)
+    }
     for parameter in sharded_parameters(trainer):
-        found |= {key: "weights" for key in storages(parameter._sharded_param_data)}
+        found |= dict.fromkeys(storages(parameter._sharded_param_data), "weights")
         found |= {key: "copies" for out in parameter.all_gather_outputs for key in storages(out)}
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- a fake training
+# --- a fake training ---
 
 
 @contextmanager
 def fake_processes(count: int) -> Iterator[None]:
-    """This process as the first of `count`, whose collectives do nothing, and which accelerate takes for GPUs."""
+    """This process as the first of `count`, whose collectives do nothing, and which accelerate
+    takes for GPUs.
+    """
     import torch.distributed as dist
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
@@ -268,7 +360,12 @@ def fake_processes(count: int) -> Iterator[None]:
         if self.distributed_type == DistributedType.MULTI_CPU:
             self.distributed_type = DistributedType.MULTI_GPU
 
-    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    variables = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "ACCELERATE_TORCH_DEVICE": "cpu"}
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     mesh = init_device_mesh("cpu", (count,))
@@ -318,11 +415,20 @@ def config_of(shape: Shape, model: str) -> Any:
     from transformers import AutoConfig
 
     fields = {
-        "vocab_size": shape.vocabulary, "hidden_size": shape.width, "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "tie_word_embeddings": shape.tied, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
-    }  # fmt: skip
-    fields |= {"head_dim": shape.head_width} if shape.head_width * shape.heads != shape.width else {}
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+    }
+    fields |= (
+        {"head_dim": shape.head_width} if shape.head_width * shape.heads != shape.width else {}
+    )
     return AutoConfig.for_model(**fields | MODELS[model])
 
 
@@ -338,7 +444,9 @@ def outside_modes(owner: Any, name: str) -> None:
 
 
 def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
-    """Two steps of this training on fake tensors, on cards of so many bytes: bytes by kind, and dtypes."""
+    """Two steps of this training on fake tensors, on cards of so many bytes: bytes by kind, and
+    dtypes.
+    """
     import datasets
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
@@ -349,7 +457,9 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
     sft, memory, fake = config.sft, Memory(), FakeTensorMode(allow_non_fake_inputs=True)
     dtypes: dict[str, set[str]] = defaultdict(set)
     states: dict[str, int] = {}
-    rows: list[dict[str, str]] = [{"prompt": "a", "completion": "Mia has 3 cups. " * (sft.seq_length // 4)}]
+    rows: list[dict[str, str]] = [
+        {"prompt": "a", "completion": "Mia has 3 cups. " * (sft.seq_length // 4)}
+    ]
     rows *= 2 * sft.batch_size
     if sft.method in ("mixed", "simultaneous"):
         rows = [row | {"side": side} for row in rows for side in ("math", "language")]
@@ -357,7 +467,9 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
     def on_step(*_: Any) -> None:
         for kind, tensors in states_of(trainer).items():
             keys = {key for tensor in tensors for key in storages(tensor)}
-            states[kind] = max(states.get(kind, 0), sum(memory.live[key][1] for key in keys if key in memory.live))
+            states[kind] = max(
+                states.get(kind, 0), sum(memory.live[key][1] for key in keys if key in memory.live)
+            )
             dtypes[kind] |= {type_of(tensor) for tensor in tensors}
 
     def in_phase(owner: Any, name: str, phase: str) -> None:
@@ -365,7 +477,9 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
 
         def run(*given: Any, **named: Any) -> Any:
             before, memory.phase = memory.phase, phase
-            memory.on = trainer.state.global_step >= sft.steps // 2  # of both sides, where they take turns
+            memory.on = (
+                trainer.state.global_step >= sft.steps // 2
+            )  # of both sides, where they take turns
             try:
                 return real(*given, **named)
             finally:
@@ -386,10 +500,14 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
     ):
         with fake, memory:
             model = AutoModelForCausalLM.from_config(
-                config_of(shape, config.model.name), dtype=getattr(torch, sft.weights), attn_implementation="sdpa"
+                config_of(shape, config.model.name),
+                dtype=getattr(torch, sft.weights),
+                attn_implementation="sdpa",
             )
             model, parts = choose_parameters(model, sft, config.partition)
-        trainer, _ = trainers.trainer_of(config, model, parts, make_tokenizer(), rows, [], Path(folder))
+        trainer, _ = trainers.trainer_of(
+            config, model, parts, make_tokenizer(), rows, [], Path(folder)
+        )
         sizes = {tuple(p.shape) for p in model.parameters()}
         memory.is_copy = lambda shape: shape in sizes or (len(shape) == 1 and shape[0] > 10**6)
         memory.list_kinds = lambda: kinds_of(trainer)
@@ -398,16 +516,23 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
         outside_modes(trainer, "create_optimizer")
         in_phase(trainer, "training_step", "forward")
         in_phase(trainer.accelerator, "backward", "backward")
-        [last] = [m for name, m in model.named_modules() if name.endswith(f"layers.{shape.layers - 1}")]
-        last.register_forward_hook(lambda module, given, out: dtypes["layer output"].add(type_of(out)))
+        [last] = [
+            m for name, m in model.named_modules() if name.endswith(f"layers.{shape.layers - 1}")
+        ]
+        last.register_forward_hook(
+            lambda module, given, out: dtypes["layer output"].add(type_of(out))
+        )
         hook = register_optimizer_step_pre_hook(on_step)
         with fake, memory, patch.object(DefaultReduceScatter, "__call__", reduce):
             trainer.train()
         hook.remove()
     return {
         "dtypes": {kind: sorted(found) for kind, found in dtypes.items()},
-        "states": states, "peak": memory.peak, "of_peak": memory.kinds, "at": memory.peak_phase,
-    }  # fmt: skip
+        "states": states,
+        "peak": memory.peak,
+        "of_peak": memory.kinds,
+        "at": memory.peak_phase,
+    }
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -417,49 +542,79 @@ def row_of(name: str) -> dict[str, Any]:
     config: Any = compose(["stage=sft", f"model={model}", *words, *given])
     micro, passes = micro_batches(config.sft)
     rows = micro * config.sft.processes * min(passes, 2)
-    # a row of another length than any matrix is wide, so that activations are not taken for gradients
+    # a row of another length than any matrix is wide, so that activations are not taken for
+    # gradients
     side = config.expert.side if config.sft.method == "partial" else None
     sft = replace(
-        config.sft, batch_size=rows, micro_batch_size=micro, seq_length=config.sft.seq_length - 1,
+        config.sft,
+        batch_size=rows,
+        micro_batch_size=micro,
+        seq_length=config.sft.seq_length - 1,
         steps=4 if config.sft.method == "simultaneous" else 2,
-        template="plain", snapshot_every=None, warmup_steps=0, side=side,
-    )  # fmt: skip
+        template="plain",
+        snapshot_every=None,
+        warmup_steps=0,
+        side=side,
+    )
     config = replace(config, sft=sft)
     shape = replace(SHAPES[model], layers=8) if name.startswith("eight layers") else SHAPES[model]
     assert shape_of(config_of(shape, model).to_dict()) == shape
     begun = time.perf_counter()
-    card = 0 if name.startswith("eight layers") and "gathered" not in name else cards()["a100_80"].memory
+    card = (
+        0
+        if name.startswith("eight layers") and "gathered" not in name
+        else cards()["a100_80"].memory
+    )
     measured = measure(config, shape, card)
     gathered = stays_gathered(config, shape, sft.seq_length, card)
-    estimate = training_memory(shape, trained_parts(config, shape).values(), sft.seq_length, sft, gathered=gathered)
+    estimate = training_memory(
+        shape, trained_parts(config, shape).values(), sft.seq_length, sft, gathered=gathered
+    )
     total = sum(estimate.values()) - estimate.pop("context")
     return {
-        "name": name, "rows a pass": micro, "tokens a row": sft.seq_length, "passes": passes,
-        "measured_gb": {kind: round(size / 1e9, 3) for kind, size in measured["states"].items()}
-        | {"peak": round(measured["peak"] / 1e9, 3)},
-        "of_peak_gb": {kind: round(size / 1e9, 3) for kind, size in sorted(measured["of_peak"].items())},
+        "name": name,
+        "rows a pass": micro,
+        "tokens a row": sft.seq_length,
+        "passes": passes,
+        "measured_gb": (
+            {kind: round(size / 1e9, 3) for kind, size in measured["states"].items()}
+            | {"peak": round(measured["peak"] / 1e9, 3)}
+        ),
+        "of_peak_gb": {
+            kind: round(size / 1e9, 3) for kind, size in sorted(measured["of_peak"].items())
+        },
         "peak_in": measured["at"],
-        "estimated_gb": {kind: round(size / 1e9, 3) for kind, size in estimate.items()}
-        | {"peak": round(total / 1e9, 3)},
+        "estimated_gb": (
+            {kind: round(size / 1e9, 3) for kind, size in estimate.items()}
+            | {"peak": round(total / 1e9, 3)}
+        ),
         "error": round(total / measured["peak"] - 1, 4),
-        "dtypes": measured["dtypes"], "seconds": round(time.perf_counter() - begun, 1),
-    }  # fmt: skip
+        "dtypes": measured["dtypes"],
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="names, or parts of them; all others are left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", help="names, or parts of them; all others are left out"
+    )
     parser.add_argument("--record", default=str(RECORD), help="the file to write; empty for none")
     options = parser.parse_args()
-    names = [name for name in cases() if not options.only or any(part in name for part in options.only)]
+    names = [
+        name for name in cases() if not options.only or any(part in name for part in options.only)
+    ]
     rows = []
     for name in names:
         row = row_of(name)
         rows.append(row)
         print(
-            f"{name}: measured {row['measured_gb']['peak']:.1f} GB, estimated {row['estimated_gb']['peak']:.1f}, "
-            f"{row['error']:+.1%} ({row['seconds']:.0f} s)", flush=True,
-        )  # fmt: skip
+            f"{name}: measured {row['measured_gb']['peak']:.1f} GB, estimated"
+            f" {row['estimated_gb']['peak']:.1f}, {row['error']:+.1%} ({row['seconds']:.0f} s)",
+            flush=True,
+        )
         if options.record:
             record = {"machine": machine_facts(), "versions": package_versions(), "rows": rows}
             Path(options.record).write_text(json.dumps(record, indent=1) + "\n")

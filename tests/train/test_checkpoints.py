@@ -1,4 +1,6 @@
-"""Killed at any step, a training ends with the bits and the log that it would have had; and what stops it early."""
+"""Killed at any step, a training ends with the bits and the log that it would have had; and what
+stops it early.
+"""
 
 import errno
 import gc
@@ -38,7 +40,13 @@ from pipeline.train.processes import forward_signal, train_together
 
 STEPS = 6
 SMALL = [
-    *("sft.seq_length=96", "sft.batch_size=4", f"sft.steps={STEPS}", "sft.warmup_steps=2", "sft.resume_minutes=0"),
+    *(
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        f"sft.steps={STEPS}",
+        "sft.warmup_steps=2",
+        "sft.resume_minutes=0",
+    ),
     *("sft.learning_rate=1e-3", "tracking.mode=disabled", "threads=1"),
     "sft.precision=fp32",
 ]
@@ -63,11 +71,23 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture(scope="module")
 def words(make_run: Make, world: Path) -> Callable[..., list[str]]:
     """The command line of a small training, of a base with five layers."""
-    few = [*FEW, "expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
+    few = [
+        *FEW,
+        "expert=sandbox_text",
+        f"data_root={world}",
+        "recipe=sandbox_math",
+        "sft.packing=false",
+    ]
     base = make_run("stage=cpt", *last_of([*TINY, "model.architecture.num_hidden_layers=5", *few]))
 
     def command(runs_dir: Path, *more: str) -> list[str]:
-        start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}"]
+        start = [
+            "stage=sft",
+            "expert=math",
+            "model=trained",
+            f"model.path={base}",
+            f"data_root={world}",
+        ]
         return [*start, *SMALL, f"runs_dir={runs_dir}", *more]
 
     return command
@@ -81,7 +101,9 @@ def made(command: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(
+    words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The results of the small training when nothing happens to it."""
     return results(made(words(tmp_path_factory.mktemp("whole"))))
 
@@ -94,22 +116,48 @@ def results(folder: Path) -> dict[str, Any]:
 
 def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The digests of the weights, of each snapshot, which is there, and of the log."""
-    assert {f"step-{step}" for step in facts.get("snapshots", {})} == {path.name for path in folder.glob("snapshots/*")}
-    found = {"weights": facts["weights"]["root"], "log": sha256(folder / "log.jsonl"), "loss": facts["loss"]}
-    return found | {step: [one["root"], one["validation_loss"]] for step, one in facts.get("snapshots", {}).items()}
+    assert {f"step-{step}" for step in facts.get("snapshots", {})} == {
+        path.name for path in folder.glob("snapshots/*")
+    }
+    found = {
+        "weights": facts["weights"]["root"],
+        "log": sha256(folder / "log.jsonl"),
+        "loss": facts["loss"],
+    }
+    return found | {
+        step: [one["root"], one["validation_loss"]]
+        for step, one in facts.get("snapshots", {}).items()
+    }
 
 
-JOINT = ["expert=math_qac", "data.size=30", "data.validation=4", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
+JOINT = [
+    "expert=math_qac",
+    "data.size=30",
+    "data.validation=4",
+    "sft.snapshot_every=9",
+    "sft.snapshot_keep=1",
+]
 SCALED = "partition.scale_to_depth=true"
 WAYS = {
-    "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
+    "full": [
+        "data.size=28",
+        "data.validation=8",
+        "sft.snapshot_every=9",
+        "sft.save_dtype=bfloat16",
+    ],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
     "autocast, padding-free": ["sft.precision=bf16", "sft.padding_free=true"],
     "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
     "partial_lora": ["sft=partial_lora", "partition=C", SCALED, "sft.lora_dropout=0.1"],
     "mixed": ["sft=mixed", *JOINT],
     "simultaneous": ["sft=simultaneous", "partition=A", SCALED, *JOINT],
-    "simultaneous_lora": ["sft=simultaneous_lora", "partition=B", SCALED, "sft.steps_per_switch=2", *JOINT],
+    "simultaneous_lora": [
+        "sft=simultaneous_lora",
+        "partition=B",
+        SCALED,
+        "sft.steps_per_switch=2",
+        *JOINT,
+    ],
 }
 JOINED = ("mixed", "simultaneous", "simultaneous_lora")  # of which one snapshot is kept
 KILLED = {"full": (1, 3, STEPS), "simultaneous": (2, 5)}  # of the others, one step
@@ -121,7 +169,9 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
 ) -> None:
     """Where at several steps, in one attempt after the other."""
     expected = results(made(words(tmp_path / "whole", *WAYS[way])))
-    assert {"3", "5"} & expected.keys() == ({"full": {"3", "5"}} | dict.fromkeys(JOINED, {"5"})).get(way, set())
+    assert {"3", "5"} & expected.keys() == (
+        {"full": {"3", "5"}} | dict.fromkeys(JOINED, {"5"})
+    ).get(way, set())
     command, steps = words(tmp_path / "killed", *WAYS[way]), KILLED.get(way, (4,))
     for step in steps:
         at_step(step)
@@ -180,17 +230,30 @@ def test_killed_for_good_and_taken_up_in_another_process(
 
 
 def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
-    interruptible: None, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, call: Call,
+    interruptible: None,
+    words: Callable[..., list[str]],
+    at_step: Callable[..., None],
+    tmp_path: Path,
+    call: Call,
     whole: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     command = words(tmp_path / "runs", "sft.resume_minutes=null")
-    for step, number, status in ((2, signal.SIGTERM, 75), (3, signal.SIGUSR1, 75), (5, signal.SIGINT, 130)):
+    for step, number, status in (
+        (2, signal.SIGTERM, 75),
+        (3, signal.SIGUSR1, 75),
+        (5, signal.SIGINT, 130),
+    ):
         at_step(step, lambda model, number=number: os.kill(os.getpid(), number))
         told = call(*command)
         assert told.status == status and told.out == ""
-        assert f"{number.name}: math-full-s0" in told.err and told.err.count("rerun the same command to resume") == 1
+        assert (
+            f"{number.name}: math-full-s0" in told.err
+            and told.err.count("rerun the same command to resume") == 1
+        )
         ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
+        assert (
+            signal.getsignal(number) == ordinary
+        )  # outside of a training it does what it always does
         record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
         assert record is not None and record["step"] == step
     at_step(0)
@@ -200,7 +263,9 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
 
 
 def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
+    """In each of two processes: train, then the same again, stopped by a signal that the second
+    alone gets.
+    """
     gc.freeze()  # what is imported is not searched for garbage before each training
     rank = int(os.environ["RANK"])
     checkpoints.LOOK = 1  # look at each step
@@ -220,8 +285,13 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
+def test_two_processes_stop_together_and_go_on_together(
+    words: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Each process has its own sums and generators, and its own signals.
+
+    What they end with is the status of all.
+    """
     way = [*WAYS["simultaneous"], "sft.micro_batch_size=2"]
     run: Any = build(compose(words(tmp_path / "whole", *way, "sft.processes=2")))  # type: ignore[arg-type]
     for parent in order_runs([run])[:-1]:
@@ -235,8 +305,12 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_processes_that_were_started(number: signal.Signals, interruptible: None) -> None:
-    """A Ctrl-C as SIGTERM: from a terminal they have had one already, and a second one would stop them at once."""
+def test_a_signal_reaches_the_processes_that_were_started(
+    number: signal.Signals, interruptible: None
+) -> None:
+    """A Ctrl-C as SIGTERM: from a terminal they have had one already, and a second one would stop
+    them at once.
+    """
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     process.start()
     with heard_by(forward_signal):
@@ -245,14 +319,18 @@ def test_a_signal_reaches_the_processes_that_were_started(number: signal.Signals
     assert process.exitcode == -signal.SIGTERM
 
 
-# ------------------------------------------------------------------------------------------------ what is not used
+# --- what is not used ---
 
 
 def test_another_configuration_says_that_it_begins_anew(
-    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    words: Callable[..., list[str]],
+    at_step: Callable[..., None],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """And the manifest of the first has the machines of all its attempts: bits depend on the number of threads, and
-    that of the last attempt alone would name one that gives others."""
+    """And the manifest of the first has the machines of all its attempts: bits depend on the number
+    of threads, and that of the last attempt alone would name one that gives others.
+    """
     command, threads = words(tmp_path / "runs"), torch.get_num_threads()
     at_step(STEPS)
     with pytest.raises(Killed):
@@ -269,8 +347,13 @@ def test_another_configuration_says_that_it_begins_anew(
     assert "starts from the beginning" not in capfd.readouterr().err
     with pytest.raises(Killed):
         made(last_of([*command, "sft.learning_rate=2e-3"]))
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "starts from the beginning" in line]
-    assert "an unfinished math-full-s0 differs in sft.learning_rate 0.001 -> 0.002; its resume point after" in line
+    (line,) = [
+        line for line in capfd.readouterr().err.splitlines() if "starts from the beginning" in line
+    ]
+    assert (
+        "an unfinished math-full-s0 differs in sft.learning_rate 0.001 -> 0.002; its resume point"
+        " after" in line
+    )
     assert line.endswith(f"after step 5 stays in {work}")
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
     at_step(0)
@@ -286,7 +369,11 @@ def test_another_configuration_says_that_it_begins_anew(
 
 
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
-    words: Callable[..., list[str]], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any]
+    words: Callable[..., list[str]],
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: dict[str, Any],
 ) -> None:
     command, real = words(tmp_path / "runs"), os.rename
 
@@ -298,13 +385,15 @@ def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", full)
         told = call(*command)
-    assert told.status == 1 and "No space left on device" in told.err and "Traceback" not in told.err
+    assert (
+        told.status == 1 and "No space left on device" in told.err and "Traceback" not in told.err
+    )
     record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 2
     assert results(made(command)) == whole
 
 
-# ------------------------------------------------------------------------------------------------ what stops it
+# --- what stops it ---
 
 
 def test_weights_that_are_no_numbers_are_not_kept(
@@ -314,7 +403,9 @@ def test_weights_that_are_no_numbers_are_not_kept(
     at_step(4, lambda model: next(model.parameters()).data[0].fill_(float("nan")))
     told = call(*command)
     assert told.status == 1 and told.err.count("error: ") == 1
-    assert "model.embed_tokens.weight is not finite after step 4: lower sft.learning_rate" in told.err
+    assert (
+        "model.embed_tokens.weight is not finite after step 4: lower sft.learning_rate" in told.err
+    )
     assert "; the resume point after step 3 stays in" in told.err
     record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
@@ -323,23 +414,33 @@ def test_weights_that_are_no_numbers_are_not_kept(
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     words: Callable[..., list[str]], tmp_path: Path, whole: dict[str, Any]
 ) -> None:
-    """Of a step that hangs before its resume point is written: the same command resumes from the one before."""
+    """Of a step that hangs before its resume point is written: the same command resumes from the
+    one before.
+    """
     command = words(tmp_path / "runs")
     done = forked.python("-c", SLOW, "60", *command, "sft.stall_minutes=0.1", after=IMPORTS)
-    assert done.returncode == 1 and "Timeout (0:00:06)!" in done.stderr and "in on_step_end" in done.stderr
+    assert (
+        done.returncode == 1
+        and "Timeout (0:00:06)!" in done.stderr
+        and "in on_step_end" in done.stderr
+    )
     folder = made(command)
     assert [one["step"] for one in read_manifest(folder).facts["resumed"]] == [2]  # type: ignore[union-attr]
     assert results(folder) == whole
 
 
 def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
-    """Of 1,000 tokens that a resume point brought and 300 of two seconds, the speed is 150 a second."""
+    """Of 1,000 tokens that a resume point brought and 300 of two seconds, the speed is 150 a
+    second.
+    """
     at: Any = SimpleNamespace(work=tmp_path, name="x", config=SimpleNamespace(sft=Sft(name="x")))
     told = Progress(at, SimpleNamespace(log=lambda *_, **__: None), 4)  # type: ignore[arg-type]
     speeds = []
     for step, (tokens, seconds) in enumerate([(1000, 5.0), (1300, 7.0)], 3):
         told.bar.start_t = time.time() - seconds
-        told.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens})
+        told.on_log(
+            None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens}
+        )
         speeds.append(told.bar.postfix)
     assert speeds == ["loss 1.000, 0 tokens/s", "loss 1.000, 150 tokens/s"]
 

@@ -1,4 +1,6 @@
-"""sft.eos_token: the token that ends a response where a base's chat template and its tokenizer disagree."""
+"""sft.eos_token: the token that ends a response where a base's chat template and its tokenizer
+disagree.
+"""
 
 import json
 import shutil
@@ -20,7 +22,10 @@ def words(base: Path, tmp_path: Path, monkeypatch: Patch) -> list[str]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.chdir(tmp_path)
-    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(base),
+        AutoModelForCausalLM.from_pretrained(base),
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
     model.resize_token_embeddings(len(tokenizer))
@@ -37,19 +42,30 @@ def test_the_end_of_a_response_is_named_trained_on_and_saved(words: list[str], c
     from transformers import AutoTokenizer
 
     refused = call(*words, status=1).err
-    assert "does not end a response with </s> alone" in refused and "or use sft.eos_token='<|im_end|>'" in refused
+    assert (
+        "does not end a response with </s> alone" in refused
+        and "or use sft.eos_token='<|im_end|>'" in refused
+    )
     folder = Path(call(*words, "sft.eos_token='<|im_end|>'", status=0).out.strip())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    saved = [json.loads((folder / f"{name}.json").read_text()) for name in ("config", "generation_config")]
-    assert [settings["eos_token_id"] for settings in saved] == [end, end] and tokenizer.eos_token_id == end
+    saved = [
+        json.loads((folder / f"{name}.json").read_text())
+        for name in ("config", "generation_config")
+    ]
+    assert [settings["eos_token_id"] for settings in saved] == [
+        end,
+        end,
+    ] and tokenizer.eos_token_id == end
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert all(end in row["labels"] for row in rows)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["config"]["sft"]["eos_token"] == "<|im_end|>"  # not masked as a credential
 
 
-def test_a_token_that_the_tokenizer_lacks_is_found_by_the_plan(words: list[str], call: Call) -> None:
+def test_a_token_that_the_tokenizer_lacks_is_found_by_the_plan(
+    words: list[str], call: Call
+) -> None:
     shutil.rmtree("runs", ignore_errors=True)
     planned = call("stage=plan", "plan.stage=sft", *words[1:], "sft.eos_token='<|end|>'", status=1)
     assert "sft.eos_token=<|end|>: the tokenizer of base has no such token" in planned.err

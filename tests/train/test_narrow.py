@@ -1,5 +1,6 @@
-"""Frozen matrices in bfloat16, and adapters whose inputs PEFT does not cast: the same bits as without, in half the
-bytes."""
+"""Frozen matrices in bfloat16, and adapters whose inputs PEFT does not cast: the same bits as
+without, in half the bytes.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,24 +22,37 @@ LORA = {"adapter": "lora", "lora_rank": 4}
 A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
 C = Partition(name="C", bottom_layers=2, top_layers=1)
 WAYS: dict[str, tuple[dict[str, Any], Partition | None]] = {
-    "lora": (LORA, None), "mixed_lora": ({"method": "mixed", **LORA}, None),
+    "lora": (LORA, None),
+    "mixed_lora": ({"method": "mixed", **LORA}, None),
     "partial A": ({"method": "partial", "side": "language"}, A),
     "partial B": ({"method": "partial", "side": "math"}, tiny.B),
-    "partial C, checkpointing": ({"method": "partial", "side": "language", "gradient_checkpointing": True}, C),
+    "partial C, checkpointing": (
+        {"method": "partial", "side": "language", "gradient_checkpointing": True},
+        C,
+    ),
     "partial_lora": ({"method": "partial", "side": "math", **LORA}, tiny.B),
     "simultaneous_lora": ({"method": "simultaneous", **LORA}, tiny.B),
-}  # fmt: skip
+}
 
 
-def train(folder: Path, way: str, stored: torch.dtype = torch.bfloat16, resume: int = 0, **more: Any) -> dict[str, Any]:
-    """Losses, gradients of each step, saved tensors and bytes of a training, stopped and resumed after a step."""
+def train(
+    folder: Path, way: str, stored: torch.dtype = torch.bfloat16, resume: int = 0, **more: Any
+) -> dict[str, Any]:
+    """Losses, gradients of each step, saved tensors and bytes of a training, stopped and resumed
+    after a step.
+    """
     knobs, partition = WAYS[way]
     recipe = tiny.recipe(precision="bf16", learning_rate=1e-3, **knobs, **more)
     joint = recipe.method in ("mixed", "simultaneous")
     found: dict[str, Any] = {"losses": [], "gradients": []}
     hook = register_optimizer_step_pre_hook(
         lambda optimizer, *_: found["gradients"].append(
-            [p.grad.clone() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            [
+                p.grad.clone()
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None
+            ]
         )
     )
     for stop in (resume, 0) if resume else (0,):
@@ -48,13 +62,21 @@ def train(folder: Path, way: str, stored: torch.dtype = torch.bfloat16, resume: 
         if stop:
             made.args.save_strategy, made.args.save_steps, made.args.max_steps = "steps", stop, stop
             made.args.lr_scheduler_kwargs = {}
-        made.train(resume_from_checkpoint=str(folder / f"trainer/checkpoint-{resume}") if resume and not stop else None)
+        made.train(
+            resume_from_checkpoint=(
+                str(folder / f"trainer/checkpoint-{resume}") if resume and not stop else None
+            )
+        )
     hook.remove()
     if made.is_world_process_zero():
         save_model(made.model, made.processing_class, folder, None)
-        found["saved"] = {name: t for path in folder.glob("*.safetensors") for name, t in load_file(path).items()}
+        found["saved"] = {
+            name: t for path in folder.glob("*.safetensors") for name, t in load_file(path).items()
+        }
     found["losses"] = [row["loss"] for row in made.state.log_history if "loss" in row]
-    found["narrow"] = [name for name, p in made.model.named_parameters() if p.dtype == torch.bfloat16]
+    found["narrow"] = [
+        name for name, p in made.model.named_parameters() if p.dtype == torch.bfloat16
+    ]
     found["bytes"] = sum(p.numel() * p.element_size() for p in made.model.parameters())
     return found
 
@@ -82,8 +104,12 @@ def test_the_same_bits_in_fewer_bytes(tmp_path: Path, way: str) -> None:
     same(before, after)
     assert not before["narrow"] and after["narrow"] and after["bytes"] < before["bytes"]
     of_layers = [name for name in after["narrow"] if "embed_tokens" not in name]
-    assert all(".layers." in name and ".lora_" not in name and "norm" not in name for name in of_layers)
-    assert (len(of_layers) < len(after["narrow"])) == ("lora" in way)  # embeddings of adapters, which are untied here
+    assert all(
+        ".layers." in name and ".lora_" not in name and "norm" not in name for name in of_layers
+    )
+    assert (len(of_layers) < len(after["narrow"])) == (
+        "lora" in way
+    )  # embeddings of adapters, which are untied here
 
 
 @pytest.mark.parametrize("way", ["lora", "partial B", "simultaneous_lora"])
@@ -106,7 +132,10 @@ def test_embeddings_trained_with_in_bfloat16_stay_so(tmp_path: Path) -> None:
 
 
 def test_dropout_keeps_its_mask(tmp_path: Path) -> None:
-    same(wide(train, tmp_path / "a", "lora", lora_dropout=0.3), train(tmp_path / "b", "lora", lora_dropout=0.3))
+    same(
+        wide(train, tmp_path / "a", "lora", lora_dropout=0.3),
+        train(tmp_path / "b", "lora", lora_dropout=0.3),
+    )
 
 
 def both_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -114,7 +143,9 @@ def both_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     different = []
     for way in WAYS:
         more = {"processes": 2, "micro_batch_size": 1}
-        found = [made(work / name / way, way, **more) for name, made in (("n", train), ("w", keep_wide))]
+        found = [
+            made(work / name / way, way, **more) for name, made in (("n", train), ("w", keep_wide))
+        ]
         if "saved" in found[0]:
             try:
                 same(*found)
@@ -129,6 +160,8 @@ def keep_wide(*given: Any, **named: Any) -> Any:
 
 
 def test_two_processes_have_the_same_bits(tmp_path: Path) -> None:
-    run: Any = SimpleNamespace(name="run", config=SimpleNamespace(sft=SimpleNamespace(processes=2), threads=1))
+    run: Any = SimpleNamespace(
+        name="run", config=SimpleNamespace(sft=SimpleNamespace(processes=2), threads=1)
+    )
     tracker: Tracker = SimpleNamespace(log=lambda *_, **__: None)  # type: ignore[assignment]
     assert train_together(both_ways, run, tmp_path, tracker) == {"different": []}

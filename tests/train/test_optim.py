@@ -11,31 +11,53 @@ from pipeline.train import memory
 from pipeline.train.memory import moment_bytes, trained_width
 from pipeline.train.trainer import Trainer, trainer_arguments, warn_of_rate
 
-CHOICES = [(weights, optimizer) for weights in ("float32", "bfloat16") for optimizer in ("adamw", "adamw_8bit")]
+CHOICES = [
+    (weights, optimizer)
+    for weights in ("float32", "bfloat16")
+    for optimizer in ("adamw", "adamw_8bit")
+]
 
 
 def state_bytes(optimizer: Any) -> int:
     """Bytes of all state tensors but the step counts; of eight-bit ones, of their codes."""
     tensors = [v for state in optimizer.state.values() for key, v in state.items() if key != "step"]
-    return sum(t.codes.numel() if hasattr(t, "codes") else t.numel() * t.element_size() for t in tensors)
+    return sum(
+        t.codes.numel() if hasattr(t, "codes") else t.numel() * t.element_size() for t in tensors
+    )
 
 
 @pytest.mark.parametrize(("weights", "optimizer"), CHOICES)
-def test_bytes_a_parameter_are_those_of_the_table(tmp_path: Path, weights: str, optimizer: str) -> None:
-    """On a model whose matrices fill whole blocks: smaller tensors keep moments in the weights' dtype."""
+def test_bytes_a_parameter_are_those_of_the_table(
+    tmp_path: Path, weights: str, optimizer: str
+) -> None:
+    """On a model whose matrices fill whole blocks: smaller tensors keep moments in the weights'
+    dtype.
+    """
     recipe = tiny.recipe(weights=weights, optimizer=optimizer, learning_rate=1e-4, steps=1)
-    big = tiny.model(hidden_size=64, intermediate_size=128, layers=2, vocab_size=1024, dtype=getattr(torch, weights))
+    big = tiny.model(
+        hidden_size=64,
+        intermediate_size=128,
+        layers=2,
+        vocab_size=1024,
+        dtype=getattr(torch, weights),
+    )
     made = tiny.trainer(tmp_path, recipe, tiny.rows(4), of=big)
     made.train()
     weight_bytes = sum(p.numel() * p.element_size() for p in made.model.parameters())
     count = sum(p.numel() for p in made.model.parameters())
     total = 2 * weight_bytes + state_bytes(made.optimizer)  # a gradient is as large as its weight
-    assert total / count == pytest.approx(2 * trained_width(recipe) + moment_bytes(recipe), rel=0.02)
+    assert total / count == pytest.approx(
+        2 * trained_width(recipe) + moment_bytes(recipe), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(("weights", "optimizer"), CHOICES)
-def test_what_rounding_leaves_of_a_small_movement(tmp_path: Path, weights: str, optimizer: str) -> None:
-    """40 steps at a rate a hundredth of what bfloat16 resolves: the mean movement, against AdamW in fp32."""
+def test_what_rounding_leaves_of_a_small_movement(
+    tmp_path: Path, weights: str, optimizer: str
+) -> None:
+    """40 steps at a rate a hundredth of what bfloat16 resolves: the mean movement, against AdamW in
+    fp32.
+    """
     recipe = tiny.recipe(weights=weights, optimizer=optimizer, learning_rate=1e-6, weight_decay=0.0)
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.full((64, 256), 0.02).to(getattr(torch, weights)))
@@ -59,11 +81,17 @@ def test_what_rounding_leaves_of_a_small_movement(tmp_path: Path, weights: str, 
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"weights": "bfloat16", "learning_rate": 1e-6}, "is below 1e-05, where most updates of bfloat16 weights"),
+        (
+            {"weights": "bfloat16", "learning_rate": 1e-6},
+            "is below 1e-05, where most updates of bfloat16 weights",
+        ),
         ({"weights": "bfloat16", "learning_rate": 1e-6, "optimizer": "adamw_8bit"}, ""),
         ({"weights": "bfloat16", "learning_rate": 1e-4}, ""),
         ({"weights": "float32", "learning_rate": 1e-7}, ""),
-        ({"adapter": "lora", "learning_rate": 1e-6}, "sft.learning_rate=1e-06 is below 1e-05, where adapters"),
+        (
+            {"adapter": "lora", "learning_rate": 1e-6},
+            "sft.learning_rate=1e-06 is below 1e-05, where adapters",
+        ),
     ],
 )
 def test_a_rate_at_which_updates_are_lost_is_warned_of(
@@ -76,7 +104,9 @@ def test_a_rate_at_which_updates_are_lost_is_warned_of(
 
 
 def test_a_training_in_eight_bits_leaves_the_next_one_its_compiler(tmp_path: Path) -> None:
-    """Of one process, as of a table's worker: on a CPU torchao's steps are not compiled, sft.compile's are."""
+    """Of one process, as of a table's worker: on a CPU torchao's steps are not compiled,
+    sft.compile's are.
+    """
     compiled: list[Any] = []
 
     def backend(graph: Any, _: Any) -> Any:

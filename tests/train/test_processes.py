@@ -1,4 +1,6 @@
-"""Two processes on the CPU (gloo) against one with the same global batch, every way to train, DDP and FSDP2."""
+"""Two processes on the CPU (gloo) against one with the same global batch, every way to train, DDP
+and FSDP2.
+"""
 
 import gc
 from pathlib import Path
@@ -14,7 +16,10 @@ from accelerate.utils import DistributedType
 from refusing import refuses
 from safetensors.torch import load_file
 from test_simultaneous import pure_loss
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
@@ -26,27 +31,57 @@ from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
 
 WAYS: dict[str, dict[str, Any]] = {
-    "full, two passes": {"epochs": 2}, "partial": {"method": "partial", "side": "math"},
-    "simultaneous, checkpointing": {"method": "simultaneous", "gradient_checkpointing": True, "steps_per_switch": 2},
+    "full, two passes": {"epochs": 2},
+    "partial": {"method": "partial", "side": "math"},
+    "simultaneous, checkpointing": {
+        "method": "simultaneous",
+        "gradient_checkpointing": True,
+        "steps_per_switch": 2,
+    },
     "mixed_lora": {"method": "mixed", "adapter": "lora"},
     "simultaneous_lora": {"method": "simultaneous", "adapter": "lora"},
-}  # fmt: skip
+}
 
 
 DTYPES: dict[str, dict[str, Any]] = {
     "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
-    "float32 weights, no autocast": {"weights": "float32", "precision": "fp32", "method": "partial", "side": "math"},
-    "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
-    "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
+    "float32 weights, no autocast": {
+        "weights": "float32",
+        "precision": "fp32",
+        "method": "partial",
+        "side": "math",
+    },
+    "bfloat16 weights, 8 bits": {
+        "weights": "bfloat16",
+        "precision": "bf16",
+        "optimizer": "adamw_8bit",
+    },
+    "adapters of bfloat16 weights": {
+        "weights": "bfloat16",
+        "precision": "bf16",
+        "adapter": "lora",
+        "lora_rank": 4,
+    },
     "two sides in turns": {
-        "weights": "float32", "precision": "bf16", "method": "simultaneous", "gradient_checkpointing": True},
+        "weights": "float32",
+        "precision": "bf16",
+        "method": "simultaneous",
+        "gradient_checkpointing": True,
+    },
     "adapters in turns": {
-        "weights": "float32", "precision": "bf16", "method": "simultaneous", "adapter": "lora", "lora_rank": 4},
-}  # fmt: skip
+        "weights": "float32",
+        "precision": "bf16",
+        "method": "simultaneous",
+        "adapter": "lora",
+        "lora_rank": 4,
+    },
+}
 
 
 def loss(self: Any, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None) -> Any:
-    return pure_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes  # DDP takes the mean
+    return (
+        pure_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes
+    )  # DDP takes the mean
 
 
 class PureTrainer(Trainer):
@@ -54,7 +89,9 @@ class PureTrainer(Trainer):
 
 
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
+    """Train each way in float64, in these processes; rank 0 writes the weights and gives the
+    logs.
+    """
     trainers.Trainer = PureTrainer  # type: ignore[misc]
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
@@ -64,7 +101,9 @@ def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         partition = tiny.B if recipe.method in ("partial", "simultaneous") else None
         rows = tiny.joint(16) if recipe.method in ("mixed", "simultaneous") else tiny.rows(32)
         rows = rows[:18] if recipe.epochs > 1 else rows  # no batch of 8 ends with a pass
-        made = tiny.trainer(work / "t", recipe, rows, partition, of=tiny.model(dtype=torch.float64).double())
+        made = tiny.trainer(
+            work / "t", recipe, rows, partition, of=tiny.model(dtype=torch.float64).double()
+        )
         made.model.double()  # adapters too
         made.train()
         logs[way] = [row for row in made.state.log_history if "loss" in row]
@@ -104,11 +143,18 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """All ways and dtypes, then under FSDP2 some of them, in the same processes: each takes seconds to start. Cards
-    hold shards alone, but for the last, what is gathered until the backward pass."""
+    """All ways and dtypes, then under FSDP2 some of them, in the same processes: each takes seconds
+    to start. Cards hold shards alone, but for the last, what is gathered until the backward pass.
+    """
     gc.freeze()  # what is imported is not searched for garbage before each training
     facts: dict[str, Any] = {}
-    steps = {"copies": all_ways, "ddp": dtypes, "shards": sharded, "fsdp2": dtypes, "fsdp2, gathered": dtypes}
+    steps = {
+        "copies": all_ways,
+        "ddp": dtypes,
+        "shards": sharded,
+        "fsdp2": dtypes,
+        "fsdp2, gathered": dtypes,
+    }
     for name, train in steps.items():
         trainers.card_memory = lambda name=name: 10**12 * ("gathered" in name)
         (work / name).mkdir(exist_ok=True)
@@ -118,12 +164,16 @@ def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def run_of(processes: int) -> Any:
-    return SimpleNamespace(name="run", config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1))
+    return SimpleNamespace(
+        name="run", config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1)
+    )
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> Any:
-    """The folders and logs of one process, of two, and of two with shards; and the dtypes of two."""
+    """The folders and logs of one process, of two, and of two with shards; and the dtypes of
+    two.
+    """
     folder = tmp_path_factory.mktemp("ways")
     told: list[Any] = []
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
@@ -155,8 +205,9 @@ def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
 
 @pytest.mark.parametrize("recipe", DTYPES)
 def test_weights_that_stay_gathered_give_the_same_bits(both: Any, recipe: str) -> None:
-    """Where the card holds them, a backward pass gathers nothing: dtypes, losses and weights are those of shards that
-    are gathered twice, with validations between."""
+    """Where the card holds them, a backward pass gathers nothing: dtypes, losses and weights are
+    those of shards that are gathered twice, with validations between.
+    """
     *_, facts = both
     gathered, shards = facts["fsdp2, gathered"][recipe], facts["fsdp2"][recipe]
     fewer = {"gathers": gathered["gathers"]}
@@ -170,7 +221,8 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, atol=1e-10, rtol=0)
     assert any(
-        name in start and not torch.equal(start[name], p) or ".lora_B" in name and p.any() for name, p in first.items()
+        name in start and not torch.equal(start[name], p) or ".lora_B" in name and p.any()
+        for name, p in first.items()
     )
     assert len(one_logs[way]) == 4
     for row, other in zip(one_logs[way], two_logs[way], strict=True):
@@ -180,12 +232,20 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
 
 
 def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """What each recipe stores, computes, reduces and saves in two processes; work: named by how they share weights."""
+    """What each recipe stores, computes, reduces and saves in two processes; work: named by how
+    they share weights.
+    """
     trainers.Trainer = Trainer  # type: ignore[misc]  # the pure one's loss has a dtype of its own
     facts: dict[str, Any] = {}
     for name, knobs in DTYPES.items():
         parallel = work.name.partition(",")[0]
-        shared = {"batch_size": 8, "micro_batch_size": 2, "processes": 2, "learning_rate": 1e-3, "steps": 2}
+        shared = {
+            "batch_size": 8,
+            "micro_batch_size": 2,
+            "processes": 2,
+            "learning_rate": 1e-3,
+            "steps": 2,
+        }
         recipe = tiny.recipe(parallel=parallel, **shared, **knobs)
         start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
         joint = recipe.method == "simultaneous"
@@ -198,7 +258,9 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
-    """Train and save; the dtypes of what was computed, reduced, kept and written, and the losses."""
+    """Train and save; the dtypes of what was computed, reduced, kept and written, and the
+    losses.
+    """
     seen: dict[str, set[str]] = {"layer output": set(), "reduced": set(), "gradient": set()}
 
     def name(tensor: Any) -> str:
@@ -213,7 +275,9 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
         for group in optimizer.param_groups:
             seen["gradient"].update(name(p.grad) for p in group["params"] if p.grad is not None)
 
-    def on_reduce(comm: Any, output_tensor: Any, input_tensor: Any, *args: Any, **named: Any) -> Any:
+    def on_reduce(
+        comm: Any, output_tensor: Any, input_tensor: Any, *args: Any, **named: Any
+    ) -> Any:
         seen["reduced"].add(name(input_tensor))
         return reduce(comm, output_tensor, input_tensor, *args, **named)
 
@@ -239,19 +303,27 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
     moments = [t for state in made.optimizer.state.values() for t in state.values() if t.ndim]
     return {
         **{key: sorted(values) for key, values in seen.items()},
-        "stored": sorted({name(p) for p in stored}), "in shards": all(hasattr(p, "to_local") for p in stored),
+        "stored": sorted({name(p) for p in stored}),
+        "in shards": all(hasattr(p, "to_local") for p in stored),
         "moments": sorted({name(t) for t in moments}),
-        "saved": sorted({name(t) for path in folder.glob("*.safetensors") for t in load_file(path).values()}),
-        "digests": [sha256(path) for path in folder.glob("*.safetensors")], "gathers": len(gathers),
+        "saved": sorted(
+            {name(t) for path in folder.glob("*.safetensors") for t in load_file(path).values()}
+        ),
+        "digests": [sha256(path) for path in folder.glob("*.safetensors")],
+        "gathers": len(gathers),
         "views": getattr(made.model_wrapped, "gradient_as_bucket_view", None),
-        "reduced each pass": made.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
+        "reduced each pass": made.accelerator.gradient_state.plugin_kwargs.get(
+            "sync_each_batch", False
+        ),
         "losses": [row[key] for row in log for key in ("loss", "eval_loss") if key in row],
         "gradient norms": [row["grad_norm"] for row in log if "grad_norm" in row],
-    }  # fmt: skip
+    }
 
 
 def test_shards_have_the_dtypes_of_the_recipe(both: Any) -> None:
-    """accelerate sets its own unless it is kept from it, which a newer version of it may need to be in another way."""
+    """accelerate sets its own unless it is kept from it, which a newer version of it may need to be
+    in another way.
+    """
     *_, facts = both
     for name, knobs in DTYPES.items():
         copies, shards = facts["ddp"][name], facts["fsdp2"][name]
@@ -263,8 +335,12 @@ def test_shards_have_the_dtypes_of_the_recipe(both: Any) -> None:
             assert found["layer output"] == [knobs["weights"]], (name, found)
         assert (len(copies["losses"]), len(copies["gradient norms"])) == (2 + 2, 2)
         exact = name == "float32 weights, no autocast"
-        assert shards["losses"] == pytest.approx(copies["losses"], rel=1e-5 if exact else 1e-3), name
-        assert shards["gradient norms"] == pytest.approx(copies["gradient norms"], rel=1e-4 if exact else 2e-2), name
+        assert shards["losses"] == pytest.approx(copies["losses"], rel=1e-5 if exact else 1e-3), (
+            name
+        )
+        assert shards["gradient norms"] == pytest.approx(
+            copies["gradient norms"], rel=1e-4 if exact else 2e-2
+        ), name
 
 
 def kept_dtype(knobs: dict[str, Any], *ways: dict[str, Any]) -> None:
@@ -286,7 +362,9 @@ def shards_of_one(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 @pytest.mark.gpu
 def test_shards_on_a_gpu_have_the_losses_of_a_whole_model(tmp_path: Path) -> None:
-    """FSDP2 itself, which a CPU cannot run without being taken for a GPU: the shard of one process is the model."""
+    """FSDP2 itself, which a CPU cannot run without being taken for a GPU: the shard of one process
+    is the model.
+    """
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: None)
     facts = start_processes(1, shards_of_one, run_of(1), tmp_path, tracker)
     for name, knobs in DTYPES.items():
@@ -294,7 +372,9 @@ def test_shards_on_a_gpu_have_the_losses_of_a_whole_model(tmp_path: Path) -> Non
         kept_dtype(knobs, whole, shard)
         exact = name == "float32 weights, no autocast"
         assert shard["losses"] == pytest.approx(whole["losses"], rel=1e-5 if exact else 1e-2), name
-        assert shard["gradient norms"] == pytest.approx(whole["gradient norms"], rel=1e-4 if exact else 5e-2), name
+        assert shard["gradient norms"] == pytest.approx(
+            whole["gradient norms"], rel=1e-4 if exact else 5e-2
+        ), name
 
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
@@ -302,21 +382,32 @@ def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 
-def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_must_start_as_many_as_the_hash_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
+    with pytest.raises(
+        PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"
+    ):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 
 @pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
-def test_world_size_without_what_goes_with_it_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """Else torch waits half an hour for processes that nobody started, or accelerate ends in a traceback."""
+def test_world_size_without_what_goes_with_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Else torch waits half an hour for processes that nobody started, or accelerate ends in a
+    traceback.
+    """
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     assert launched_count() == 2
     monkeypatch.delenv(missing)
-    with pytest.raises(PipelineError, match=f"WORLD_SIZE=2 is set without {missing}: unset WORLD_SIZE, or start with "):
+    with pytest.raises(
+        PipelineError,
+        match=f"WORLD_SIZE=2 is set without {missing}: unset WORLD_SIZE, or start with ",
+    ):
         check_launch(1)
     monkeypatch.setenv("WORLD_SIZE", "1"), monkeypatch.delenv("RANK", raising=False)
     assert launched_count() is None

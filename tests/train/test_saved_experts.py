@@ -1,7 +1,9 @@
-"""Every dense decoder that transformers builds small: a base as the Hub has it, and experts as our training saves them.
+"""Every dense decoder that transformers builds small: a base as the Hub has it, and experts as our
+training saves them.
 
-config.json and the names of the base's file are those of transformers 4; the experts, full and LoRA, are loaded from it
-and saved by `save_model`. What merges must give is computed by torch on the experts that transformers and PEFT load.
+config.json and the names of the base's file are those of transformers 4; the experts, full and
+LoRA, are loaded from it and saved by `save_model`. What merges must give is computed by torch on
+the experts that transformers and PEFT load.
 """
 
 import json
@@ -41,21 +43,39 @@ def write_as_on_the_hub(kind: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     if kind in BARE:
         tensors = load_file(folder / "model.safetensors")
-        bare = {re.sub(r"^(model|transformer|gpt_neox)\.", "", name): tensor for name, tensor in tensors.items()}
+        bare = {
+            re.sub(r"^(model|transformer|gpt_neox)\.", "", name): tensor
+            for name, tensor in tensors.items()
+        }
         save_file(bare, folder / "model.safetensors", {"format": "pt"})
 
 
 def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
-    """The same settings in the keys of transformers 4: rope_theta, rope_scaling, rope_local_base_freq, torch_dtype."""
-    old = {key: as_transformers_4(value) if key == "text_config" else value for key, value in config.items()}
+    """The same settings in the keys of transformers 4: rope_theta, rope_scaling,
+    rope_local_base_freq, torch_dtype.
+    """
+    old = {
+        key: as_transformers_4(value) if key == "text_config" else value
+        for key, value in config.items()
+    }
     old |= {"torch_dtype": old.pop("dtype")} if "dtype" in old else {}
     rope = old.pop("rope_parameters", None) or {}
     if "full_attention" in rope:  # by the kind of layer
-        full, sliding = rope["full_attention"], rope.get("sliding_attention", rope["full_attention"])
+        full, sliding = (
+            rope["full_attention"],
+            rope.get("sliding_attention", rope["full_attention"]),
+        )
         if set(full) - {"rope_theta", "rope_type"} or full["rope_type"] != "default":
             return old | {"rope_parameters": rope}
-        return old | {"rope_theta": full["rope_theta"], "rope_local_base_freq": sliding["rope_theta"]}
-    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        return old | {
+            "rope_theta": full["rope_theta"],
+            "rope_local_base_freq": sliding["rope_theta"],
+        }
+    scaling = {
+        key: value
+        for key, value in rope.items()
+        if key not in ("rope_theta", "partial_rotary_factor")
+    }
     return old | {
         **{key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope},
         **({} if scaling.get("rope_type", "default") == "default" else {"rope_scaling": scaling}),
@@ -63,7 +83,9 @@ def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_expert(base: Path, folder: Path, adapter: str, seed: int) -> dict[str, torch.Tensor]:
-    """An expert of the base, moved at random and saved as a training does; its parameters, adapters merged by PEFT."""
+    """An expert of the base, moved at random and saved as a training does; its parameters, adapters
+    merged by PEFT.
+    """
     model, parts = choose_parameters(
         load_model(base), tiny.recipe(adapter=adapter, lora_rank=2, precision="fp32"), None
     )
@@ -73,20 +95,32 @@ def train_expert(base: Path, folder: Path, adapter: str, seed: int) -> dict[str,
         parameters[name].data.add_(0.02 * torch.randn_like(parameters[name]))
     save_model(model, sandbox_tokenizer(), folder, None)
     merged = model.merge_and_unload() if adapter == "lora" else model
-    return without_padding({name: parameter.detach() for name, parameter in merged.named_parameters()})
+    return without_padding(
+        {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    )
 
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters that transformers loads, the embedding without the padding's row: of some types it zeroes that."""
-    return without_padding({name: parameter.detach() for name, parameter in load_model(folder).named_parameters()})
+    """The parameters that transformers loads, the embedding without the padding's row: of some
+    types it zeroes that.
+    """
+    return without_padding(
+        {name: parameter.detach() for name, parameter in load_model(folder).named_parameters()}
+    )
 
 
 def without_padding(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor[1:] if is_embedding(name) else tensor for name, tensor in parameters.items()}
+    return {
+        name: tensor[1:] if is_embedding(name) else tensor for name, tensor in parameters.items()
+    }
 
 
-def merged_parameters(merge: Merge, sources: dict[str, Source], base: Path, folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters of a written merge, loaded by transformers without a missing, spare or misshapen tensor."""
+def merged_parameters(
+    merge: Merge, sources: dict[str, Source], base: Path, folder: Path
+) -> dict[str, torch.Tensor]:
+    """The parameters of a written merge, loaded by transformers without a missing, spare or
+    misshapen tensor.
+    """
     folder.mkdir()
     open_merge(merge, sources, open_source(base)).write(folder)
     build_skeleton(folder, "checkpoint")
@@ -116,7 +150,9 @@ def test_experts_as_trained_merge_beside_the_base_of_the_hub(
     sites = anatomy(start)
     decoder = start.keys() - set(towers(start))
 
-    soup = merged_parameters(Soup(experts=["a", "b"], form="dense"), experts, base, tmp_path / "soup")
+    soup = merged_parameters(
+        Soup(experts=["a", "b"], form="dense"), experts, base, tmp_path / "soup"
+    )
     swap = LayerSwap(math="m", language="l", bottom_layers=1, top_layers=1, form="dense")
     swapped = merged_parameters(swap, sides, base, tmp_path / "swap")
     for name in decoder:
@@ -124,11 +160,17 @@ def test_experts_as_trained_merge_beside_the_base_of_the_hub(
         if sites[name].layer is not None:
             of_language = sites[name].layer in (0, LAYERS - 1)
             owner, adapter = (language, adapters[1]) if of_language else (math, adapters[0])
-            assert torch.allclose(swapped[name], owner[name], rtol=0, atol=1e-5 if adapter == "lora" else 0), name
+            assert torch.allclose(
+                swapped[name], owner[name], rtol=0, atol=1e-5 if adapter == "lora" else 0
+            ), name
     merged_parameters(Ties(experts=["a", "b"]), experts, base, tmp_path / "ties")
 
-    exported = merged_parameters(Soup(experts=["a"], form="dense"), {"0": opened[1]}, base, tmp_path / "export")
-    assert all(torch.allclose(exported[name], parameter, atol=1e-5) for name, parameter in language.items())
+    exported = merged_parameters(
+        Soup(experts=["a"], form="dense"), {"0": opened[1]}, base, tmp_path / "export"
+    )
+    assert all(
+        torch.allclose(exported[name], parameter, atol=1e-5) for name, parameter in language.items()
+    )
     live = Live(load_model(base), None)
     if kind in NOT_IN_MEMORY:
         with pytest.raises(PipelineError, match="the model in memory has other parameters"):
@@ -145,4 +187,6 @@ def test_experts_as_trained_merge_beside_the_base_of_the_hub(
             continue
         changes = tensor_changes(opened, whole, own[name], [0.0, 0.0], "input")
         for change, expert in zip(changes, (math, language), strict=True):
-            assert change.norm == pytest.approx(float((expert[name] - start[name]).norm()), rel=1e-3, abs=1e-5), name
+            assert change.norm == pytest.approx(
+                float((expert[name] - start[name]).norm()), rel=1e-3, abs=1e-5
+            ), name

@@ -1,8 +1,9 @@
-"""Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
+"""Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against
+the estimate.
 
-shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
-several. Each way to train, and one GPU and several, are in one that is always run; all of them with
-PIPELINE_TEST_SHAPES=1 (make test-shapes), in ten minutes of two cores.
+shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes
+for the first of several. Each way to train, and one GPU and several, are in one that is always run;
+all of them with PIPELINE_TEST_SHAPES=1 (make test-shapes), in ten minutes of two cores.
 """
 
 import json
@@ -35,12 +36,18 @@ def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def check(row: dict[str, Any]) -> None:
-    """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and what it is made of."""
+    """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and
+    what it is made of.
+    """
     knobs = script.cases()[row["name"]][2]
     adapters = "lora" in row["name"]
     weights = knobs.get("weights", "float32")
     dtypes = row["dtypes"]
-    frozen = {"bfloat16"} if knobs["processes"] == 1 and (adapters or "partial" in row["name"]) else set()
+    frozen = (
+        {"bfloat16"}
+        if knobs["processes"] == 1 and (adapters or "partial" in row["name"])
+        else set()
+    )
     assert set(dtypes["weights"]) == {weights, *frozen} and dtypes["layer output"] == [weights]
     assert dtypes["gradients"] == [weights]
     if knobs.get("optimizer") == "adamw_8bit" and not adapters:
@@ -49,23 +56,40 @@ def check(row: dict[str, Any]) -> None:
         assert dtypes["moments"] == [weights]
     if knobs["processes"] > 1:
         assert dtypes["reduced"] == ["float32"]
-    measured, estimated, at_peak = row["measured_gb"], row["estimated_gb"], defaultdict(float, row["of_peak_gb"])
+    measured, estimated, at_peak = (
+        row["measured_gb"],
+        row["estimated_gb"],
+        defaultdict(float, row["of_peak_gb"]),
+    )
     peak = measured["peak"]
     assert measured["weights"] == pytest.approx(estimated["weights"], rel=0.01)
     assert measured["moments"] == pytest.approx(estimated["moments"], rel=0.02, abs=0.01)
     assert peak == pytest.approx(estimated["peak"], rel=WITHIN), row["name"]
-    if not row["name"].startswith("eight layers"):  # where two moments of a step are alike, the other may be the worst
-        assert at_peak["gradients"] == pytest.approx(estimated["gradients"], abs=WITHIN * peak), row["name"]
+    if not row["name"].startswith(
+        "eight layers"
+    ):  # where two moments of a step are alike, the other may be the worst
+        assert at_peak["gradients"] == pytest.approx(estimated["gradients"], abs=WITHIN * peak), (
+            row["name"]
+        )
         passing = sum(estimated.get(kind, 0) for kind in ("gathered", "casts", "activations"))
-        assert at_peak["copies"] + at_peak["activations"] == pytest.approx(passing, abs=WITHIN * peak), row["name"]
+        assert at_peak["copies"] + at_peak["activations"] == pytest.approx(
+            passing, abs=WITHIN * peak
+        ), row["name"]
 
 
 def check_as_stored(rows: dict[str, dict[str, Any]]) -> None:
     stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
     for name, row in rows.items():
         check(row)
-        for kind in ("weights", "gradients", "moments", "peak"):  # nothing here depends on the processor
-            assert row["measured_gb"][kind] == pytest.approx(stored[name]["measured_gb"][kind], rel=0.02), (name, kind)
+        for kind in (
+            "weights",
+            "gradients",
+            "moments",
+            "peak",
+        ):  # nothing here depends on the processor
+            assert row["measured_gb"][kind] == pytest.approx(
+                stored[name]["measured_gb"][kind], rel=0.02
+            ), (name, kind)
 
 
 def test_true_shapes(tmp_path: Path) -> None:
@@ -79,7 +103,9 @@ def test_the_record_has_each_recipe_on_each_hardware() -> None:
     assert sorted(rows) == sorted(script.cases())
     for row in rows.values():
         check(row)
-        assert row["measured_gb"]["peak"] < 78 * 2**30 / 1e9 - 1  # what a card of 80 GB has, less its context
+        assert (
+            row["measured_gb"]["peak"] < 78 * 2**30 / 1e9 - 1
+        )  # what a card of 80 GB has, less its context
 
 
 def test_hardware_is_that_of_conf() -> None:

@@ -39,27 +39,51 @@ def layers_moved(base: Path, expert: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def start(world: Path, base: Path) -> list[str]:
-    return ["model=trained", f"model.path={base}", f"data_root={world}", *FEW, "sft.learning_rate=1e-3"]
+    return [
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        *FEW,
+        "sft.learning_rate=1e-3",
+    ]
 
 
 def test_simultaneous_expert(make_run: Make, start: list[str], base: Path) -> None:
-    words = ["stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, "sft.steps=4", "data.validation=8"]
+    words = [
+        "stage=sft",
+        *start,
+        "expert=math_qac",
+        "sft=simultaneous",
+        *B,
+        "sft.steps=4",
+        "data.validation=8",
+    ]
     expert = make_run(*words, "sft.micro_batch_size=2")
-    assert layers_moved(base, expert) == {str(layer) for layer in range(14)}  # all layers, nothing outside
+    assert layers_moved(base, expert) == {
+        str(layer) for layer in range(14)
+    }  # all layers, nothing outside
     log = [json.loads(line) for line in (expert / "log.jsonl").read_text().splitlines()]
     assert [row["side"] for row in log if "loss" in row] == ["math", "language", "math", "language"]
     told = [row for row in log if "validation_loss" in row]
-    assert told and all({"validation_loss_math", "validation_loss_language"} <= row.keys() for row in told)
+    assert told and all(
+        {"validation_loss_math", "validation_loss_language"} <= row.keys() for row in told
+    )
     weights = load_file(expert / "model.safetensors")
     assert facts(expert)["steps_a_side"] == {"math": 2, "language": 2}
-    assert facts(expert)["trained_parameters"] == sum(p.numel() for name, p in weights.items() if ".layers." in name)
+    assert facts(expert)["trained_parameters"] == sum(
+        p.numel() for name, p in weights.items() if ".layers." in name
+    )
 
 
 @pytest.mark.parametrize("way", ["simultaneous_lora", "mixed"])
-def test_continual_pretraining_takes_the_same_ways(make_run: Make, start: list[str], way: str) -> None:
+def test_continual_pretraining_takes_the_same_ways(
+    make_run: Make, start: list[str], way: str
+) -> None:
     """Rows are packed, as cpt does by default."""
     cut = B if way.startswith("simultaneous") else []
-    expert = make_run("stage=cpt", *start, "expert=math_qac", f"sft={way}", *cut, "sft.seq_length=64")
+    expert = make_run(
+        "stage=cpt", *start, "expert=math_qac", f"sft={way}", *cut, "sft.seq_length=64"
+    )
     told = facts(expert)
     assert told["steps"] == 2 and told["dataset_tokens"] > 0
     assert (expert / "adapter_model.safetensors").is_file() == way.endswith("lora")
@@ -74,28 +98,54 @@ def test_rows_that_do_not_say_their_side() -> None:
         datasets_of(rows, tiny.recipe(), ["math", "language"])
 
 
-def test_the_validation_loss_before_the_first_step(make_run: Make, start: list[str], base: Path, world: Path) -> None:
+def test_the_validation_loss_before_the_first_step(
+    make_run: Make, start: list[str], base: Path, world: Path
+) -> None:
     """That of the base: cross-entropy over the completions' tokens, by plain transformers."""
-    words = ["expert=math", "data.size=20", "data.validation=4", "sft.template=plain", "sft.precision=fp32"]
+    words = [
+        "expert=math",
+        "data.size=20",
+        "data.validation=4",
+        "sft.template=plain",
+        "sft.precision=fp32",
+    ]
     trained = make_run("stage=sft", *start, *words, "sft.validate_at_start=true")
     plain = make_run("stage=sft", *start, *words)
     ours, without = (
-        [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (trained, plain)
+        [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        for run in (trained, plain)
     )
     (first,) = [row for row in ours if row["step"] == 0]
     assert [row for row in ours if row["step"]] == without  # all else is as it was
     data = trained.parent / read_manifest(trained).parents["data"].name  # type: ignore[union-attr]
-    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(base),
+        AutoModelForCausalLM.from_pretrained(base),
+    )
     total, count = 0.0, 0
     for row in read_jsonl(data / "validation.jsonl"):
         prompt = tokenizer(row["prompt"]).input_ids
-        ids = torch.tensor([[*tokenizer(f"{row['prompt']}\n{row['completion']}").input_ids, tokenizer.eos_token_id]])
+        ids = torch.tensor(
+            [
+                [
+                    *tokenizer(f"{row['prompt']}\n{row['completion']}").input_ids,
+                    tokenizer.eos_token_id,
+                ]
+            ]
+        )
         ids = ids[:, :96]
         with torch.no_grad():
-            likelihoods = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+            likelihoods = (
+                model(ids)
+                .logits.log_softmax(-1)[0, :-1]
+                .gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+            )
         total, count = total - float(likelihoods.sum()), count + len(likelihoods)
     assert first["validation_loss"] == pytest.approx(total / count, rel=1e-4)
-    with pytest.raises(PipelineError, match="sft.validate_at_start=true needs validation rows: give data.validation"):
+    with pytest.raises(
+        PipelineError,
+        match="sft.validate_at_start=true needs validation rows: give data.validation",
+    ):
         make_run("stage=sft", *start, "expert=math", "sft.validate_at_start=true")
 
 
@@ -106,10 +156,20 @@ def test_what_does_not_fit_is_refused_before_the_base_is_loaded(
     monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(preflight, "gpu_memory", lambda: 1000)
     monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("the base was loaded"))
-    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW, "seed=77"]
+    words = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        *FEW,
+        "seed=77",
+    ]
     for way in (["recipe=sandbox_math"], ["sft=lora", "recipe=sandbox_lora"]):
         run: Any = build(compose([*words, *way, f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
-        with pytest.raises(PipelineError, match=r"GB of memory on each GPU, and these have 0: no hardware="):
+        with pytest.raises(
+            PipelineError, match=r"GB of memory on each GPU, and these have 0: no hardware="
+        ):
             in_process.make_run(run)
 
 
@@ -118,12 +178,23 @@ def test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas(
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW]
+    words = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        *FEW,
+    ]
     lora = [*words, "sft=lora", "recipe=sandbox_lora", "deterministic=true"]
     slow = facts(make_run(*lora, "sft.learning_rate=1e-6"))
     assert [
-        text for text in slow["warnings"] if text.startswith("sft.learning_rate=1e-06 is below 1e-05, where adapters")
+        text
+        for text in slow["warnings"]
+        if text.startswith("sft.learning_rate=1e-06 is below 1e-05, where adapters")
     ]
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-    assert "learning_rate" not in str(facts(make_run(*lora, "sft.learning_rate=1e-4")).get("warnings"))
+    assert "learning_rate" not in str(
+        facts(make_run(*lora, "sft.learning_rate=1e-4")).get("warnings")
+    )
     torch.use_deterministic_algorithms(False)

@@ -23,11 +23,17 @@ PROJECTIONS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "do
 @pytest.mark.parametrize("kind", list(tiny.ARCHITECTURES))
 @pytest.mark.parametrize("partition", [A, tiny.B])
 @pytest.mark.parametrize("side", ["math", "language"])
-def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, partition: Partition, side: str) -> None:
-    recipe = tiny.recipe(method="partial", side=side, steps=2, gradient_checkpointing=side == "math")
+def test_partial_moves_its_side_and_nothing_else(
+    tmp_path: Path, kind: str, partition: Partition, side: str
+) -> None:
+    recipe = tiny.recipe(
+        method="partial", side=side, steps=2, gradient_checkpointing=side == "math"
+    )
     made = tiny.trainer(tmp_path, recipe, tiny.rows(8), partition, of=tiny.model(kind))
     before = tiny.snapshot(made.model)
-    expected = {name for name, where in sides_of_all(partition, anatomy(before)).items() if where == side}
+    expected = {
+        name for name, where in sides_of_all(partition, anatomy(before)).items() if where == side
+    }
     made.train()
     assert tiny.moved(before, made.model) == expected
     assert sum(len(group["params"]) for group in made.optimizer.param_groups) == len(expected)
@@ -37,7 +43,11 @@ def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, part
 def test_the_precision_is_that_of_the_products(tmp_path: Path, precision: str) -> None:
     made = tiny.trainer(tmp_path, tiny.recipe(steps=1, precision=precision), tiny.rows(4))
     dtypes = set()
-    (layer,) = [module for name, module in made.model.named_modules() if name.endswith("layers.0.mlp.up_proj")]
+    (layer,) = [
+        module
+        for name, module in made.model.named_modules()
+        if name.endswith("layers.0.mlp.up_proj")
+    ]
     layer.register_forward_hook(lambda *call: dtypes.add(call[2].dtype))
     made.train()
     assert dtypes == {{"bf16": torch.bfloat16, "fp32": torch.float32}[precision]}
@@ -45,21 +55,39 @@ def test_the_precision_is_that_of_the_products(tmp_path: Path, precision: str) -
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_backward_below_the_lowest_trained_layer(tmp_path: Path, adapter: str, checkpointing: bool) -> None:
+def test_no_backward_below_the_lowest_trained_layer(
+    tmp_path: Path, adapter: str, checkpointing: bool
+) -> None:
     """The middle alone is trained: what comes out of layer 0 needs no gradient."""
-    recipe = tiny.recipe(method="partial", side="math", adapter=adapter, steps=1, gradient_checkpointing=checkpointing)
+    recipe = tiny.recipe(
+        method="partial",
+        side="math",
+        adapter=adapter,
+        steps=1,
+        gradient_checkpointing=checkpointing,
+    )
     made = tiny.trainer(tmp_path, recipe, tiny.rows(4), tiny.B)
     need: dict[int, bool] = {}
-    layers = [module for name, module in made.model.named_modules() if name.rpartition(".")[0].endswith("layers")]
+    layers = [
+        module
+        for name, module in made.model.named_modules()
+        if name.rpartition(".")[0].endswith("layers")
+    ]
     for number, layer in enumerate(layers):
-        layer.register_forward_hook(lambda *call, number=number: need.update({number: call[2].requires_grad}))
+        layer.register_forward_hook(
+            lambda *call, number=number: need.update({number: call[2].requires_grad})
+        )
     made.train()
     assert need == {0: False, 1: True, 2: True, 3: True}
 
 
 @pytest.mark.parametrize("kind", list(tiny.ARCHITECTURES))
-@pytest.mark.parametrize(("method", "side"), [("full", None), ("partial", "language"), ("partial", "math")])
-def test_adapters_sit_where_they_should(tmp_path: Path, kind: str, method: str, side: str | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "side"), [("full", None), ("partial", "language"), ("partial", "math")]
+)
+def test_adapters_sit_where_they_should(
+    tmp_path: Path, kind: str, method: str, side: str | None
+) -> None:
     recipe = tiny.recipe(method=method, side=side, adapter="lora", lora_rank=4, steps=2)
     partition = A if side else None
     base = tiny.model(kind)
@@ -71,12 +99,17 @@ def test_adapters_sit_where_they_should(tmp_path: Path, kind: str, method: str, 
     moved = tiny.moved(before, made.model)
     assert all(".lora_" in name for name in moved)
     wanted = {
-        name for name in names
-        if name.split(".")[-2] in PROJECTIONS and name.endswith("weight") and (side is None or found[name] == side)
-    }  # fmt: skip
+        name
+        for name in names
+        if name.split(".")[-2] in PROJECTIONS
+        and name.endswith("weight")
+        and (side is None or found[name] == side)
+    }
     assert {plain_name(name) for name in moved} == wanted
     scalings = [module.scaling for module in made.model.modules() if hasattr(module, "lora_A")]
-    assert all(one == {"default": 16.0 / 2} for one in scalings) and len(scalings) == len(wanted)  # alpha / sqrt(rank)
+    assert all(one == {"default": 16.0 / 2} for one in scalings) and len(scalings) == len(
+        wanted
+    )  # alpha / sqrt(rank)
 
 
 def test_simultaneous_adapters_take_turns(tmp_path: Path) -> None:
@@ -84,7 +117,10 @@ def test_simultaneous_adapters_take_turns(tmp_path: Path) -> None:
     made = tiny.trainer(tmp_path, recipe, tiny.joint(8), tiny.B)
     before = tiny.snapshot(made.model)
     made.train()
-    assert {name.split(".")[4] for name in tiny.moved(before, made.model)} == {"1", "2"}  # one step: math's layers
+    assert {name.split(".")[4] for name in tiny.moved(before, made.model)} == {
+        "1",
+        "2",
+    }  # one step: math's layers
 
 
 def test_a_merged_adapter_is_the_adapter(tmp_path: Path) -> None:
@@ -116,7 +152,9 @@ def test_a_merged_adapter_is_the_adapter(tmp_path: Path) -> None:
 
 def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
     given = Partition(name="B", bottom_layers=1, top_layers=1, outside="language")
-    model, parts = choose_parameters(tiny.model(), tiny.recipe(method="partial", side="language"), given)
+    model, parts = choose_parameters(
+        tiny.model(), tiny.recipe(method="partial", side="language"), given
+    )
     named = anatomy([name for name, _ in model.named_parameters()])
     assert {named[name].kind for name in parts["language"]} >= set(OUTSIDE)
 
@@ -124,8 +162,16 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("knobs", "partition", "words"),
     [
-        ({"adapter": "lora", "lora_targets": ["query"]}, None, "sft.lora_targets: query matches nothing; there are"),
-        ({"method": "partial", "side": "math"}, Partition("P", 4, 0), "gives all 4 layers to language"),
+        (
+            {"adapter": "lora", "lora_targets": ["query"]},
+            None,
+            "sft.lora_targets: query matches nothing; there are",
+        ),
+        (
+            {"method": "partial", "side": "math"},
+            Partition("P", 4, 0),
+            "gives all 4 layers to language",
+        ),
         ({"method": "partial", "side": "math"}, Partition("P", 0, 0), "gives all 4 layers to math"),
         ({"method": "partial", "side": "math"}, Partition("P", 4, 1), "but the model has 4"),
         (
@@ -135,29 +181,38 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_trains_nothing_is_refused(knobs: dict[str, object], partition: Partition | None, words: str) -> None:
+def test_what_trains_nothing_is_refused(
+    knobs: dict[str, object], partition: Partition | None, words: str
+) -> None:
     with pytest.raises(PipelineError, match=words):
         choose_parameters(tiny.model(), tiny.recipe(**knobs), partition)
 
 
 WAYS = {
-    "full": {}, "partial": {"method": "partial", "side": "math"}, "lora": {"adapter": "lora", "lora_rank": 2},
+    "full": {},
+    "partial": {"method": "partial", "side": "math"},
+    "lora": {"adapter": "lora", "lora_rank": 2},
     "partial_lora": {"method": "partial", "side": "math", "adapter": "lora", "lora_rank": 2},
     "simultaneous": {"method": "simultaneous"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", list(small_decoders.DECODERS))
 def test_every_decoder_trains_in_every_way(kind: str) -> None:
-    """A gradient reaches what is trained, and nothing else; each attention and MLP has an adapter. The default targets
-    are those of Llama where these exist: a run with the default has the hash that it had as the list of seven names."""
+    """A gradient reaches what is trained, and nothing else; each attention and MLP has an adapter.
+
+    The default targets are those of Llama where these exist: a run with the default has the hash
+    that it had as the list of seven names.
+    """
     ids = torch.arange(3, 27).reshape(2, 12)
     for way, knobs in WAYS.items():
         network = small_decoders.network(kind, 0).train()
         names = {name for name, _ in network.named_parameters()}
         names -= set(towers(names))
         if {*LLAMA_MATRICES} <= {name.split(".")[-2] for name in names if name.count(".") > 1}:
-            assert adapted_modules(network, None, names) == adapted_modules(network, LLAMA_MATRICES, names)
+            assert adapted_modules(network, None, names) == adapted_modules(
+                network, LLAMA_MATRICES, names
+            )
         partition = None if way in ("full", "lora") else tiny.B
         model, parts = choose_parameters(network, tiny.recipe(**knobs), partition)
         for name, module in model.named_parameters():
@@ -170,14 +225,24 @@ def test_every_decoder_trains_in_every_way(kind: str) -> None:
         assert all(any(name in moved for name in names) for names in parts.values()), way
         if "lora" in way:
             of_adapters = {plain_name(name) for name in moved}
-            sites = anatomy(name for name in model.state_dict() if "rotary" not in name and ".attn.bias" not in name)
-            layers = {(site.layer, site.kind) for name, site in sites.items() if plain_name(name) in of_adapters}
+            sites = anatomy(
+                name
+                for name in model.state_dict()
+                if "rotary" not in name and ".attn.bias" not in name
+            )
+            layers = {
+                (site.layer, site.kind)
+                for name, site in sites.items()
+                if plain_name(name) in of_adapters
+            }
             inner = range(1, 3) if partition else range(small_decoders.LAYERS)
             assert {(layer, "mlp") for layer in inner} <= layers, way
             assert "attention" in {kind for _, kind in layers}, way
 
 
 def test_naming_the_default_targets_has_the_hash_of_the_default() -> None:
-    lora, named, fewer = (tiny.recipe(adapter="lora", **more) for more in (
-        {}, {"lora_targets": list(LLAMA_MATRICES)}, {"lora_targets": ["q_proj"]}))  # fmt: skip
+    lora, named, fewer = (
+        tiny.recipe(adapter="lora", **more)
+        for more in ({}, {"lora_targets": list(LLAMA_MATRICES)}, {"lora_targets": ["q_proj"]})
+    )
     assert identity(lora) == identity(named) != identity(fewer)

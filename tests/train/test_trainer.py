@@ -1,4 +1,7 @@
-"""Stages sft and cpt: tokens, labels, counts, and what is refused. Whole runs are in test_pipeline.py."""
+"""Stages sft and cpt: tokens, labels, counts, and what is refused.
+
+Whole runs are in test_pipeline.py.
+"""
 
 import copy
 from functools import partial
@@ -26,7 +29,10 @@ from pipeline.train.save import save_model
 from pipeline.train.steps import steps_of
 from pipeline.train.trainer import Trainer, order_of_turns, plan_steps, trainer_arguments
 
-ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
+ROW = {
+    "prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:",
+    "completion": "3 + 1 = 4. The answer is 4.",
+}
 
 
 def sft(**knobs: object) -> Sft:
@@ -37,24 +43,41 @@ tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="s
 
 
 def stage(recipe: Sft) -> TrainStage:
-    return TrainStage(stage="sft", model=Model(name="m"), expert=Expert(name="e", side="math"), data=Data(), sft=recipe)
+    return TrainStage(
+        stage="sft",
+        model=Model(name="m"),
+        expert=Expert(name="e", side="math"),
+        data=Data(),
+        sft=recipe,
+    )
 
 
-def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2, tokenizer: Any = None) -> Trainer:
+def trainer(
+    tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2, tokenizer: Any = None
+) -> Trainer:
     args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer, sets = tokenizer or sandbox_tokenizer(), datasets_of(rows, recipe, ["all"])
     made = Trainer(
-        model=tiny(), args=args, train_dataset=sets, processing_class=tokenizer, sft=recipe, parts={"all": []}
+        model=tiny(),
+        args=args,
+        train_dataset=sets,
+        processing_class=tokenizer,
+        sft=recipe,
+        parts={"all": []},
     )
     plan_steps(made.args, recipe, steps)
     return made
 
 
-@pytest.mark.parametrize(("precision", "products"), [("fp32", "ieee"), ("bf16", "ieee"), ("tf32", "tf32")])
+@pytest.mark.parametrize(
+    ("precision", "products"), [("fp32", "ieee"), ("bf16", "ieee"), ("tf32", "tf32")]
+)
 def test_products_are_in_the_precision_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, products: str
 ):
-    """With torch.compile too, for which transformers turns TF32 on where a GPU has it; and after another training."""
+    """With torch.compile too, for which transformers turns TF32 on where a GPU has it; and after
+    another training.
+    """
     monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True)
     before = torch.get_float32_matmul_precision()
     try:
@@ -67,7 +90,9 @@ def test_products_are_in_the_precision_of_the_recipe(
 
 
 def test_same_example_same_tokens_in_training_and_in_the_harness(tmp_path: Path):
-    """One beginning of sequence, the same ids for prompt and answer, an end of sequence that only training adds."""
+    """One beginning of sequence, the same ids for prompt and answer, an end of sequence that only
+    training adds.
+    """
     from lm_eval.models.huggingface import HFLM
 
     batch = trainer(tmp_path, [ROW, ROW], sft()).get_train_dataloader().__iter__().__next__()
@@ -87,7 +112,12 @@ def test_loss_is_on_the_completion_token_by_token(tmp_path: Path):
 
 
 def test_loss_on_all_learns_the_prompt_too(tmp_path: Path):
-    batch = trainer(tmp_path, [ROW, ROW], sft(loss_on="all")).get_train_dataloader().__iter__().__next__()
+    batch = (
+        trainer(tmp_path, [ROW, ROW], sft(loss_on="all"))
+        .get_train_dataloader()
+        .__iter__()
+        .__next__()
+    )
     assert (batch["labels"] == batch["input_ids"])[batch["attention_mask"].bool()].all()
 
 
@@ -104,12 +134,17 @@ def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_pat
 
 def test_truncated_and_dropped_rows_are_counted(tmp_path: Path):
     """Before the model is loaded as TRL then does it: each row against TRL's uncut one."""
-    rows = [ROW, *({"prompt": "Mia " * count, "completion": "3 + 1 = 4 " * 3} for count in range(30, 80))]
+    rows = [
+        ROW,
+        *({"prompt": "Mia " * count, "completion": "3 + 1 = 4 " * 3} for count in range(30, 80)),
+    ]
     texts = [{"text": row["prompt"] + row["completion"]} for row in rows]
     for examples, knobs in ((rows, {}), (rows, {"loss_on": "all"}), (texts, {})):
         recipe, uncut = sft(**knobs), sft(**knobs, seq_length=4096)
         cut, lost = check_rows(examples, sandbox_tokenizer(), recipe)
-        lengths = [len(ids) for ids in trainer(tmp_path, examples, uncut).train_dataset["input_ids"]]
+        lengths = [
+            len(ids) for ids in trainer(tmp_path, examples, uncut).train_dataset["input_ids"]
+        ]
         trained = trainer(tmp_path, examples, recipe).train_dataset
         assert 0 < cut == sum(length > 64 for length in lengths) < len(rows)
         assert len(rows) - len(trained) == len(lost)
@@ -125,7 +160,9 @@ def test_truncated_and_dropped_rows_are_counted(tmp_path: Path):
         made = trainer(tmp_path, short, recipe).train_dataset
         assert sum(map(len, made["input_ids"])) == tokens
     _, lost = check_rows(rows[-2:], sandbox_tokenizer(), sft())
-    assert side_without_loss(rows[-2:], lost, sft()).startswith("sft.seq_length=64 leaves no row with a loss")
+    assert side_without_loss(rows[-2:], lost, sft()).startswith(
+        "sft.seq_length=64 leaves no row with a loss"
+    )
     sides = [{**ROW, "side": "language"}, {**rows[-1], "side": "math"}]
     none_left = side_without_loss(sides, [1], sft(method="simultaneous"))
     assert none_left.startswith("sft.seq_length=64 leaves no row of side math with a loss")
@@ -139,10 +176,16 @@ def test_a_curriculum_keeps_its_order(tmp_path: Path):
 
     def order(recipe: Sft) -> list[str]:
         batches = trainer(tmp_path, rows, recipe, steps=4).get_train_dataloader()
-        return [ours.decode(ids, skip_special_tokens=True).split()[-1] for one in batches for ids in one["input_ids"]]
+        return [
+            ours.decode(ids, skip_special_tokens=True).split()[-1]
+            for one in batches
+            for ids in one["input_ids"]
+        ]
 
     assert order(sft(shuffle=False)) == [str(n) for n in range(8)]
-    assert order(sft()) != order(sft(shuffle=False)) and sorted(order(sft())) == sorted(order(sft(shuffle=False)))
+    assert order(sft()) != order(sft(shuffle=False)) and sorted(order(sft())) == sorted(
+        order(sft(shuffle=False))
+    )
 
 
 def test_steps_by_hand():
@@ -151,19 +194,31 @@ def test_steps_by_hand():
     assert steps_of(sft(batch_size=4), rows) == ({"all": 2}, {"all": 3})
     assert steps_of(sft(batch_size=4, epochs=2), rows) == ({"all": 5}, {"all": 2})
     assert steps_of(sft(batch_size=4, steps=1), rows) == ({"all": 1}, {"all": 7})
-    with pytest.raises(PipelineError, match=r"sft.steps=3 of sft.batch_size=4 needs more rows than there are \(11 in"):
+    with pytest.raises(
+        PipelineError,
+        match=r"sft.steps=3 of sft.batch_size=4 needs more rows than there are \(11 in",
+    ):
         steps_of(sft(batch_size=4, steps=3), rows)
-    with pytest.raises(PipelineError, match="sft.steps=null of sft.batch_size=4 needs more rows .* lower one of"):
+    with pytest.raises(
+        PipelineError, match="sft.steps=null of sft.batch_size=4 needs more rows .* lower one of"
+    ):
         steps_of(sft(batch_size=4), {"all": 3})
 
 
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
-    """Of unequal lengths: the mean is over the response tokens of the step, not over those of each micro-batch."""
-    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n % 5))} for n in range(16)]
+    """Of unequal lengths: the mean is over the response tokens of the step, not over those of each
+    micro-batch.
+    """
+    rows = [
+        {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n % 5))}
+        for n in range(16)
+    ]
     whole = trainer(tmp_path / "a", rows, sft(batch_size=8, learning_rate=1e-3))
     parts = trainer(tmp_path / "b", rows, sft(batch_size=8, micro_batch_size=2, learning_rate=1e-3))
     whole.train(), parts.train()
-    logged = [[row for row in made.state.log_history if "grad_norm" in row] for made in (whole, parts)]
+    logged = [
+        [row for row in made.state.log_history if "grad_norm" in row] for made in (whole, parts)
+    ]
     for one, other in zip(*logged, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
@@ -172,13 +227,20 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
 
 
 def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
-    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))} for n in range(20)]
+    rows = [
+        {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))}
+        for n in range(20)
+    ]
     ours = sandbox_tokenizer()
 
     def batches(**knobs: object) -> list[list[tuple[str, int]]]:
         made = trainer(tmp_path, rows, sft(batch_size=8, **knobs)).get_train_dataloader()
         ids = [
-            [of[mask == 1] for of, mask in zip(one["input_ids"], one["attention_mask"], strict=True)] for one in made
+            [
+                of[mask == 1]
+                for of, mask in zip(one["input_ids"], one["attention_mask"], strict=True)
+            ]
+            for one in made
         ]
         return [[(ours.decode(of), len(of)) for of in one] for one in ids]
 
@@ -194,10 +256,16 @@ def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
 
 @pytest.mark.parametrize("way", ["llama", "mixtral", "llama, padding-free"])
 def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
-    """All losses, gradient norms and weights to the bit, on the same rows in the same order; with the router's loss
-    where the model is a mixture of experts."""
-    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(16)]
-    recipe = sft(batch_size=4, micro_batch_size=2, learning_rate=1e-3, padding_free=way.endswith("free"))
+    """All losses, gradient norms and weights to the bit, on the same rows in the same order; with
+    the router's loss where the model is a mixture of experts.
+    """
+    rows = [
+        {"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))}
+        for n in range(16)
+    ]
+    recipe = sft(
+        batch_size=4, micro_batch_size=2, learning_rate=1e-3, padding_free=way.endswith("free")
+    )
     kind, _, _ = way.partition(",")
     more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
     ours = tiny_trainer(tmp_path / "ours", recipe, rows, of=tiny(model_type=kind, **more))
@@ -207,12 +275,17 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
     args.train_sampling_strategy = "sequential"
     plan_steps(args, recipe, 4)
     bare = SFTTrainer(
-        model=tiny(model_type=kind, **more), args=args, processing_class=sandbox_tokenizer(),
+        model=tiny(model_type=kind, **more),
+        args=args,
+        processing_class=sandbox_tokenizer(),
         train_dataset=datasets_of([rows[n] for n in ordered], recipe, ["all"])["all"],
-    )  # fmt: skip
+    )
     bare.data_collator.padding_free = recipe.padding_free
     ours.train(), bare.train()
-    told = [[(row["loss"], row["grad_norm"]) for row in one.state.log_history if "loss" in row] for one in (ours, bare)]
+    told = [
+        [(row["loss"], row["grad_norm"]) for row in one.state.log_history if "loss" in row]
+        for one in (ours, bare)
+    ]
     assert told[0] == told[1] and len(told[0]) == 4
     for one, other in zip(ours.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -220,12 +293,25 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
 
 def test_rows_of_a_micro_batch_that_is_left_open():
     """The largest divisor of a process' share of a step up to 4."""
-    found = {(batch, count): micro_batches(sft(batch_size=batch, processes=count))[0] for batch, count in OPEN}
+    found = {
+        (batch, count): micro_batches(sft(batch_size=batch, processes=count))[0]
+        for batch, count in OPEN
+    }
     assert found == OPEN
     assert micro_batches(sft(batch_size=32, micro_batch_size=16)) == (16, 2)
 
 
-OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4): 1, (24, 2): 4, (10, 1): 2}
+OPEN = {
+    (32, 1): 4,
+    (8, 1): 4,
+    (6, 1): 3,
+    (7, 1): 1,
+    (2, 1): 2,
+    (8, 4): 2,
+    (4, 4): 1,
+    (24, 2): 4,
+    (10, 1): 2,
+}
 
 
 def rates_of(made: Trainer, steps: int) -> list[float]:
@@ -246,13 +332,27 @@ def test_schedules(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("schedule", "warmup", "share"),
-    [("constant", 0, None), ("constant", 3, None), ("constant", 4, 75), ("constant", 100, 3), ("linear", 3, None),
-     ("wsd", 1, None), ("wsd", 2, 67), ("wsd", 3, 67)],
-)  # fmt: skip
+    [
+        ("constant", 0, None),
+        ("constant", 3, None),
+        ("constant", 4, 75),
+        ("constant", 100, 3),
+        ("linear", 3, None),
+        ("wsd", 1, None),
+        ("wsd", 2, 67),
+        ("wsd", 3, 67),
+    ],
+)
 def test_a_warmup_that_never_ends_is_told(
-    schedule: str, warmup: int, share: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    schedule: str,
+    warmup: int,
+    share: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
-    """Of wsd also one that reaches into the decay, here three steps of four, where the rate falls at once."""
+    """Of wsd also one that reaches into the decay, here three steps of four, where the rate falls
+    at once.
+    """
     recipe = sft(warmup_steps=warmup, schedule=schedule, decay_share=0.75, learning_rate=1.0)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     told = capsys.readouterr().err
@@ -273,26 +373,35 @@ def test_bpe_is_byte_level_and_lossless():
 
 
 def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
-    """The labels are the answer with what closes it, whatever the template; and the counts are the trainer's."""
+    """The labels are the answer with what closes it, whatever the template; and the counts are the
+    trainer's.
+    """
     ours = sandbox_tokenizer()
     ours.chat_template = (
-        "{% for m in messages %}{{ '<s>' if loop.first }}{{ m.role }} : {{ m.content }}{{ '</s>' }}{% endfor %}"
-        "{% if add_generation_prompt %}assistant : {% endif %}"
+        "{% for m in messages %}{{ '<s>' if loop.first }}{{ m.role }} : {{ m.content }}{{ '</s>'"
+        " }}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
     )
     long = {"prompt": "Mia " * 80, "completion": "3"}
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
     made = trainer(tmp_path, rows, recipe, tokenizer=ours)
     assert check_rows(rows, ours, recipe) == (2, [2])
-    assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
+    assert (
+        len(made.train_dataset) == 2
+        and max(len(row) for row in made.train_dataset["input_ids"]) == 64
+    )
     learnt = [token for token in made.train_dataset["labels"][0] if token != -100]
     words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]
-    assert [word.lstrip("▁") for word in ours.convert_ids_to_tokens(learnt)] == [word.lstrip("▁") for word in words]
+    assert [word.lstrip("▁") for word in ours.convert_ids_to_tokens(learnt)] == [
+        word.lstrip("▁") for word in words
+    ]
 
 
 def test_saved_in_another_dtype(tmp_path: Path):
     model, expected = tiny(), tiny().to(torch.bfloat16)
-    assert save_model(model, sandbox_tokenizer(), tmp_path, "bfloat16")["cast"] == {"to": "bfloat16"}
+    assert save_model(model, sandbox_tokenizer(), tmp_path, "bfloat16")["cast"] == {
+        "to": "bfloat16"
+    }
     again = LlamaForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert again.dtype == torch.bfloat16
     for one, other in zip(again.parameters(), expected.parameters(), strict=True):
@@ -302,16 +411,23 @@ def test_saved_in_another_dtype(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["gemma4", "mpt"])
 def test_the_loss_of_a_step_is_of_its_tokens_in_any_architecture(tmp_path: Path, kind: str):
-    """Against the logits of each row alone; transformers would average the micro-batches of a model that sees."""
+    """Against the logits of each row alone; transformers would average the micro-batches of a model
+    that sees.
+    """
     fields, size = config_of(kind).to_dict(), len(sandbox_tokenizer())
     fields.get("text_config", fields).update(vocab_size=size, vocab_size_per_layer_input=size)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
-    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 3 * n))} for n in range(4)]
+    rows = [
+        {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 3 * n))} for n in range(4)
+    ]
     made = tiny_trainer(tmp_path, sft(batch_size=4, micro_batch_size=2), rows, of=model)
     total, count = 0.0, 0
     for row in made.train_dataset:
-        ids, labels = torch.tensor([row["input_ids"]]).to(model.device), torch.tensor(row["labels"][1:])
+        ids, labels = (
+            torch.tensor([row["input_ids"]]).to(model.device),
+            torch.tensor(row["labels"][1:]),
+        )
         with torch.no_grad():
             logits = model(ids).logits[0, :-1].cpu()
         total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
@@ -320,7 +436,9 @@ def test_the_loss_of_a_step_is_of_its_tokens_in_any_architecture(tmp_path: Path,
     assert made.state.log_history[0]["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_accelerates_configuration_does_not_change_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_accelerates_configuration_does_not_change_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """`accelerate launch` sets it in the environment; it is not hashed."""
     losses = []
     for precision in ("no", "bf16"):
@@ -333,7 +451,12 @@ def test_accelerates_configuration_does_not_change_a_recipe(tmp_path: Path, monk
     assert losses[0] == losses[1]
 
 
-BIOGPT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+BIOGPT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 MIXES = "would attend from row to row, so that the losses differ: leave it out"
 
 
@@ -344,8 +467,13 @@ MIXES = "would attend from row to row, so that the losses differ: leave it out"
     + [(kind, "") for kind in ("llama", "gpt_neox", "gemma3_text", "qwen3")],
 )
 def test_rows_of_one_batch_are_kept_apart_or_refused(kind: str, problem: str, tmp_path: Path):
-    """By what the model computes of them, before the first step. The losses of the last four are those with padding."""
-    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n))} for n in range(4)]
+    """By what the model computes of them, before the first step.
+
+    The losses of the last four are those with padding.
+    """
+    rows = [
+        {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n))} for n in range(4)
+    ]
     fields = BIOGPT | {"model_type": kind} if kind == "biogpt" else config_of(kind).to_dict()
     fields |= {"vocab_size": len(sandbox_tokenizer()), "pad_token_id": 2}
     torch.manual_seed(0)
@@ -378,16 +506,24 @@ def test_a_bpe_is_trained_on_what_is_trained_on() -> None:
 
 
 def test_gemma_2_has_no_attention_of_torchs_own(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     config = AutoConfig.for_model("gemma2", **sizes, num_hidden_layers=1, vocab_size=32, head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
 
     def loaded(**words: Any) -> Any:
         asked = SimpleNamespace(
-            model=Model(name="x", path=str(tmp_path), **words), sft=SimpleNamespace(weights="float32", eos_token=None)
+            model=Model(name="x", path=str(tmp_path), **words),
+            sft=SimpleNamespace(weights="float32", eos_token=None),
         )
         return load_model(SimpleNamespace(config=asked), None, tmp_path)  # type: ignore[arg-type]
 
-    with pytest.raises(PipelineError, match=r"model.attn_implementation=sdpa: .* model.attn_implementation=eager$"):
+    with pytest.raises(
+        PipelineError, match=r"model.attn_implementation=sdpa: .* model.attn_implementation=eager$"
+    ):
         loaded()
     assert loaded(attn_implementation="eager").config.model_type == "gemma2"

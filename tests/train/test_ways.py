@@ -20,27 +20,65 @@ def made(words: str) -> Run:
 
 REFUSED = {
     "expert=math sft=partial": "sft=partial needs a partition: give partition=A, B, C, Z, or own",
-    "expert=math_sw sft=simultaneous": "sft=simultaneous needs a partition: give partition=A, B, C, Z",
-    "expert=math partition=B": "sft=full reads no partition: leave partition=B out, or use sft=partial",
+    "expert=math_sw sft=simultaneous": (
+        "sft=simultaneous needs a partition: give partition=A, B, C, Z"
+    ),
+    "expert=math partition=B": (
+        "sft=full reads no partition: leave partition=B out, or use sft=partial"
+    ),
     "expert=math_sw sft=mixed partition=B": "sft=mixed reads no partition",
-    "expert=math sft.padding_free=true sft.packing=true": "sft.padding_free=true: packed rows have no padding; leave",
-    "expert=math_sw": "sft=full trains on one set, expert=math_sw is two: use sft=mixed or sft=simultaneous",
-    "expert=math_sw sft=partial_lora partition=A": "sft=partial_lora trains on one set, expert=math_sw is two",
-    "expert=sw sft=mixed": "sft=mixed trains on two sets, expert=sw is one: give a joint set, such as expert=math_sw",
-    "expert=sw sft=simultaneous_lora partition=C": "sft=simultaneous_lora trains on two sets, expert=sw is one",
-    "expert=gsm8k_text sft=partial partition=B partition.scale_to_depth=true": "sft=partial trains, sft.side=math",
+    "expert=math sft.padding_free=true sft.packing=true": (
+        "sft.padding_free=true: packed rows have no padding; leave"
+    ),
+    "expert=math_sw": (
+        "sft=full trains on one set, expert=math_sw is two: use sft=mixed or sft=simultaneous"
+    ),
+    "expert=math_sw sft=partial_lora partition=A": (
+        "sft=partial_lora trains on one set, expert=math_sw is two"
+    ),
+    "expert=sw sft=mixed": (
+        "sft=mixed trains on two sets, expert=sw is one: give a joint set, such as expert=math_sw"
+    ),
+    "expert=sw sft=simultaneous_lora partition=C": (
+        "sft=simultaneous_lora trains on two sets, expert=sw is one"
+    ),
+    "expert=gsm8k_text sft=partial partition=B partition.scale_to_depth=true": (
+        "sft=partial trains, sft.side=math"
+    ),
     "expert=math sft.side=language": "sft.side=language is read by sft=partial alone",
-    f"expert=math sft=partial_lora {C} partition.outside=math": "partition.outside=math: adapters sit on attention and",
-    "expert=math sft=partial partition=B": "takes the first 8 and the last 4 layers, but the model has 8",
-    "expert=math sft.seq_length=9000": "sft.seq_length=9000 is above the 1024 positions of model=sandbox: give",
-    "expert=math sft.batch_size=6 sft.micro_batch_size=4": "is not a multiple of sft.micro_batch_size=4",
-    "expert=math sft.batch_size=6 sft.processes=4": "sft.micro_batch_size=1 x sft.processes=4: give",
-    "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": "sft.processes=3: give sft.batch_size=36",
-    "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": "sft.micro_batch_size=4 x sft.processes=4",
-    f"expert=math_sw sft=simultaneous {C} sft.steps=1": "sft.steps=1 with sft.steps_per_switch=1 ends before the lang",
-    f"expert=math_sw sft=simultaneous {C} sft.steps=3 sft.steps_per_switch=5": "give sft.steps=10 or more, or fewer",
-    f"expert=math_sw sft=simultaneous_lora {C} sft.steps=5 sft.steps_per_switch=5": "ends before the language side",
-    f"expert=math sft=partial {C} partition.all_attention=true partition.all_mlp=true": "none to math: set partition.a",
+    f"expert=math sft=partial_lora {C} partition.outside=math": (
+        "partition.outside=math: adapters sit on attention and"
+    ),
+    "expert=math sft=partial partition=B": (
+        "takes the first 8 and the last 4 layers, but the model has 8"
+    ),
+    "expert=math sft.seq_length=9000": (
+        "sft.seq_length=9000 is above the 1024 positions of model=sandbox: give"
+    ),
+    "expert=math sft.batch_size=6 sft.micro_batch_size=4": (
+        "is not a multiple of sft.micro_batch_size=4"
+    ),
+    "expert=math sft.batch_size=6 sft.processes=4": (
+        "sft.micro_batch_size=1 x sft.processes=4: give"
+    ),
+    "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": (
+        "sft.processes=3: give sft.batch_size=36"
+    ),
+    "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": (
+        "sft.micro_batch_size=4 x sft.processes=4"
+    ),
+    f"expert=math_sw sft=simultaneous {C} sft.steps=1": (
+        "sft.steps=1 with sft.steps_per_switch=1 ends before the lang"
+    ),
+    f"expert=math_sw sft=simultaneous {C} sft.steps=3 sft.steps_per_switch=5": (
+        "give sft.steps=10 or more, or fewer"
+    ),
+    f"expert=math_sw sft=simultaneous_lora {C} sft.steps=5 sft.steps_per_switch=5": (
+        "ends before the language side"
+    ),
+    f"expert=math sft=partial {C} partition.all_attention=true partition.all_mlp=true": (
+        "none to math: set partition.a"
+    ),
 }
 
 
@@ -68,21 +106,29 @@ def test_the_side_that_partial_trains_is_hashed() -> None:
 
 
 def test_depth_of_a_base_that_is_not_made_yet(tmp_path: Path) -> None:
-    base = build(compose(["stage=cpt", "model=sandbox_random", "expert=gsm8k_text", "model.tokenizer=bpe"]))  # type: ignore[arg-type]
-    words = "stage=sft model=trained model.path=row expert=math sft=partial partition=B partition.scale_to_depth=true"
+    base = build(
+        compose(["stage=cpt", "model=sandbox_random", "expert=gsm8k_text", "model.tokenizer=bpe"])
+    )  # type: ignore[arg-type]
+    words = (
+        "stage=sft model=trained model.path=row expert=math sft=partial partition=B"
+        " partition.scale_to_depth=true"
+    )
     run = build(compose(words.split()), {"row": base})  # type: ignore[arg-type]
     assert identity(run.config)["partition"] == {"bottom_layers": 2, "top_layers": 1}
 
 
 def test_ways_have_names_of_their_own() -> None:
     ways = {
-        "sft=full": "math-full-s0", "sft=lora": "math-lora-s0",
+        "sft=full": "math-full-s0",
+        "sft=lora": "math-lora-s0",
         "sft=partial_lora partition=C partition.scale_to_depth=true": "math-partial_lora-C-s0",
-    }  # fmt: skip
+    }
     for words, label in ways.items():
         assert made(f"expert=math {words}").label == label
     joint = "expert=math_qac sft=simultaneous partition=B partition.scale_to_depth=true"
     assert made(joint).label == "math_qac-simultaneous-B-s0"
     assert made(f"{joint} sft.steps_per_switch=2").hash != made(joint).hash
-    assert made(f"{joint} sft.steps=6 sft.steps_per_switch=5").config.sft.steps == 6  # a turn of one: uneven, not none
+    assert (
+        made(f"{joint} sft.steps=6 sft.steps_per_switch=5").config.sft.steps == 6
+    )  # a turn of one: uneven, not none
     assert made("expert=math sft.processes=2").hash != made("expert=math").hash

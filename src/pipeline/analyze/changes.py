@@ -1,7 +1,7 @@
 """What training changed, parameter by parameter, and how the changes of two experts agree.
 
-Streams a piece of a tensor at a time. A row is an input feature by default, as in the published maps
-(papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
+Streams a piece of a tensor at a time. A row is an input feature by default, as in the published
+maps (papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
 """
 
 from __future__ import annotations
@@ -15,22 +15,34 @@ from typing import Any
 import numpy as np
 
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import add_to_rows, are_columns, refuse_not_finite, rows_in, squared_norm, vector_pieces
+from pipeline.merge.formulas import (
+    add_to_rows,
+    are_columns,
+    refuse_not_finite,
+    rows_in,
+    squared_norm,
+    vector_pieces,
+)
 from pipeline.models.anatomy import Site
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
-    "self_attn.q_proj.weight": "attention.wq", "self_attn.k_proj.weight": "attention.wk",
-    "self_attn.v_proj.weight": "attention.wv", "self_attn.o_proj.weight": "attention.wo",
-    "mlp.gate_proj.weight": "feed_forward.w1", "mlp.up_proj.weight": "feed_forward.w3",
+    "self_attn.q_proj.weight": "attention.wq",
+    "self_attn.k_proj.weight": "attention.wk",
+    "self_attn.v_proj.weight": "attention.wv",
+    "self_attn.o_proj.weight": "attention.wo",
+    "mlp.gate_proj.weight": "feed_forward.w1",
+    "mlp.up_proj.weight": "feed_forward.w3",
     "mlp.down_proj.weight": "feed_forward.w2",
-}  # fmt: skip
+}
 
 KINDS_OF_AGREEMENT = ("cosine", "sign_agreement")
 
 
 @dataclass
 class Change:
-    """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change is above."""
+    """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change
+    is above.
+    """
 
     mean: float  # of the rows' mean absolute changes
     share: float
@@ -72,7 +84,9 @@ def tensor_changes(
 
 @dataclass
 class Agreement:
-    """Sums over entries from which cosine and sign agreement of the task vectors of two experts follow."""
+    """Sums over entries from which cosine and sign agreement of the task vectors of two experts
+    follow.
+    """
 
     dot: float = 0.0
     first_square: float = 0.0
@@ -81,7 +95,9 @@ class Agreement:
     agree: int = 0  # of these, entries that both moved in the same direction
 
     def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+        return Agreement(
+            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
+        )
 
     @property
     def cosine(self) -> float | None:
@@ -91,7 +107,9 @@ class Agreement:
 
     @property
     def sign_agreement(self) -> float | None:
-        """Return the share of entries moved by both that moved in the same direction; None if there is none."""
+        """Return the share of entries moved by both that moved in the same direction; None if there
+        is none.
+        """
         return self.agree / self.moved if self.moved else None
 
 
@@ -106,11 +124,15 @@ def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agre
     return total
 
 
-def agreement_facts(pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping[str, Site]) -> dict[str, Any]:
-    """Return the facts of pairs of experts: cosine and sign agreement, over all parameters and in each layer.
+def agreement_facts(
+    pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping[str, Site]
+) -> dict[str, Any]:
+    """Return the facts of pairs of experts: cosine and sign agreement, over all parameters and in
+    each layer.
 
-    `cosine` and `sign_agreement` are the means over the pairs, `cosine.3` and `sign_agreement.3` those of layer 3.
-    `pairs` has them for each pair. A pair without a value, as one expert did not move, is left out of the mean.
+    `cosine` and `sign_agreement` are the means over the pairs, `cosine.3` and `sign_agreement.3`
+    those of layer 3. `pairs` has them for each pair. A pair without a value, as one expert did not
+    move, is left out of the mean.
 
     Args:
         pairs: name of a pair -> parameter -> agreement.
@@ -122,7 +144,11 @@ def agreement_facts(pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping
             layer = sites[name].layer
             for key in ["", *([] if layer is None else [f".{layer}"])]:
                 sums[key] = sums.get(key, Agreement()) + agreement
-        values = {f"{kind}{key}": getattr(total, kind) for key, total in sums.items() for kind in KINDS_OF_AGREEMENT}
+        values = {
+            f"{kind}{key}": getattr(total, kind)
+            for key, total in sums.items()
+            for kind in KINDS_OF_AGREEMENT
+        }
         by_pair[pair] = {key: value for key, value in values.items() if value is not None}
     means: dict[str, float] = {}
     for key in dict.fromkeys(key for values in by_pair.values() for key in values):
@@ -131,8 +157,9 @@ def agreement_facts(pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:
-    """Layer, column and parameter of a row of delta.csv: its layer, its column in the published maps (the rest of its
-    name, else), its name."""
+    """Layer, column and parameter of a row of delta.csv: its layer, its column in the published
+    maps (the rest of its name, else), its name.
+    """
     below_layer = name.split(".", 3)[3] if site.layer is not None else name
     layer = "" if site.layer is None else site.layer
     return {"layer": layer, "column": COLUMNS.get(below_layer, below_layer), "parameter": name}

@@ -27,8 +27,10 @@ COLOURS = {
 }
 
 SVG: dict[str, Any] = {
-    "format": "svg", "transparent": True, "metadata": dict.fromkeys(("Date", "Creator", "Format", "Type")),
-}  # fmt: skip
+    "format": "svg",
+    "transparent": True,
+    "metadata": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+}
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pipeline",
@@ -67,7 +69,8 @@ def styled() -> Iterator[None]:
 
 
 def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    """Return the drawing as SVG to be embedded in a page, with the page's CSS variables for colours.
+    """Return the drawing as SVG to be embedded in a page, with the page's CSS variables for
+    colours.
 
     name: the prefix of its ids; label: the text for screen readers.
     """

@@ -55,7 +55,9 @@ def draw_maps(maps: Sequence[Map]) -> Figure:
             axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
         axes.set_title(heatmap.title)
         columns = heatmap.columns
-        axes.set_xticks(range(len(columns)), columns, fontsize=7.5, rotation=30 if len(columns) > 4 else 0)
+        axes.set_xticks(
+            range(len(columns)), columns, fontsize=7.5, rotation=30 if len(columns) > 4 else 0
+        )
         axes.set_yticks(range(len(heatmap.rows)), heatmap.rows, fontsize=7.5)
         axes.set_ylabel("layer")
         axes.tick_params(length=0)
@@ -72,7 +74,9 @@ def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Map:
         if row["expert"] == facts["name"]:
             shares[row["layer"], row["column"]] = float(row["share"])
     layers = sorted({layer for layer, _ in shares if layer != ""}, reverse=True)
-    columns = [column for column in COLUMNS.values() if any((layer, column) in shares for layer in layers)]
+    columns = [
+        column for column in COLUMNS.values() if any((layer, column) in shares for layer in layers)
+    ]
     values = [[shares.get((layer, column)) for column in columns] for layer in layers]
     note = f"rows above {facts['threshold']:g} · {facts['dtype']} · {facts['optimizer']}"
     return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)

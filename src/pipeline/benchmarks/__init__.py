@@ -1,8 +1,8 @@
-"""The benchmarks, a file each, found by listing this folder: a module that holds a BENCHMARK, or YAML (described.py).
-conf/eval/ has an option for each number of exemplars.
+"""The benchmarks, a file each, found by listing this folder: a module that holds a BENCHMARK, or
+YAML (described.py). conf/eval/ has an option for each number of exemplars.
 
-Everything that depends on which benchmark it is stands in its record (benchmark.py). The command line imports all
-files at its start, so NumPy, torch and the harness are imported inside functions.
+Everything that depends on which benchmark it is stands in its record (benchmark.py). The command
+line imports all files at its start, so NumPy, torch and the harness are imported inside functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _RECORDS = [
     *(module.BENCHMARK for module in _MODULES if hasattr(module, "BENCHMARK")),
     *map(read_benchmark, Path(__file__).parent.glob("*.yaml")),
 ]
-BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in sorted(_RECORDS, key=lambda one: one.name)}
+BENCHMARKS: dict[str, Benchmark] = {
+    record.name: record for record in sorted(_RECORDS, key=lambda one: one.name)
+}
 
 
 def find_benchmark(task: str) -> Benchmark | None:
@@ -37,7 +39,9 @@ def find_benchmark(task: str) -> Benchmark | None:
     """
     if " " in task:
         return None
-    benchmark = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
+    benchmark = BENCHMARKS.get(task) or next(
+        (item for item in BENCHMARKS.values() if task in item.variants), None
+    )
     return benchmark or _of_package(task) or harness_benchmark(task)
 
 
@@ -55,7 +59,9 @@ def _of_package(task: str) -> Benchmark | None:
     extension = extensions(ENTRY_POINTS)[max(names, key=len)]
     origin, record = f"benchmark {extension.name} of package {extension.package}", extension.load()
     if not isinstance(record, Benchmark) or record.name != extension.name:
-        raise PipelineError(f"{origin}: {extension.entry.value} is not a Benchmark with name={extension.name!r}")
+        raise PipelineError(
+            f"{origin}: {extension.entry.value} is not a Benchmark with name={extension.name!r}"
+        )
     if task not in record.tasks:
         return None
     return replace(record, package=extension.package)
@@ -70,11 +76,15 @@ def benchmark_of(task: str) -> Benchmark:
         return benchmark
     if tag := explain_tag(task):
         raise PipelineError(tag)
-    tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
+    tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(
+        extensions(ENTRY_POINTS)
+    )
     index = harness_index()
     near = close_matches(task, [*tasks, *index.tasks, *index.groups])
     hint = f"did you mean {near[0]}? " if near else ""
-    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
+    raise PipelineError(
+        f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness"
+    )
 
 
 def kind_of(task: str) -> Kind | None:
@@ -84,13 +94,17 @@ def kind_of(task: str) -> Kind | None:
 
 
 def answer_language(task: str, code: str) -> str:
-    """The language that answers are to be in; `where` is the question's, or a pair of which it is the second."""
+    """The language that answers are to be in; `where` is the question's, or a pair of which it is
+    the second.
+    """
     benchmark = find_benchmark(task)
     return "en" if benchmark and task in benchmark.in_english else code.split("-")[-1]
 
 
 def chance_of(task: str) -> float | None:
-    """Return the share of right answers by guessing, or None if nothing can be guessed or the task is unknown."""
+    """Return the share of right answers by guessing, or None if nothing can be guessed or the task
+    is unknown.
+    """
     benchmark = find_benchmark(task)
     return benchmark.chance if benchmark else None
 
@@ -102,13 +116,17 @@ def lower_is_better(task: str) -> bool:
 
 
 def primary_metric(task: str) -> tuple[str, str]:
-    """Return the metric and filter that stand for a task where one number is wanted; empty for an unknown task."""
+    """Return the metric and filter that stand for a task where one number is wanted; empty for an
+    unknown task.
+    """
     benchmark = find_benchmark(task)
     return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
 
 
 def measures_of(task: str) -> tuple[str, ...]:
-    """Return the metrics of a task that are not shares: its measures, and their differences from other tasks'."""
+    """Return the metrics of a task that are not shares: its measures, and their differences from
+    other tasks'.
+    """
     benchmark = find_benchmark(task)
     if benchmark is None:
         return ()
@@ -121,9 +139,13 @@ def is_measure(metric: str | None) -> bool:
 
 
 def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
-    """(measure, the task whose measure is subtracted) of a metric that is a difference; None for any other."""
+    """(measure, the task whose measure is subtracted) of a metric that is a difference; None for
+    any other.
+    """
     benchmark = find_benchmark(task)
-    subtracted = benchmark.differences.get(metric or "") if benchmark and task == benchmark.name else None
+    subtracted = (
+        benchmark.differences.get(metric or "") if benchmark and task == benchmark.name else None
+    )
     return (benchmark.measures[0], subtracted) if benchmark and subtracted else None
 
 
@@ -133,8 +155,10 @@ def scored_files(data_root: Path) -> dict[str, list[Path]]:
     These are all but exemplars. A benchmark that is built from others' files has only its own.
     """
     return {
-        name: [path for path in map(data_root.joinpath, item.compared) if path.is_file()]
-        if item.built_from
-        else [path for path in item.files(data_root) if path.name != item.exemplar_file]
+        name: (
+            [path for path in map(data_root.joinpath, item.compared) if path.is_file()]
+            if item.built_from
+            else [path for path in item.files(data_root) if path.name != item.exemplar_file]
+        )
         for name, item in BENCHMARKS.items()
     }

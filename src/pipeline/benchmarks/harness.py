@@ -1,7 +1,8 @@
-"""Any task or group of the evaluation harness, as its own files define it: prompts, metrics, filters, splits, repeats.
+"""Any task or group of the evaluation harness, as its own files define it: prompts, metrics,
+filters, splits, repeats.
 
-A task is one test set, whatever language is asked for: `languages` and a table's `in` are the name under which its
-scores are reported. Training rows are not compared with these tasks.
+A task is one test set, whatever language is asked for: `languages` and a table's `in` are the name
+under which its scores are reported. Training rows are not compared with these tasks.
 """
 
 from __future__ import annotations
@@ -52,8 +53,16 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood": ("text", "acc"),
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
-# Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
-NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
+# Metrics of the harness that are no shares of 1, and those of which less is better, unless a task
+# says otherwise
+NO_SHARES = (
+    "perplexity",
+    "word_perplexity",
+    "byte_perplexity",
+    "bits_per_byte",
+    "ter",
+    "likelihood_diff",
+)
 LOWER = (*NO_SHARES, "brier_score")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 MOST_REPEATS = 1_000  # answers to each question
@@ -78,9 +87,16 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         raise PipelineError(f"the group {task} has no tasks: leave it out")
     body = file_of(parts[0]).body
     kind, metric = KINDS[body.get("output_type", "generate_until")]
-    names = [entry["metric"] if isinstance(entry["metric"], str) else "" for entry in body.get("metric_list") or []]
+    names = [
+        entry["metric"] if isinstance(entry["metric"], str) else ""
+        for entry in body.get("metric_list") or []
+    ]
     metric = metric if metric in names or not names else names[0]
-    directions = [entry.get("higher_is_better") for entry in body.get("metric_list") or [] if entry["metric"] == metric]
+    directions = [
+        entry.get("higher_is_better")
+        for entry in body.get("metric_list") or []
+        if entry["metric"] == metric
+    ]
     lower = metric in LOWER if directions in ([], [None]) else directions[0] is False
     filters = [entry["name"] for entry in body.get("filter_list") or []]
     if task in index.groups and (aggregates := group_metrics(task)):
@@ -89,11 +105,22 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
     choices = body.get("doc_to_choice") if kind == "choice" and len(parts) == 1 else None
     return Benchmark(
-        name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
-        texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS * len(parts),
+        name=task,
+        title=task,
+        kind=kind,
+        metric=metric,
+        define=define,
+        filter=filters[0] if filters else "none",
+        texts=lambda row: [],
+        sources=lambda language: [],
+        questions=ASSUMED_QUESTIONS * len(parts),
         choices=len(choices) if isinstance(choices, list) else 0,
-        tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
-    )  # fmt: skip
+        tokens=ASSUMED_TOKENS,
+        built_from=files,
+        of_harness=True,
+        one_set=True,
+        lower_is_better=lower,
+    )
 
 
 def group_metrics(group: str) -> list[Row]:
@@ -106,29 +133,40 @@ def group_metrics(group: str) -> list[Row]:
     for entry in [listed] if isinstance(listed, dict) else listed:
         filters = entry.get("filter_list")
         metrics.append(
-            {"weight_by_size": True, **entry, "filter_list": [filters] if isinstance(filters, str) else filters}
+            {
+                "weight_by_size": True,
+                **entry,
+                "filter_list": [filters] if isinstance(filters, str) else filters,
+            }
         )
     return metrics
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    """Write the task's file with the requested number of exemplars, and with rows of data_root where it is given.
+    """Write the task's file with the requested number of exemplars, and with rows of data_root
+    where it is given.
 
     A group has a file for each of its tasks.
     """
     task, index = ask.task, harness_index()
     if ask.split != "test":
-        raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
+        raise PipelineError(
+            f"eval.split={ask.split}: {task} scores the harness' split: leave it out"
+        )
     if task in index.tasks:
         return [write_task(ask, task_body(ask, task, task))]
     metrics = check_group(task)
     return [
-        write_task(ask, task_body(ask, part, task), group=task, part=part, aggregates=metrics) for part in members(task)
+        write_task(ask, task_body(ask, part, task), group=task, part=part, aggregates=metrics)
+        for part in members(task)
     ]
 
 
 def check_group(group: str) -> list[Row]:
-    """Return the metrics of a group. Raise PipelineError for a group that has no score of its own."""
+    """Return the metrics of a group.
+
+    Raise PipelineError for a group that has no score of its own.
+    """
     parts = members(group)
     bodies = [file_of(part).body for part in parts]
     remedy = f"list its tasks, {name_tasks(parts)}"
@@ -139,8 +177,14 @@ def check_group(group: str) -> list[Row]:
         raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
     for part, body in zip(parts, bodies, strict=True):
         names = [entry["metric"] for entry in body.get("metric_list") or []]
-        if names and "process_results" not in body and (lost := {entry["metric"] for entry in metrics} - {*names}):
-            raise PipelineError(f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}")
+        if (
+            names
+            and "process_results" not in body
+            and (lost := {entry["metric"] for entry in metrics} - {*names})
+        ):
+            raise PipelineError(
+                f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}"
+            )
     return metrics
 
 
@@ -159,32 +203,40 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     body: Row = {"include": [str(file)]}
     if runs_model_programs(task_file):
         raise PipelineError(
-            f"{task} runs the model's programs without a sandbox: score mbpp with eval.run_code=true, which has one"
+            f"{task} runs the model's programs without a sandbox: score mbpp with"
+            " eval.run_code=true, which has one"
         )
     if not ask.run_code and (metric := outside_metric(stock)):
         raise PipelineError(
-            f"{task}: its metric {metric} is not the harness' own but a program from the Hub: give eval.run_code=true "
-            "if you trust it, or leave the task out"
+            f"{task}: its metric {metric} is not the harness' own but a program from the Hub: give"
+            " eval.run_code=true if you trust it, or leave the task out"
         )
     if not scored_split(stock):
-        raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
+        raise PipelineError(
+            f"{task} has no test data: set test_split or validation_split in {file.name}"
+        )
     repeats = stock.get("repeats") or 1
     if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
-        raise PipelineError(f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in {file.name}.")
+        raise PipelineError(
+            f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in"
+            f" {file.name}."
+        )
     included = included_folder(task)
     names_rows = included and (data_files(stock) or data_folders(stock))
-    own_rows = names_rows and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
+    own_rows = names_rows and not any(
+        row_folder.is_dir() for row_folder in row_folders(ask, task, folder)
+    )
     local = ask.data_root is not None and not own_rows
     if included:
         if not ask.run_code and (unsafe := task_file.python):
             raise PipelineError(
-                f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or class. Give "
-                "eval.run_code=true if you trust it, or leave the task out"
+                f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or"
+                " class. Give eval.run_code=true if you trust it, or leave the task out"
             )
         if not ask.run_code and (reason := why_unsafe(task_file)):
             raise PipelineError(
-                f"{task} of eval.include_path={included} could run code: {reason}. Give eval.run_code=true if you "
-                "trust it, or remove that key"
+                f"{task} of eval.include_path={included} could run code: {reason}. Give"
+                " eval.run_code=true if you trust it, or remove that key"
             )
         refuse_internals(task_file)
         for rows_folder in data_folders(stock):
@@ -199,7 +251,10 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         content = content_hash([*files_of_task(task)], included)
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
-        body["generation_kwargs"] = {**(stock.get("generation_kwargs") or {}), "max_gen_toks": ask.max_gen_toks}
+        body["generation_kwargs"] = {
+            **(stock.get("generation_kwargs") or {}),
+            "max_gen_toks": ask.max_gen_toks,
+        }
     if local:
         body |= local_splits(ask, task, folder, stock)
     elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
@@ -211,33 +266,41 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
 
 
 def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
-    """Raise PipelineError for a user-defined task or group whose file includes one that no hash knows."""
+    """Raise PipelineError for a user-defined task or group whose file includes one that no hash
+    knows.
+    """
     if outside := task_file.outside(folder):
         raise PipelineError(
-            f"{name} includes {outside}, outside of eval.include_path={folder}, whose content identifies a run: "
-            "move it there"
+            f"{name} includes {outside}, outside of eval.include_path={folder}, whose content"
+            " identifies a run: move it there"
         )
 
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
-    """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
+    """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside
+    its folder.
+    """
     without_folder = not data_folders(stock)  # in which the names are
     for name in names_of_rows(stock) if without_folder else ():
         if "://" not in name and not glob(name, recursive=True):
             raise PipelineError(
-                f"{task} reads {name}, which is not there. Write its rows to it, or leave the task out."
+                f"{task} reads {name}, which is not there. Write its rows to it, or leave the task"
+                " out."
             )
-    elsewhere = (str(file.resolve()) for file in local_rows(stock) if folder not in file.resolve().parents)
+    elsewhere = (
+        str(file.resolve()) for file in local_rows(stock) if folder not in file.resolve().parents
+    )
     for path in itertools.chain(outside_paths(stock, folder), elsewhere):
         raise PipelineError(
-            f"{task} reads {path}, outside of eval.include_path={folder}, whose content identifies a run: move it "
-            "there and name it from the working directory, or give data_root with "
-            f"harness/{task}/{scored_split(stock)}.jsonl"
+            f"{task} reads {path}, outside of eval.include_path={folder}, whose content identifies"
+            " a run: move it there and name it from the working directory, or give data_root with"
+            f" harness/{task}/{scored_split(stock)}.jsonl"
         )
 
 
 def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
-    """Raise PipelineError if there are no rows, or a template of the task names a column that the first row lacks.
+    """Raise PipelineError if there are no rows, or a template of the task names a column that the
+    first row lacks.
 
     Templates are parsed and not rendered. Those that ask whether a column is defined may name any.
     """
@@ -248,7 +311,9 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
     with rows.open(encoding="utf-8") as lines:
         line = next(filter(str.strip, lines), None)
     if line is None:
-        raise PipelineError(f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out.")
+        raise PipelineError(
+            f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out."
+        )
     row, environment = json.loads(line), SandboxedEnvironment()
     if "process_docs" in stock:  # a function may add columns
         return
@@ -257,14 +322,16 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
         if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
             continue
         try:
-            with time_limit(SECONDS, f"{task}: {key} takes more than {SECONDS} seconds: shorten the template"):
+            with time_limit(
+                SECONDS, f"{task}: {key} takes more than {SECONDS} seconds: shorten the template"
+            ):
                 names = meta.find_undeclared_variables(environment.parse(template))
         except (TemplateSyntaxError, RecursionError):  # which the harness reports
             continue
         if missing := sorted(names - row.keys() - environment.globals.keys()):
             raise PipelineError(
-                f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct the task file in "
-                f"eval.include_path; the columns are {', '.join(row)}."
+                f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct"
+                f" the task file in eval.include_path; the columns are {', '.join(row)}."
             )
 
 
@@ -279,11 +346,15 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
         return None
     stock = file_of(task).body
     named_files = data_files(stock)
-    own_files = named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
+    own_files = (
+        named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
+    )
     files = [Path(own_files)] if isinstance(own_files, str) and own_files else []
     files += [row_folder / f"{scored_split(stock)}.jsonl" for row_folder in data_folders(stock)]
     files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"] if data_root else []
-    return next((file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None)
+    return next(
+        (file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None
+    )
 
 
 def scored_split(stock: Row) -> Any:
@@ -301,16 +372,24 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
     folders = row_folders(ask, task, group)
     folder = next((row_folder for row_folder in folders if row_folder.is_dir()), folders[0])
     named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
-    files = {split: file for split in named_splits.values() if (file := folder / f"{split}.jsonl").is_file()}
+    files = {
+        split: file
+        for split in named_splits.values()
+        if (file := folder / f"{split}.jsonl").is_file()
+    }
     needed_splits = [scored_split(stock)]
     if ask.num_fewshot and not (stock.get("fewshot_config") or {}).get("samples"):
         needed_splits.append(
-            next(named_splits[key] for key in ("fewshot_split", "training_split", *SPLITS) if key in named_splits)
+            next(
+                named_splits[key]
+                for key in ("fewshot_split", "training_split", *SPLITS)
+                if key in named_splits
+            )
         )
     if absent := [split for split in needed_splits if split not in files]:
         raise Missing(
-            f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there, give {task} a "
-            "data_root of its own (null: the Hub), or leave it out"
+            f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there,"
+            f" give {task} a data_root of its own (null: the Hub), or leave it out"
         )
     rows_of(files[scored_split(stock)], {})  # or an error
     body: Row = {"include": [str(harness_index().tasks[task])]}

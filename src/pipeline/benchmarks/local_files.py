@@ -1,4 +1,5 @@
-"""Benchmarks as local files: found below data_root, read, and every row checked, before anything heavy is imported.
+"""Benchmarks as local files: found below data_root, read, and every row checked, before anything
+heavy is imported.
 
 mgsm/sw/test.jsonl, and so the other benchmarks; FLORES also as plain text (flores.py).
 """
@@ -37,7 +38,9 @@ def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]
             data_root or file.parents[2],
             "put it there, point data_root elsewhere, or leave the task or language out",
         )
-        why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
+        why = (
+            "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
+        )
         raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8: write it again in UTF-8") from error
@@ -59,8 +62,9 @@ def rows_of(
     optional: dict[str, type] | None = None,
     data_root: Path | None = None,
 ) -> list[Row]:
-    """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
-    there, and `options` of these values."""
+    """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional`
+    where they are there, and `options` of these values.
+    """
     rows, optional = [], optional or {}
     for number, line in lines_of(file, data_root):
         where = f"{file}, line {number}"
@@ -68,22 +72,30 @@ def rows_of(
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(
-                f"{where} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without a byte order mark"
+                f"{where} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without"
+                " a byte order mark"
             ) from error
         if not isinstance(row, dict):
-            raise PipelineError(f"{where} is a {type(row).__name__}, not a row: the Hub's columns are needed")
+            raise PipelineError(
+                f"{where} is a {type(row).__name__}, not a row: the Hub's columns are needed"
+            )
         for column, kind in (columns | optional).items():
             if column not in row and column not in optional:
                 raise PipelineError(
-                    f"{where} has no column {column!r}: it has {', '.join(map(str, row))}; the Hub's columns are needed"
+                    f"{where} has no column {column!r}: it has {', '.join(map(str, row))}; the"
+                    " Hub's columns are needed"
                 )
-            if column in row and (not isinstance(row[column], kind) or isinstance(row[column], bool)):
+            if column in row and (
+                not isinstance(row[column], kind) or isinstance(row[column], bool)
+            ):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
                 raise PipelineError(f"{where}: {column} must be {want}, got {row[column]!r}")
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(f"{where}: {column} must be one of {', '.join(map(str, values))}, got {got}")
+                raise PipelineError(
+                    f"{where}: {column} must be one of {', '.join(map(str, values))}, got {got}"
+                )
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

@@ -1,7 +1,8 @@
 """Task files of the harness: what is asked, of which rows, with which exemplars.
 
-Each task is the harness' stock file, included by its path, with only the place of the data, the order of the exemplars
-and the length of answers changed, so that a prompt equals the stock task's byte for byte. Imports nothing heavy.
+Each task is the harness' stock file, included by its path, with only the place of the data, the
+order of the exemplars and the length of answers changed, so that a prompt equals the stock task's
+byte for byte. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -59,11 +60,17 @@ def by_text(ask: Ask) -> list[str]:
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
-    """Join the files' settings, with eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
+    """Join the files' settings, with eval.max_gen_toks over them; whole, since the harness replaces
+    nested keys.
+    """
     kwargs: Row = {}
     for file in files:
         kwargs |= load_plain(file)["generation_kwargs"]
-    return {"generation_kwargs": kwargs | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
+    return {
+        "generation_kwargs": (
+            kwargs | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})
+        )
+    }
 
 
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
@@ -74,20 +81,28 @@ def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
 def check_exemplars(ask: Ask, label: str, available: int, file: Path) -> None:
     if ask.num_fewshot > available:
         raise PipelineError(
-            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} exemplars: ask for at most {available}"
+            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} exemplars: ask for"
+            f" at most {available}"
         )
 
 
 def read_from(body: Row, **files: Path) -> None:
     """Point a task at local files, a split each."""
     body["include"].append(str(own_task_file("local")))
-    body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
+    body["dataset_kwargs"] = {
+        "data_files": {split: str(file.resolve()) for split, file in files.items()}
+    }
 
 
 def write_task(
-    ask: Ask, body: Row, pair: str | None = None, first: int = 0, group: str = "", part: str = "",
+    ask: Ask,
+    body: Row,
+    pair: str | None = None,
+    first: int = 0,
+    group: str = "",
+    part: str = "",
     aggregates: Sequence[Row] = (),
-) -> TaskSpec:  # fmt: skip
+) -> TaskSpec:
     """Write the YAML file of a task, and return what is known of the task."""
     code = pair or ask.language.code
     name = "_".join([ask.task, *([part] if part else []), code, f"{ask.num_fewshot}shot"])
@@ -95,6 +110,15 @@ def write_task(
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return TaskSpec(
-        name, file, ask.task, ask.language.code, pair, ask.num_fewshot, ask.benchmark, first, group, part,
+        name,
+        file,
+        ask.task,
+        ask.language.code,
+        pair,
+        ask.num_fewshot,
+        ask.benchmark,
+        first,
+        group,
+        part,
         tuple(aggregates),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""Checks that a task file of eval.include_path neither runs code nor names files outside of its folder.
+"""Checks that a task file of eval.include_path neither runs code nor names files outside of its
+folder.
 
 eval.run_code=true allows Python. Templates are never allowed to reach Python's internals.
 """
@@ -17,15 +18,20 @@ from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 from pipeline.text import strings_in
 
-REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name on the Hub, or an old name without an owner
-REMOTE = re.compile(r"(https?|hf|s3|gs)://(?!.*(::|file:)).*")  # a chain of addresses may end in a local file
+REPOSITORY = re.compile(
+    r"[\w.-]+(/[\w.-]+)?"
+)  # owner/name on the Hub, or an old name without an owner
+REMOTE = re.compile(
+    r"(https?|hf|s3|gs)://(?!.*(::|file:)).*"
+)  # a chain of addresses may end in a local file
 # What a task file may set of an answer. generate() also takes settings that name code.
 GENERATION = (
-    "until do_sample temperature top_p top_k min_p typical_p num_beams max_gen_toks max_new_tokens max_tokens "
-    "max_completion_tokens max_length min_length min_new_tokens repetition_penalty no_repeat_ngram_size "
-    "length_penalty early_stopping seed think_end_token"
+    "until do_sample temperature top_p top_k min_p typical_p num_beams max_gen_toks max_new_tokens"
+    " max_tokens max_completion_tokens max_length min_length min_new_tokens repetition_penalty"
+    " no_repeat_ngram_size length_penalty early_stopping seed think_end_token"
 ).split()
-# In a template, not in the text around it. A search from one opening bracket ends at the next: it takes linear time.
+# In a template, not in the text around it. A search from one opening bracket ends at the next: it
+# takes linear time.
 INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
 
 
@@ -47,13 +53,15 @@ def refuse_internals(task_file: TaskFile) -> None:
         for key, text in texts_of(body):
             if found := INTERNAL.search(text):
                 raise PipelineError(
-                    f"{path}: {key} reaches Python's internals ({found[1]}), which could run any code: remove that "
-                    "from the template"
+                    f"{path}: {key} reaches Python's internals ({found[1]}), which could run any"
+                    " code: remove that from the template"
                 )
 
 
 def why_unsafe(task_file: TaskFile) -> str | None:
-    """Return the key of a user-defined task that could run code although no file of it has !function."""
+    """Return the key of a user-defined task that could run code although no file of it has
+    !function.
+    """
     if unknown := (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION:
         return f"generation_kwargs sets {', '.join(unknown)}"
     if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in task_file.parts):
@@ -64,10 +72,13 @@ def why_unsafe(task_file: TaskFile) -> str | None:
 
 
 def runs_model_programs(task_file: TaskFile) -> bool:
-    """Return True if a task, or a file that it includes, runs programs that a model writes: it is marked so, or its
-    functions evaluate answers as Python, as sympy's parse_expr does."""
+    """Return True if a task, or a file that it includes, runs programs that a model writes: it is
+    marked so, or its functions evaluate answers as Python, as sympy's parse_expr does.
+    """
     modules = {module for path, _ in task_file.parts for module in path.parent.glob("*.py")}
-    evaluates = any("parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules)
+    evaluates = any(
+        "parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules
+    )
     return evaluates or any(body.get("unsafe_code") for _, body in task_file.parts)
 
 
@@ -78,7 +89,9 @@ def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """
     kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
     paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
-    if source not in READERS and (Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)):
+    if source not in READERS and (
+        Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)
+    ):
         paths.append(source)
     paths += names_of_rows(stock)
     for path in map(str, filter(None, paths)):
@@ -88,7 +101,9 @@ def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def refuse_card(folder: Path) -> None:
-    """Raise PipelineError for a local folder of rows whose card names files outside of it: `datasets` reads them."""
+    """Raise PipelineError for a local folder of rows whose card names files outside of it:
+    `datasets` reads them.
+    """
     for card in (folder / name for name in ("README.md", ".huggingface.yaml")):
         if not card.is_file():
             continue
@@ -98,4 +113,6 @@ def refuse_card(folder: Path) -> None:
             settings = yaml.safe_load(head)
         for name in strings_in(settings.get("configs") if isinstance(settings, dict) else None):
             if name.startswith(("/", "~")) or ".." in Path(name).parts or "://" in name:
-                raise PipelineError(f"{card} names rows outside of its folder ({name}): correct its configs")
+                raise PipelineError(
+                    f"{card} names rows outside of its folder ({name}): correct its configs"
+                )

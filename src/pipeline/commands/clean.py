@@ -1,9 +1,14 @@
-"""Stage clean: deletes files that no finished run needs. It only lists them unless clean.dry_run=false.
+"""Stage clean: deletes files that no finished run needs.
 
-- Work folders that no process holds: what a killed run left. Those with a resume point are kept, unless
+It only lists them unless clean.dry_run=false.
+
+- Work folders that no process holds: what a killed run left. Those with a resume point are kept,
+  unless
   clean.resume_points=true.
-- Snapshots that are the parent of no finished run except the evaluations by which a select run ranked them: the select
-  run has its choice in its own folder. A table with free_snapshots=true deletes those that it ranked while it runs.
+- Snapshots that are the parent of no finished run except the evaluations by which a select run
+  ranked them: the select
+  run has its choice in its own folder. A table with free_snapshots=true deletes those that it
+  ranked while it runs.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ class Removable:
 def clean_up(config: CleanStage) -> str:
     """Delete the removable folders, or list them if clean.dry_run. Returns a table as text."""
     runs_dir = config.runs_path
-    items = [*stale_work(runs_dir, config.clean.hours, config.clean.resume_points), *idle_snapshots(runs_dir)]
+    items = [
+        *stale_work(runs_dir, config.clean.hours, config.clean.resume_points),
+        *idle_snapshots(runs_dir),
+    ]
     rows, total, count = [], 0, 0
     for item in items:
         size = item.bytes
@@ -54,20 +62,36 @@ def clean_up(config: CleanStage) -> str:
         rows.append((f"{size / 2**20:.1f} MB", str(item.folder), problem or item.reason))
         if problem is None:
             total, count = total + size, count + 1
-    outcome = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
-    return "\n".join([*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"])
+    outcome = (
+        "would be freed: nothing was touched, clean.dry_run=false frees it"
+        if config.clean.dry_run
+        else "freed"
+    )
+    return "\n".join(
+        [*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"]
+    )
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:
-    """Abandoned work folders: nobody holds their lease, and nothing in them was touched within `hours`."""
+    """Abandoned work folders: nobody holds their lease, and nothing in them was touched within
+    `hours`.
+    """
     items = []
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
         record = resume.read_resume_point(latest_work_folder(folder))
         age = (time.time() - last_touched(folder)) / 3600
         if age < hours or (record and not resume_points) or live_holder(folder):
             continue
-        kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
-        items.append(Removable(folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"))
+        kind = (
+            f"an interrupted run, with a resume point after step {record['step']}"
+            if record
+            else "an unfinished run"
+        )
+        items.append(
+            Removable(
+                folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"
+            )
+        )
     return items
 
 
@@ -81,7 +105,9 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
     by_hash = {manifest.hash: manifest for manifest in manifests}
     selections = [manifest for manifest in manifests if manifest.stage == "select"]
     scores = parent_hashes(selections)
-    inputs = parent_hashes(by_hash[key] for key in scores if key in by_hash)  # snapshots; evals of one language
+    inputs = parent_hashes(
+        by_hash[key] for key in scores if key in by_hash
+    )  # snapshots; evals of one language
     ranked = scores | inputs
     ranking = scores.union(manifest.hash for manifest in selections)
     ranking |= {key for key in inputs if key in by_hash and by_hash[key].stage == "eval"}
@@ -93,7 +119,9 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
             if not entry.get("freed") and key not in used_hashes:
                 home = folder_of(training.hash, runs_dir) or runs_dir / training.name
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
-                reason = "a select run has ranked it" if key in ranked else "no run was made from it"
+                reason = (
+                    "a select run has ranked it" if key in ranked else "no run was made from it"
+                )
                 items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
     return items
 
@@ -103,35 +131,47 @@ def parent_hashes(manifests: Iterable[Manifest]) -> set[str]:
 
 
 def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
-    """Delete the snapshots that the finished selections among a table's runs have ranked. Returns their names.
+    """Delete the snapshots that the finished selections among a table's runs have ranked.
 
-    Kept are the parents and candidates of unfinished runs, the parents of finished ones, and the hashes in `protected`.
+    Returns their names.
+
+    Kept are the parents and candidates of unfinished runs, the parents of finished ones, and the
+    hashes in `protected`.
     """
     reasons = reasons_unfinished(runs)
     rankings = {run.hash: compared(run) for run in runs if isinstance(run.config, SelectStage)}
     decided = [candidates for key, candidates in rankings.items() if key not in reasons]
     ranked = {snapshot.hash: snapshot.name for candidates in decided for snapshot in candidates}
     waiting = [run for run in runs if run.hash in reasons]
-    inputs = [parent for run in waiting for parent in [*run.parents.values(), *rankings.get(run.hash, ())]]
+    inputs = [
+        parent for run in waiting for parent in [*run.parents.values(), *rankings.get(run.hash, ())]
+    ]
     needed_hashes = {parent.hash for parent in inputs} | protected
     deleted = []
     for item in idle_snapshots(runs[0].runs_dir) if ranked.keys() - needed_hashes else []:
         key = snapshot_hash(item.hash, int(item.step)) if item.step else ""
-        if key in ranked and key not in needed_hashes and free_unless_in_use(item, runs[0].runs_dir) is None:
+        if (
+            key in ranked
+            and key not in needed_hashes
+            and free_unless_in_use(item, runs[0].runs_dir) is None
+        ):
             deleted.append(ranked[key])
     return deleted
 
 
 def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
-    """Names of deleted snapshots, and of runs whose weights were deleted, that unfinished runs need; finished trainings
-    are not rerun. reasons: the hashes of the unfinished ones."""
+    """Names of deleted snapshots, and of runs whose weights were deleted, that unfinished runs
+    need; finished trainings are not rerun. reasons: the hashes of the unfinished ones.
+    """
     names = []
     parents = [parent for run in runs if run.hash in reasons for parent in run.parents.values()]
     for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
         manifest = read_manifest(snapshot.run.folder) if snapshot.run.hash not in reasons else None
         if manifest and manifest.snapshots.get(str(snapshot.step), {}).get("freed"):
             names.append(snapshot.name)
-    for run in (parent for parent in parents if isinstance(parent, Run) and parent.hash not in reasons):
+    for run in (
+        parent for parent in parents if isinstance(parent, Run) and parent.hash not in reasons
+    ):
         manifest = read_manifest(run.folder)
         if manifest and manifest.weights_root and not any(run.folder.glob("*.safetensors")):
             names.append(run.name)
@@ -151,7 +191,8 @@ def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
 
 
 def delete(item: Removable) -> None:
-    """Delete a folder; for a snapshot, first record it in its training's manifest, so that nobody looks for the files.
+    """Delete a folder; for a snapshot, first record it in its training's manifest, so that nobody
+    looks for the files.
 
     A folder that does not exist counts as deleted.
     """
@@ -163,5 +204,7 @@ def delete(item: Removable) -> None:
     doomed = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(doomed, ignore_errors=True)  # left by a clean that was killed
     with suppress(FileNotFoundError):
-        move_folder(item.folder, doomed)  # so that a partly deleted folder is not taken for a complete one
+        move_folder(
+            item.folder, doomed
+        )  # so that a partly deleted folder is not taken for a complete one
         shutil.rmtree(doomed)

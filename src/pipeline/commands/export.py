@@ -28,30 +28,41 @@ LM_EVAL = "lm_eval"
 
 
 def export(config: ExportStage) -> str:
-    """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
+    """Pack the finished results of a table into the file export.to, or write a checkpoint to a
+    folder or the Hub.
+    """
     settings = config.export
     if settings.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
         suffix = suffixes.get(settings.format, "d")
-        address = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
+        address = (
+            "./DIR or export.to=hub:org/name"
+            if config.checkpoint
+            else f"./{Path(config.table).stem}.{suffix}"
+        )
         raise PipelineError(f"stage=export needs export.to: give export.to={address}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
-            raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
+            raise PipelineError(
+                "every, data_root and table.free_snapshots apply to table=T only: remove them"
+            )
         if settings.format == LM_EVAL:
             run = find_run(config.checkpoint, config.runs_path, "checkpoint")
             return str(write_harness_logs(run.folder, Path(settings.to), label_in(run.name)).parent)
         if settings.format != Export().format:
-            raise PipelineError(f"export.format={settings.format} applies to table=T only: remove it")
+            raise PipelineError(
+                f"export.format={settings.format} applies to table=T only: remove it"
+            )
         if settings.adapter and settings.dtype:
             raise PipelineError(
-                f"export.dtype={settings.dtype} rounds what export.adapter=true writes exactly, in float32: "
-                "remove one of them"
+                f"export.dtype={settings.dtype} rounds what export.adapter=true writes exactly, in"
+                " float32: remove one of them"
             )
         return export_model(config)
     if settings != Export(to=settings.to, format=settings.format):
         raise PipelineError(
-            "export.dtype, export.adapter, export.licence and export.private apply to checkpoint=RUN only: remove them"
+            "export.dtype, export.adapter, export.licence and export.private apply to"
+            " checkpoint=RUN only: remove them"
         )
     return str(export_table(config, settings.to))
 
@@ -60,20 +71,27 @@ def export_table(config: ExportStage, to: str) -> Path:
     file, form = Path(to), config.export.format
     check_place(file, "folder" if form in ("figures", LM_EVAL) else "file")
     if form == "archive" and file.suffix != ".zip":
-        raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")
+        raise PipelineError(
+            f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}"
+        )
     if file.is_file():
         say(f"export.to={file} exists and is replaced")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
-        raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
+        raise PipelineError(
+            f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to"
+            " export"
+        )
     if form == LM_EVAL:
         folders = {run.name: run.folder for run in results.runs}
         scored = {  # a run has its scores in several cells
             (cell.row + (f" seed {score.at['seed']}" if "seed" in score.at else ""), score.run)
-            for cell in results.cells for score in cell.scores if score.run in results.evaluations
-        }  # fmt: skip
+            for cell in results.cells
+            for score in cell.scores
+            if score.run in results.evaluations
+        }
         for model, run_name in sorted(scored):
             write_harness_logs(folders[run_name], file / model / run_name, model)
         return file

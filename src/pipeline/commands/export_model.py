@@ -1,7 +1,8 @@
-"""Stage export of a checkpoint: writes a folder that transformers loads, with a model card, locally or to the Hub.
+"""Stage export of a checkpoint: writes a folder that transformers loads, with a model card, locally
+or to the Hub.
 
-An adapter is merged into its base, or with export.adapter=true a merge of adapters is written as one, for PEFT. The
-export has nothing of this machine: no manifest, log or local path.
+An adapter is merged into its base, or with export.adapter=true a merge of adapters is written as
+one, for PEFT. The export has nothing of this machine: no manifest, log or local path.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipeline.commands.model_card import (
     origin_of,
     relation_of,
     render_card,
-)  # fmt: skip
+)
 from pipeline.config.extensions import EXPORTS, outside_core
 from pipeline.config.knob import format_value
 from pipeline.config.stages import ExportStage
@@ -57,12 +58,17 @@ def export_model(config: ExportStage) -> str:
     """Write the checkpoint to export.to. Returns the folder or the address of its page.
 
     Raises:
-        PipelineError: the target exists or cannot be written, licences of the models differ, the run was changed.
+        PipelineError: the target exists or cannot be written, licences of the models differ, the
+            run was changed.
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
     private = config.export.private
-    api = ready_for(target.removeprefix(HUB), "export.to", private) if target.startswith(HUB) else None
+    api = (
+        ready_for(target.removeprefix(HUB), "export.to", private)
+        if target.startswith(HUB)
+        else None
+    )
     if api is None:
         check_target(Path(target))
     model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
@@ -78,7 +84,9 @@ def export_model(config: ExportStage) -> str:
     licence = licence_of(origin, config)
     if merge.adapter:
         base = merge.adapter.settings["base_model_name_or_path"]
-        origin = replace(origin, bases=(base,) if base else ())  # what PEFT adds it to, not what that derives from
+        origin = replace(
+            origin, bases=(base,) if base else ()
+        )  # what PEFT adds it to, not what that derives from
     name = target.removeprefix(HUB) if api else Path(target).resolve().name
     with TemporaryDirectory(dir=staging, prefix=f".{name.replace('/', '-')}.") as temporary:
         folder = Path(temporary) / "model"
@@ -94,8 +102,9 @@ def export_model(config: ExportStage) -> str:
 
 
 def move_export(folder: Path, target: Path) -> None:
-    """Move the export to its target. In an existing export of the same model only the card, which has the scores, is
-    replaced.
+    """Move the export to its target.
+
+    In an existing export of the same model only the card, which has the scores, is replaced.
 
     Raises:
         PipelineError: another model's export is there.
@@ -108,41 +117,56 @@ def move_export(folder: Path, target: Path) -> None:
         for export in (folder, target)
     )
     if new != old:
-        raise PipelineError(f"export.to={target} holds the export of another model: name a new folder")
+        raise PipelineError(
+            f"export.to={target} holds the export of another model: name a new folder"
+        )
     os.replace(folder / CARD, target / CARD)
 
 
 def check_target(target: Path) -> None:
-    """Raise PipelineError as `check_place`, unless the folder is an export, and if it is inside a run."""
-    is_export = (target / CARD).is_file() and any((target / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG))
+    """Raise PipelineError as `check_place`, unless the folder is an export, and if it is inside a
+    run.
+    """
+    is_export = (target / CARD).is_file() and any(
+        (target / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG)
+    )
     if not is_export:
         check_place(target, "folder")
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
-            raise PipelineError(f"export.to={target} is inside the run {above.name}: name a folder outside of it")
+            raise PipelineError(
+                f"export.to={target} is inside the run {above.name}: name a folder outside of it"
+            )
 
 
 def check_place(target: Path, kind: str) -> None:
-    """Raise PipelineError if the target, a file or a folder, exists as the other, is a folder with files, or has no
-    parent folder."""
+    """Raise PipelineError if the target, a file or a folder, exists as the other, is a folder with
+    files, or has no parent folder.
+    """
     if target.exists() and target.is_dir() != (kind == "folder"):
-        raise PipelineError(f"export.to={target} exists and is no {kind}: give the {kind} another name")
+        raise PipelineError(
+            f"export.to={target} exists and is no {kind}: give the {kind} another name"
+        )
     if target.is_dir() and any(target.iterdir()):
         raise PipelineError(f"export.to={target} holds files: name a new or empty folder")
     if not target.resolve().parent.is_dir():
-        raise PipelineError(f"export.to={target} is not a place for a {kind}: name one in an existing folder")
+        raise PipelineError(
+            f"export.to={target} is not a place for a {kind}: name one in an existing folder"
+        )
 
 
 def licence_of(origin: Origin, config: ExportStage) -> str | None:
-    """Licence for the card; None if unknown. Raises PipelineError if those of the source models differ and
-    export.licence is not given."""
+    """Licence for the card; None if unknown.
+
+    Raises PipelineError if those of the source models differ and export.licence is not given.
+    """
     if config.export.licence is not None:
         return config.export.licence
     if len(set(origin.licences.values())) > 1:
         licences = ", ".join(f"{name}: {licence}" for name, licence in origin.licences.items())
         raise PipelineError(
-            f"checkpoint={config.checkpoint} is derived from models of different licences ({licences}): give that of "
-            "the result, export.licence=NAME"
+            f"checkpoint={config.checkpoint} is derived from models of different licences"
+            f" ({licences}): give that of the result, export.licence=NAME"
         )
     if not origin.licences:
         warn("licence unknown, so the model card has none; set it with export.licence=NAME")
@@ -150,7 +174,7 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
     return next(iter(origin.licences.values()))
 
 
-# ------------------------------------------------------------------------------------------------ what is written
+# --- what is written ---
 
 
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
@@ -162,7 +186,9 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
     check_sources({"0": source}, lambda _: "checkpoint")
     if read_manifest(source.model.folder) is None:
         check_shapes(source.model.folder, "checkpoint")
-    return open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
+    return open_merge(
+        Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source}
+    )
 
 
 def base_given(model: Parent, config: ExportStage) -> Path | None:
@@ -174,37 +200,51 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
         return None
     if read_manifest(model.folder) is not None or not is_adapter(model.folder):
         raise PipelineError(
-            f"export.base={config.export.base} is read with an adapter from elsewhere, which {model.name} is not: "
-            "leave it out"
+            f"export.base={config.export.base} is read with an adapter from elsewhere, which"
+            f" {model.name} is not: leave it out"
         )
     return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
-def check_files_and_space(merge: Merging, model: Parent, config: ExportStage, staging: Path) -> None:
-    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk of the folder `staging`."""
+def check_files_and_space(
+    merge: Merging, model: Parent, config: ExportStage, staging: Path
+) -> None:
+    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk of the folder
+    `staging`.
+    """
     if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
-        raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
+        raise PipelineError(
+            f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into"
+            f" {model.name}"
+        )
     size = merge.bytes()["written"]
     if shutil.disk_usage(staging).free < size:
         raise PipelineError(
-            f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free some"
+            f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free"
+            " some"
         )
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:
-    """Write weights, configs and tokenizer as a merge does, and copy the run's mergekit configuration."""
+    """Write weights, configs and tokenizer as a merge does, and copy the run's mergekit
+    configuration.
+    """
     try:
         merge.write(folder, threads=config.threads)
     except PipelineError as error:
-        if config.export.dtype != "float16" or "is not finite after merging as F16" not in str(error):
+        if config.export.dtype != "float16" or "is not finite after merging as F16" not in str(
+            error
+        ):
             raise
         tensor = str(error).partition(" ")[0]
         raise PipelineError(
-            f"export.dtype=float16: {tensor} holds values above 65504, float16's largest: give export.dtype=bfloat16"
+            f"export.dtype=float16: {tensor} holds values above 65504, float16's largest: give"
+            " export.dtype=bfloat16"
         ) from error
     for path in (folder / name for name in CONFIGS if (folder / name).is_file()):
         path.write_text(
-            json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False) + "\n",
+            encoding="utf-8",
         )
 
 
@@ -221,13 +261,21 @@ def without_paths(value: Any) -> Any:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the model card
+# --- the model card ---
 
 
 def card_text(
-    name: str, model: Parent, origin: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
+    name: str,
+    model: Parent,
+    origin: Origin,
+    licence: str | None,
+    merge: Merging,
+    folder: Path,
+    config: ExportStage,
 ) -> str:
-    """Return the model card: how the model was made, the rounding error of the cast, and the model's scores."""
+    """Return the model card: how the model was made, the rounding error of the cast, and the
+    model's scores.
+    """
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
     if rounding := describe_cast(merge, config):
@@ -238,17 +286,29 @@ def card_text(
         weights = "the weights before they were cast" if rounding else "these weights"
         rows = []
         for row, evaluation in scored:
-            settings = ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
+            settings = ", ".join(
+                f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items()
+            )
             rows.append((*score_line(row), settings))
-        table = markdown_table(("task", "language", "metric", "score", "questions", "settings"), rows)
+        table = markdown_table(
+            ("task", "language", "metric", "score", "questions", "settings"), rows
+        )
         how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
         sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")
     stage, config_of = (manifest.stage, manifest.config) if manifest else ("", {})
-    tags = [stage, (config_of.get("merge") or {}).get("method"), (config_of.get("sft") or {}).get("name")]
+    tags = [
+        stage,
+        (config_of.get("merge") or {}).get("method"),
+        (config_of.get("sft") or {}).get("name"),
+    ]
     return render_card(
-        name, "\n".join(sections), origin, tags=[str(tag) for tag in tags if tag], licence=licence,
+        name,
+        "\n".join(sections),
+        origin,
+        tags=[str(tag) for tag in tags if tag],
+        licence=licence,
         relation="adapter" if merge.adapter else relation_of(origin, stage == "merge"),
-    )  # fmt: skip
+    )
 
 
 def describe_cast(merge: Merging, config: ExportStage) -> str | None:
@@ -262,12 +322,20 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
 
 
 def settings_of(evaluation: Manifest) -> dict[str, Any]:
-    """Return the settings that decide an evaluation's scores, without its task and without defaults."""
-    return {key: value for key, value in evaluation.decided_by["config"]["eval"].items() if key != "tasks"}
+    """Return the settings that decide an evaluation's scores, without its task and without
+    defaults.
+    """
+    return {
+        key: value
+        for key, value in evaluation.decided_by["config"]["eval"].items()
+        if key != "tasks"
+    }
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
-    """Return the main score of each task and language of exactly these weights, with its evaluation."""
+    """Return the main score of each task and language of exactly these weights, with its
+    evaluation.
+    """
     scores = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)

@@ -1,6 +1,8 @@
-"""The model card of an export: how a model was made, its bases and its data sets, as metadata of the Hub and as text.
+"""The model card of an export: how a model was made, its bases and its data sets, as metadata of
+the Hub and as text.
 
-Everything comes from manifests and from the licences on the cards of external models. A card holds names, never paths.
+Everything comes from manifests and from the licences on the cards of external models. A card holds
+names, never paths.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ NO_MODEL = ("data", "data_root")  # roles of parents
 class Origin:
     """The external models and data sets that a model derives from.
 
-    bases: the nearest models on the Hub. sets: (name, id on the Hub if it was read from there, licence). languages:
-    ISO 639. licences: model -> licence as the Hub spells it, where it is known.
+    bases: the nearest models on the Hub. sets: (name, id on the Hub if it was read from there,
+    licence). languages: ISO 639. licences: model -> licence as the Hub spells it, where it is
+    known.
     """
 
     bases: tuple[str, ...] = ()
@@ -52,26 +55,42 @@ def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
     if manifest.stage == "select":
         selected = selected_model(manifest, runs_dir)
         return origin_of(selected, runs_dir, ask) if selected else Origin()
-    return origin_from_config(model.name, manifest.config, find_ancestors(manifest, runs_dir), runs_dir, ask)
+    return origin_from_config(
+        model.name, manifest.config, find_ancestors(manifest, runs_dir), runs_dir, ask
+    )
 
 
 def origin_from_config(
-    name: str, config: Mapping[str, Any], parents: Mapping[str, Parent], runs_dir: Path, ask: bool = False
+    name: str,
+    config: Mapping[str, Any],
+    parents: Mapping[str, Parent],
+    runs_dir: Path,
+    ask: bool = False,
 ) -> Origin:
-    """Return the origin of a training or a merge, from its configuration and its finished parents."""
+    """Return the origin of a training or a merge, from its configuration and its finished
+    parents.
+    """
     models = {
-        role: parent for role, parent in parents.items() if role not in NO_MODEL and not role.startswith("language ")
+        role: parent
+        for role, parent in parents.items()
+        if role not in NO_MODEL and not role.startswith("language ")
     }
     origins = [origin_of(parent, runs_dir, ask) for parent in models.values()]
     licences = {owner: licence for origin in origins for owner, licence in origin.licences.items()}
     inherited, stated = set(licences.values()), (config.get("model") or {}).get("licence")
-    if stated or (config.get("expert") and len(inherited) == 1):  # a training has the licence of its base
+    if stated or (
+        config.get("expert") and len(inherited) == 1
+    ):  # a training has the licence of its base
         licences = {name: stated or inherited.pop()}
     sets, codes = sets_and_languages(config)
     return Origin(
         bases=drop_duplicates(base for origin in origins for base in origin.bases),
-        sets=drop_duplicates([*sets, *(data_set for origin in origins for data_set in origin.sets)]),
-        languages=drop_duplicates([*codes, *(code for origin in origins for code in origin.languages)]),
+        sets=drop_duplicates(
+            [*sets, *(data_set for origin in origins for data_set in origin.sets)]
+        ),
+        languages=drop_duplicates(
+            [*codes, *(code for origin in origins for code in origin.languages)]
+        ),
         licences=licences,
     )
 
@@ -81,7 +100,9 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def origin_from_card(model: Parent, ask: bool) -> Origin:
-    """Return the origin of an external model: itself if it is on the Hub, with the licence of its card."""
+    """Return the origin of an external model: itself if it is on the Hub, with the licence of its
+    card.
+    """
     licence = read_metadata(model.folder, ask=ask).get("license")
     hub = (getattr(model, "hub", None) or "").partition("@")[0]
     return Origin(
@@ -90,7 +111,9 @@ def origin_from_card(model: Parent, ask: bool) -> Origin:
     )
 
 
-def sets_and_languages(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+def sets_and_languages(
+    config: Mapping[str, Any],
+) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """Return the sets that a training read, and their languages.
 
     A file below data_root need not be the data set of that name on the Hub, so neither a repository
@@ -106,7 +129,11 @@ def sets_and_languages(config: Mapping[str, Any]) -> tuple[list[tuple[str, str |
             if name in excluded:
                 continue
             hub, licence = source.get("hub"), source.get("licence") or ""
-            sets.append((name, None, "" if hub else licence) if config.get("data_root") else (name, hub, licence))
+            sets.append(
+                (name, None, "" if hub else licence)
+                if config.get("data_root")
+                else (name, hub, licence)
+            )
             codes += [source["language"]] if of_iso_639(source.get("language")) else []
     return sets, codes
 
@@ -126,8 +153,12 @@ def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
     parents = {}
     for role, ancestor in manifest.parents.items():
         key, _, index = role.partition(".")
-        reference: Any = (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
-        reference = reference[int(index or 0)] if isinstance(reference, list) and reference else reference
+        reference: Any = (
+            (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
+        )
+        reference = (
+            reference[int(index or 0)] if isinstance(reference, list) and reference else reference
+        )
         if role == "model":
             reference = (manifest.config.get("model") or {}).get("path")
         if parent := find_ancestor(ancestor, reference, runs_dir):
@@ -143,7 +174,10 @@ def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> 
     run_folder = folder_of(ancestor.hash, runs_dir)
     if run_folder:
         return External(ancestor.name, ancestor.hash, run_folder)
-    for name in (ancestor.name, reference):  # a snapshot has a name, an external model only its reference
+    for name in (
+        ancestor.name,
+        reference,
+    ):  # a snapshot has a name, an external model only its reference
         with suppress(PipelineError):
             if name:
                 return find_run(name, runs_dir, "checkpoint")
@@ -155,7 +189,7 @@ def selected_model(selection: Manifest, runs_dir: Path) -> Parent | None:
     return find_ancestor(Ancestor(selection.facts["choice"]["checkpoint"], ""), None, runs_dir)
 
 
-# ------------------------------------------------------------------------------------------------ the text
+# --- the text ---
 
 
 def render_card(
@@ -186,11 +220,13 @@ def render_card(
         pipeline_tag="text-generation",
         tags=list(tags),
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{body.rstrip()}\n\n{loading_section(name, made_of, relation)}"
+    loading = loading_section(name, made_of, relation)
+    return f"---\n{data.to_yaml()}\n---\n\n{body.rstrip()}\n\n{loading}"
 
 
 def describe_run(model: Parent, runs_dir: Path) -> str:
-    """Return how a finished run was made, as Markdown; of a selection, how the chosen model was made.
+    """Return how a finished run was made, as Markdown; of a selection, how the chosen model was
+    made.
 
     Settings are listed that differ from this program's defaults.
     """
@@ -200,14 +236,21 @@ def describe_run(model: Parent, runs_dir: Path) -> str:
         return describe_run(selected, runs_dir) if selected else ""
     if manifest is None:
         return f"The weights of {model.name}."
-    parents = ", ".join(f"{role} = {parent.name}" for role, parent in manifest.parents.items() if role not in NO_MODEL)
+    parents = ", ".join(
+        f"{role} = {parent.name}"
+        for role, parent in manifest.parents.items()
+        if role not in NO_MODEL
+    )
     settings = flatten_dict(manifest.decided_by["config"])
     rows = [(key, format_value(value)) for key, value in sorted(settings.items())]
     if manifest.stage == "merge":
         heading = f"Merged from {parents}."
     else:
         names = {key: manifest.config[key]["name"] for key in ("expert", "sft")}
-        heading = f"Trained from {parents or 'random weights'} with `expert={names['expert']} sft={names['sft']}`."
+        heading = (
+            f"Trained from {parents or 'random weights'} with `expert={names['expert']}"
+            f" sft={names['sft']}`."
+        )
     lines = [heading, "", *markdown_table(("setting", "value"), rows), ""]
     if manifest.stage == "merge":
         done = str(manifest.facts["merge"])
@@ -229,16 +272,26 @@ def plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def relation_of(made_of: Origin, merged: bool) -> str:
-    """merge or finetune: the relation of a whole model to its bases. Merged local experts are a finetune of theirs."""
+    """merge or finetune: the relation of a whole model to its bases.
+
+    Merged local experts are a finetune of theirs.
+    """
     return "merge" if merged and len(made_of.bases) > 1 else "finetune"
 
 
 def data_section(made_of: Origin) -> str:
-    """Return a table of the sets, each with its licence, which still holds under the model's licence."""
+    """Return a table of the sets, each with its licence, which still holds under the model's
+    licence.
+    """
     if not made_of.sets:
         return ""
-    rows = [(name, hub or "a local file", licence or "unknown") for name, hub, licence in made_of.sets]
-    return "\n".join(["## Trained on", "", *markdown_table(("set", "on the Hub", "licence"), rows)]) + "\n"
+    rows = [
+        (name, hub or "a local file", licence or "unknown") for name, hub, licence in made_of.sets
+    ]
+    return (
+        "\n".join(["## Trained on", "", *markdown_table(("set", "on the Hub", "licence"), rows)])
+        + "\n"
+    )
 
 
 def loading_section(name: str, made_of: Origin, relation: str) -> str:

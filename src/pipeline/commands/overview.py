@@ -1,4 +1,6 @@
-"""The first screen of a plan: the total, what to fix and to know, kinds of runs, details, and what is next."""
+"""The first screen of a plan: the total, what to fix and to know, kinds of runs, details, and what
+is next.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,24 @@ from pipeline.stages.merge import layers_of
 from pipeline.text import align_columns, first_few
 
 WIDTH, LINES = 120, 24
-KINDS = {"data": "training sets", "sft": "trainings", "cpt": "trainings", "merge": "merges written",
-         "analyze": "maps of changes"}  # fmt: skip
+KINDS = {
+    "data": "training sets",
+    "sft": "trainings",
+    "cpt": "trainings",
+    "merge": "merges written",
+    "analyze": "maps of changes",
+}
 MERGED, CHOOSING = "scores of merges", "choosing snapshots"
 TOLD = 3  # kinds of merges, and tasks, that are named
 
 
 @dataclass
 class Overview:
-    """What a plan decides. fix: why it would fail; know: what a reader should know before it is started; without: what
-    the total leaves out, in words."""
+    """What a plan decides.
+
+    fix: why it would fail; know: what a reader should know before it is started; without: what the
+    total leaves out, in words.
+    """
 
     title: str
     total: str
@@ -45,8 +55,9 @@ class Overview:
     without: str = ""
 
     def lines(self) -> list[str]:
-        """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to know, as much as there
-        is room for."""
+        """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to
+        know, as much as there is room for.
+        """
         for width in (2, 1):  # lines of a detail
             details = [line for text in self.details for line in wrapped(text, width)]
             room = LINES - 4 - len(self.table) - len(details)
@@ -54,7 +65,14 @@ class Overview:
                 break
         fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
-        lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
+        lines = [
+            *wrapped(self.title, 1),
+            *wrapped(self.total, 2),
+            *fix,
+            *know,
+            *self.table,
+            *details,
+        ]
         first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run " if self.fix else ""
         return [*lines[: LINES - 1], f"Next: {first}{self.next}"]
 
@@ -65,14 +83,20 @@ def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
     Runs are named without their hashes. A text that is cut ends with an ellipsis.
     """
     return textwrap.wrap(
-        re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text), WIDTH, initial_indent=first,
-        subsequent_indent=" " * (len(first) or 2), max_lines=line_limit, placeholder=" …", break_on_hyphens=False,
-    )  # fmt: skip
+        re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * (len(first) or 2),
+        max_lines=line_limit,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
 
 
 def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
-    """Texts with a label before the first, in at most `line_limit` lines: two lines each where these fit, the first
-    texts first; the last line counts those left out."""
+    """Texts with a label before the first, in at most `line_limit` lines: two lines each where
+    these fit, the first texts first; the last line counts those left out.
+    """
     shown = texts if len(texts) <= line_limit else texts[: line_limit - 1]
     lines: list[str] = []
     for index, text in enumerate(shown):
@@ -80,7 +104,11 @@ def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
         room = 2 if len(lines) + 2 + later <= line_limit else 1
         lines += wrapped(text, room, " " * 6 if index else f"{label:<5} ")
     omitted = len(texts) - len(shown)
-    return [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"] if omitted else lines
+    return (
+        [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"]
+        if omitted
+        else lines
+    )
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
@@ -90,13 +118,16 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
     return " to ".join(ends)
 
 
-# ---------------------------------------------------------------------------------------------------- kinds of runs
+# --- kinds of runs ---
 
 
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
-    Selections, and averages of several scores, take no time of their own."""
-    choosing = {run.hash for run in order_runs([run for run in runs if isinstance(run.config, SelectStage)])}
+    """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of
+    merges in memory. Selections, and averages of several scores, take no time of their own.
+    """
+    choosing = {
+        run.hash for run in order_runs([run for run in runs if isinstance(run.config, SelectStage)])
+    }
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         config = run.config
@@ -106,11 +137,19 @@ def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
             kind = KINDS.get(config.stage, "")
         if kind and not is_bundle(run):
             kinds.setdefault(kind, []).append(run)
-    return {kind: kinds[kind] for kind in [*dict.fromkeys(KINDS.values()), CHOOSING, "scores", MERGED] if kind in kinds}
+    return {
+        kind: kinds[kind]
+        for kind in [*dict.fromkeys(KINDS.values()), CHOOSING, "scores", MERGED]
+        if kind in kinds
+    }
 
 
 def kinds_table(
-    runs: Sequence[Run], waiting: Sequence[Run], reasons: Iterable[str], bill: Bill | None, history: History
+    runs: Sequence[Run],
+    waiting: Sequence[Run],
+    reasons: Iterable[str],
+    bill: Bill | None,
+    history: History,
 ) -> list[str]:
     """Return a line for each kind of runs: how many, how many are done, and what one and all take.
 
@@ -118,7 +157,11 @@ def kinds_table(
     """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
     costs = {cost.run.hash: cost for cost in bill.costs()} if bill else None
-    takes_what = ("GPUs each", "time each", "GPU-hours", "GB a GPU") if bill else ("time each", "in all", "GB")
+    takes_what = (
+        ("GPUs each", "time each", "GPU-hours", "GB a GPU")
+        if bill
+        else ("time each", "in all", "GB")
+    )
     rows: list[tuple[str, ...]] = [("", "runs", "done", *takes_what)]
     for kind in dict.fromkeys([*planned, *later]):
         members, further = planned.get(kind, []), later.get(kind, [])
@@ -134,7 +177,10 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
     if not runs:
         return ("",) * (3 if costs is None else 4)
     if costs is None:
-        seconds, memory = [history.predict(run) for run in runs], memory_text(map(memory_here, runs))
+        seconds, memory = (
+            [history.predict(run) for run in runs],
+            memory_text(map(memory_here, runs)),
+        )
         if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
             return "needs a GPU", "?", memory
         known_seconds = [value for value in seconds if value is not None]
@@ -144,14 +190,18 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
     if not known_costs:
         if not isinstance(runs[0].config, TrainStage | EvalStage):  # of the CPU
             return "", takes(runs, None, history)[0], "", ""
-        trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
+        trainings = [
+            run for run in runs if isinstance(run.config, TrainStage)
+        ]  # whose memory is known without rows
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
     return (
-        span((cost.gpus for cost in known_costs), str), span(seconds_each, format_duration), hours,
+        span((cost.gpus for cost in known_costs), str),
+        span(seconds_each, format_duration),
+        hours,
         memory_text(cost.memory for cost in known_costs),
-    )  # fmt: skip
+    )
 
 
 def memory_text(sizes: Iterable[float | None]) -> str:
@@ -160,11 +210,13 @@ def memory_text(sizes: Iterable[float | None]) -> str:
     return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}" if largest else ""
 
 
-# ---------------------------------------------------------------------------------------------------- details
+# --- details ---
 
 
 def training_details(runs: Sequence[Run]) -> list[str]:
-    """Describe trainings in a line: methods, rows, steps, batch, tokens, learning rate, dtypes and epochs."""
+    """Describe trainings in a line: methods, rows, steps, batch, tokens, learning rate, dtypes and
+    epochs.
+    """
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     if not trainings:
         return []
@@ -178,11 +230,16 @@ def training_details(runs: Sequence[Run]) -> list[str]:
 
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
-    unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
+    unknown = (
+        f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
+        if len(rows) < len(trainings)
+        else ""
+    )
     return [
-        f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
-        f"{of_knob('batch_size')}{unknown}, {millions} million tokens, rate {of_knob('learning_rate', '{:.3g}')}, "
-        f"{', '.join(dtypes)}, sft.epochs {of_knob('epochs')}"
+        f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
+        f" {span(steps, '{:,.0f}'.format)} steps of {of_knob('batch_size')}{unknown}, {millions}"
+        f" million tokens, rate {of_knob('learning_rate', '{:.3g}')}, {', '.join(dtypes)},"
+        f" sft.epochs {of_knob('epochs')}"
     ]
 
 
@@ -191,9 +248,13 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
     texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
         if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
-            text = merge.described(run.config.partition, layers_of(run.parents) or known_layers(run))
+            text = merge.described(
+                run.config.partition, layers_of(run.parents) or known_layers(run)
+            )
             texts_of.setdefault(merge.method, {})[text] = None
-    parts = [f"{method}: {'; '.join(first_few(list(texts), TOLD))}" for method, texts in texts_of.items()]
+    parts = [
+        f"{method}: {'; '.join(first_few(list(texts), TOLD))}" for method, texts in texts_of.items()
+    ]
     return [f"merges: {'. '.join(parts)}"] if parts else []
 
 
@@ -205,7 +266,9 @@ def known_layers(run: Run) -> int | None:
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:
-    """Describe scores in a line: tasks with shots and questions, languages, dtype, products and backend."""
+    """Describe scores in a line: tasks with shots and questions, languages, dtype, products and
+    backend.
+    """
     scores = [run for run in runs if isinstance(run.config, EvalStage) and not is_bundle(run)]
     sizes: dict[str, list[int]] = {}
     limits: dict[str, int] = {}
@@ -225,5 +288,11 @@ def score_details(runs: Sequence[Run]) -> list[str]:
         note = ", fewer than eval.limit" if max(counts) < limits[name] else ""
         note = ", not counted" if all(count % ASSUMED_QUESTIONS == 0 for count in counts) else note
         tasks.append(f"{name} ({span(counts, '{:,.0f}'.format)} questions{note})")
-    languages = ", ".join(dict.fromkeys(language for run in scores for language in run.config.languages))
-    return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"] if tasks else []
+    languages = ", ".join(
+        dict.fromkeys(language for run in scores for language in run.config.languages)
+    )
+    return (
+        [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"]
+        if tasks
+        else []
+    )

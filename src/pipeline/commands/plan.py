@@ -1,4 +1,6 @@
-"""Stage plan: what the runs of a table or of a command cost, what is missing, and what could be detected."""
+"""Stage plan: what the runs of a table or of a command cost, what is missing, and what could be
+detected.
+"""
 
 from __future__ import annotations
 
@@ -70,42 +72,73 @@ def show_plan(config: PlanStage) -> str:
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         options = chosen_options(config.command)
-        option_text = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
-        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({option_text})" if option_text else "")
+        option_text = " ".join(
+            f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options
+        )
+        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (
+            f" ({option_text})" if option_text else ""
+        )
         reasons, typed = reasons_unfinished(runs), typed_in(config.command)
         problems = evaluation_problems(runs, reasons, config.plan.prompts)
         command = ["python", "-m", "pipeline", *config.command]
-        return plan_text(config, runs, reasons, Overview(title, "", [], [], shlex.join(command), problems), typed=typed)
+        return plan_text(
+            config,
+            runs,
+            reasons,
+            Overview(title, "", [], [], shlex.join(command), problems),
+            typed=typed,
+        )
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)
     check_claims(planning)
     _, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
-    table, detectable, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
+    table, detectable, claims = (
+        planning.plan.table,
+        first_detectable(planning),
+        detectable_claims(planning),
+    )
     compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
     untestable = sum(claim.points is None for claim in claims)
     compared += [f"{pluralize(untestable, 'claim')} cannot be tested"] if untestable else []
     small = [claim.id for claim in claims if claim.is_small()]
-    know = [f"{len(small)} of {len(claims)} claims: the published difference is below the detectable one ({small[0]})"
-            ] if small else []  # fmt: skip
+    know = (
+        [
+            f"{len(small)} of {len(claims)} claims: the published difference is below the"
+            f" detectable one ({small[0]})"
+        ]
+        if small
+        else []
+    )
     know += [detectable[0].advice()] if detectable else []
     know += last_asked(config)
     know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
-    without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
+    without = (
+        f", not including {missing:,} of {len(scores):,} scores, which cannot be planned"
+        if missing
+        else ""
+    )
     know += empty_spbleu(planning)
     overview = Overview(
-        f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
+        f"{table.name}: {table.title}",
+        "",
+        [],
+        [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),
-        problems_of(planning, runs, reasons, config.plan.prompts, waiting), know, without,
-    )  # fmt: skip
+        problems_of(planning, runs, reasons, config.plan.prompts, waiting),
+        know,
+        without,
+    )
     overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
     appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
     appendix += describe_every_keys(planning, runs) if config.plan.keys else []
-    return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
+    return plan_text(
+        config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every
+    )
 
 
 def other_bases(planning: Planning) -> list[str]:
@@ -115,53 +148,89 @@ def other_bases(planning: Planning) -> list[str]:
         on_base = row.kind == "checkpoint" and "eval.base" in row.words
         named = another_base(Path(str(row.words["checkpoint"])), base) if on_base else ""
         if named:
-            lines.append(f"{name} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
+            lines.append(
+                f"{name} is an adapter of {named}: it is merged with and scored on the study's"
+                f" base, {base}"
+            )
     return lines
 
 
 def mixed_dtypes(planning: Planning) -> list[str]:
-    """Return a line about models that are stored in several dtypes, and the dtype in which all are scored."""
+    """Return a line about models that are stored in several dtypes, and the dtype in which all are
+    scored.
+    """
     if planning.dtype == "auto":
         return []
     names: dict[str, list[str]] = {}
     for key, model in planning.models.items():
-        with suppress(PipelineError):  # of several dtypes in one model, which its evaluation reports
-            names.setdefault(stored_dtype(model, planning.config.runs_path) or "an unknown dtype", []).append(key)
+        with suppress(
+            PipelineError
+        ):  # of several dtypes in one model, which its evaluation reports
+            names.setdefault(
+                stored_dtype(model, planning.config.runs_path) or "an unknown dtype", []
+            ).append(key)
     stored = "; ".join(f"{dtype}: {', '.join(first_few(keys, 3))}" for dtype, keys in names.items())
     return [f"models are stored in several dtypes ({stored}): all are scored in {planning.dtype}"]
 
 
 def last_asked(config: PlanStage) -> list[str]:
-    """With which other settings stage=table was last asked for this table, as stage=report shows it."""
+    """With which other settings stage=table was last asked for this table, as stage=report shows
+    it.
+    """
     last = Reported.of(config)
     asked = overrides_of(replace(config, data_root=last.data_root, every=last.every))
-    told = f"stage=table was last asked with {' '.join(asked) or 'none of these settings'}, and stage=report shows that"
+    told = (
+        f"stage=table was last asked with {' '.join(asked) or 'none of these settings'}, and"
+        " stage=report shows that"
+    )
     return [told] if last.table and asked != overrides_of(config) else []
 
 
 def problems_of(
-    planning: Planning, runs: list[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run]
+    planning: Planning,
+    runs: list[Run],
+    reasons: Container[str],
+    prompts: bool,
+    waiting: Sequence[Run],
 ) -> list[str]:
-    """One sentence per cause why a table cannot be computed; the arguments as of `evaluation_problems`."""
+    """One sentence per cause why a table cannot be computed; the arguments as of
+    `evaluation_problems`.
+    """
     taken = Mistakes()
     with taken.collected():
         Reported.of(planning.config).refuse_another(planning.config)
-    deleted = [f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
-               for name in missing_snapshots(runs, reasons)]  # fmt: skip
-    return taken.found + deleted + not_planned(planning) + evaluation_problems(runs, reasons, prompts, waiting)
+    deleted = [
+        f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
+        for name in missing_snapshots(runs, reasons)
+    ]
+    return (
+        taken.found
+        + deleted
+        + not_planned(planning)
+        + evaluation_problems(runs, reasons, prompts, waiting)
+    )
 
 
 def next_command(config: PlanStage) -> str:
     """Return the command that computes the planned table, with the same words."""
-    overrides = [override_of(key, value) for key, value in config.given.items()
-                 if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
+    overrides = [
+        override_of(key, value)
+        for key, value in config.given.items()
+        if key.partition(".")[0] not in ("stage", "plan")
+    ]
     return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, appendix: Sequence[str] = (),
-    free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = (),
-) -> str:  # fmt: skip
+    config: PlanStage,
+    runs: list[Run],
+    reasons: Mapping[str, str],
+    overview: Overview,
+    appendix: Sequence[str] = (),
+    free_snapshots: bool = False,
+    waiting: Sequence[Run] = (),
+    typed: Container[str] = (),
+) -> str:
     """Return the overview of a plan with its costs; then, as asked, its runs, notes and `appendix`.
 
     Args: reasons: why runs are to be computed. typed: keys that no hardware= would change.
@@ -169,9 +238,17 @@ def plan_text(
     Raises: PipelineError: the plan cannot be computed; with the text.
     """
     remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
-    bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
+    bill = (
+        estimate_costs(remaining, config.plan, free_snapshots, waiting, typed)
+        if config.plan.gpu
+        else None
+    )
     history = History(finished_manifests(runs_dir))
-    fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
+    fix = [
+        *overview.fix,
+        *(bill.causes if bill else []),
+        *disk_problems(config, bill, free_snapshots),
+    ]
     if reasons:
         try:
             check_writable(runs_dir, create=False)
@@ -193,16 +270,35 @@ def plan_text(
     if config.command is not None:  # whose knobs are its own
         fix, know = ([text.replace("every.", "") for text in texts] for texts in (fix, know))
     overview = replace(
-        overview, fix=fix, know=know,
-        total=total_text(config, runs, remaining, bill, history, overview.without, len(fix), len(know)),
+        overview,
+        fix=fix,
+        know=know,
+        total=total_text(
+            config, runs, remaining, bill, history, overview.without, len(fix), len(know)
+        ),
         table=kinds_table(runs, waiting, reasons, bill, history),
-        details=[*host_line(bill), *training_details(remaining), *merge_details([*runs, *waiting]), *stored_lines(runs),
-                 *score_details([*runs, *waiting]), *overview.details],
-        next=overview.next if reasons or fix else overview.next.replace("stage=table", "stage=report"),
-    )  # fmt: skip
+        details=[
+            *host_line(bill),
+            *training_details(remaining),
+            *merge_details([*runs, *waiting]),
+            *stored_lines(runs),
+            *score_details([*runs, *waiting]),
+            *overview.details,
+        ],
+        next=(
+            overview.next
+            if reasons or fix
+            else overview.next.replace("stage=table", "stage=report")
+        ),
+    )
     lines = overview.lines()
     if config.plan.lines:
-        lines += ["", *know, *([""] if know else []), *show_runs(runs, history, reasons, config.plan.lines)]
+        lines += [
+            "",
+            *know,
+            *([""] if know else []),
+            *show_runs(runs, history, reasons, config.plan.lines),
+        ]
     if config.plan.lines or config.plan.keys:
         lines += appendix
     text = "\n".join(lines)
@@ -212,16 +308,24 @@ def plan_text(
 
 
 def total_text(
-    config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None, history: History,
-    without: str, fix: int, know: int,
-) -> str:  # fmt: skip
+    config: PlanStage,
+    runs: Sequence[Run],
+    remaining: Sequence[Run],
+    bill: Bill | None,
+    history: History,
+    without: str,
+    fix: int,
+    know: int,
+) -> str:
     """Return what all runs take, how many are done, and how much there is to fix and to know."""
     if bill is not None and bill.kinds:
         plan = bill.plan
         hours = sum(map(bill.hours, bill.kinds))
         days = hours / plan.gpus / 24
         time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
-        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}" + " of one node" * (plan.gpus > 1)
+        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}" + " of one node" * (
+            plan.gpus > 1
+        )
         if hours < 0.1:
             takes = f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
     elif bill and bill.unknown:
@@ -231,7 +335,10 @@ def total_text(
     else:
         workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
         time, unknown = history.sum(remaining, workers)
-        takes = {"?": "Unknown time", NEEDS_GPU: f"This {NEEDS_GPU}: add hardware=NAME for its hours"}.get(time, time)
+        takes = {
+            "?": "Unknown time",
+            NEEDS_GPU: f"This {NEEDS_GPU}: add hardware=NAME for its hours",
+        }.get(time, time)
         takes = takes[0].upper() + takes[1:]
         if time.startswith("about"):
             takes += " on this machine" + f" with {workers} workers" * (workers > 1)
@@ -269,7 +376,9 @@ def host_line(bill: Bill | None) -> Iterator[str]:
     """
     if bill is not None and bill.kinds:
         host = memory_text(cost.host for cost in bill.costs())
-        yield f"host memory: up to {host} GB" + (f"; trainings write {size_text(bill.disk)}" if bill.disk else "")
+        yield f"host memory: up to {host} GB" + (
+            f"; trainings write {size_text(bill.disk)}" if bill.disk else ""
+        )
         yield bill.basis()
 
 
@@ -277,7 +386,10 @@ def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
     """In which dtype the last of merges is written."""
     merges = [run for run in runs if isinstance(run.config, MergeStage)]
     for last in merges[-1:]:
-        yield f"the merge is stored in {stored_dtype(last, last.runs_dir) or 'the dtype of its experts'}"
+        yield (
+            "the merge is stored in"
+            f" {stored_dtype(last, last.runs_dir) or 'the dtype of its experts'}"
+        )
 
 
 def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
@@ -285,27 +397,48 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     inputs = collect_hub_inputs(runs)
     missing = inputs.not_pinned(read_lock(runs_dir))
     lines = [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
-    named = f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
+    named = (
+        "not pinned (stage=prefetch locks revisions, and names what needs a licence):"
+        f" {', '.join(missing)}"
+    )
     return [named + kept_offline(missing), *lines] if missing else lines
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield lines about files of one's own of which rows are dropped: those with a blank in a column that a template
-    names, copies, where they are many, and conversations that cannot be used, or in part."""
-    files = {file: (name, source) for run in runs if run.config.stage == "data"
-             for name, source, file in source_files(run) if source.prompt or source.rows == "conversation"}  # fmt: skip
+    """Yield lines about files of one's own of which rows are dropped: those with a blank in a
+    column that a template names, copies, where they are many, and conversations that cannot be
+    used, or in part.
+    """
+    files = {
+        file: (name, source)
+        for run in runs
+        if run.config.stage == "data"
+        for name, source, file in source_files(run)
+        if source.prompt or source.rows == "conversation"
+    }
     for file, (name, source) in files.items():
-        with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
-            columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
+        with suppress(
+            PipelineError, KeyError, OSError
+        ):  # what is wrong with a file the data run says
+            columns = [
+                column for column, must_fill in source_columns(name, source).items() if must_fill
+            ]
             first = (with_nested(row, columns) for row in first_rows(file, file.stat().st_mtime_ns))
             rows = [row for row in first if is_wanted(row, source)]
             dropped = Counter(
-                f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
-                for row in rows for column in columns if is_blank(row[column])
-            )  # fmt: skip
+                f"their column {column} is blank: {{{column}?}} keeps them in a template with"
+                " another column"
+                for row in rows
+                for column in columns
+                if is_blank(row[column])
+            )
             if source.rows == "conversation":
                 readings = [example_of(row, source, source_columns(name, source)) for row in rows]
-                dropped.update(f"they are {UNUSABLE[reading]}" for reading in readings if isinstance(reading, str))
+                dropped.update(
+                    f"they are {UNUSABLE[reading]}"
+                    for reading in readings
+                    if isinstance(reading, str)
+                )
                 if parts := sum(is_kept_in_part(row, source) for row in rows):
                     yield f"{file.name}: of {parts:,} of {len(rows):,} conversations {IN_PART}"
             copies = len(rows) - len(set(map(str, rows)))
@@ -316,7 +449,9 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def comparison_lines(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each data run of own rows: the benchmarks that its rows are compared with."""
+    """Return a line for each data run of own rows: the benchmarks that its rows are compared
+    with.
+    """
     lines = []
     for run in runs:
         if isinstance(run.config, DataStage) and run.config.expert.is_own:
@@ -329,15 +464,18 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Models that are trained with a chat template and scored without it, or the reverse."""
     unlike = {
         (trained.config.sft.template, run.config.eval.chat_template): trained.label
-        for run in runs if isinstance(run.config, EvalStage)
-        for trained in order_runs([run]) if isinstance(trained.config, TrainStage)
+        for run in runs
+        if isinstance(run.config, EvalStage)
+        for trained in order_runs([run])
+        if isinstance(trained.config, TrainStage)
         if (trained.config.sft.template == "chat") != run.config.eval.chat_template
-    }  # fmt: skip
+    }
     for (template, chat), label in unlike.items():
         scored = "with the chat template" if chat else "without it"
         yield (
-            f"{label} is trained with sft.template={template} and scored {scored}: set eval.chat_template="
-            f"{str(not chat).lower()}, or sft.template={'chat' if chat else 'plain'}"
+            f"{label} is trained with sft.template={template} and scored {scored}: set"
+            f" eval.chat_template={str(not chat).lower()}, or"
+            f" sft.template={'chat' if chat else 'plain'}"
         )
 
 
@@ -354,15 +492,24 @@ def shorter_lines(bill: Bill) -> Iterator[str]:
     trainings = [cost for cost in bill.costs() if isinstance(cost.run.config, TrainStage)]
     twice = [cost for cost in trainings if cost.run.config.sft.gradient_checkpointing]
     once = [with_recipe(cost.run, gradient_checkpointing=False) for cost in twice]
-    needed = max((memory_of(run, row=run.config.sft.seq_length, card=card.memory) for run in once), default=0.0)
+    needed = max(
+        (memory_of(run, row=run.config.sft.seq_length, card=card.memory) for run in once),
+        default=0.0,
+    )
     saved = sum(cost.hours for cost in twice) - sum(training_cost(run, card).hours for run in once)
     if saved > hours / 10 and needed <= SPARE * card.memory:
         yield f"every.sft.gradient_checkpointing=false fits, and takes {saved:,.1f} GPU-hours less"
 
 
 def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
-    """Return what there is to say about trainings, each sentence once, with the first training that it is about."""
-    texts = {text_of(run.config): run.name for run in reversed(runs) if isinstance(run.config, TrainStage)}
+    """Return what there is to say about trainings, each sentence once, with the first training that
+    it is about.
+    """
+    texts = {
+        text_of(run.config): run.name
+        for run in reversed(runs)
+        if isinstance(run.config, TrainStage)
+    }
     return [f"{text} ({name})" for text, name in texts.items() if text]
 
 
@@ -372,14 +519,17 @@ def not_planned(planning: Planning) -> list[str]:
     causes = Counter(problem for problem in planning.problems.values() if problem not in missing)
     dependents = len(planning.problems) - sum(causes.values())
     lines = [
-        f"cannot be planned: {problem}{f' ({count} times)' if count > 1 else ''}" for problem, count in causes.items()
+        f"cannot be planned: {problem}{f' ({count} times)' if count > 1 else ''}"
+        for problem, count in causes.items()
     ]
     if lines and dependents:
         lines[-1] += f"; {dependents} runs and cells need these"
     return lines
 
 
-def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> list[str]:
+def show_runs(
+    runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int
+) -> list[str]:
     """Text table of the runs with their estimated seconds and states, at most `max_lines`."""
     rows = [("run", "stage", "seconds", "state")]
     for run in runs[:max_lines]:
@@ -390,25 +540,37 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
             seconds, how = f"{manifest.seconds:.0f}", "finished"
         rows.append((run.name, run.config.stage, seconds, how))
     omitted = len(runs) - max_lines
-    return align_columns(rows) + ([f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else [])
+    return align_columns(rows) + (
+        [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
+    )
 
 
 def empty_spbleu(planning: Planning) -> list[str]:
     """Return a line for the cells that stay empty for want of spBLEU's SentencePiece model."""
     empty = 0
     for cell in planning.plan.cells.values():
-        scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
-        runs = filter(None, map(planning.expected_evaluation, scores if cell.metric == "spbleu" else ()))
+        scores = {
+            score for item in cell.items for reading in item.readings for score in reading.values()
+        }
+        runs = filter(
+            None, map(planning.expected_evaluation, scores if cell.metric == "spbleu" else ())
+        )
         empty += any(run.config.eval.spm_model is None for run in runs)
-    return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
+    return (
+        [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
+    )
 
 
 def published_lines(plan: TablePlan) -> list[str]:
-    """One line per published table: how many cells have a number in it, and the rows and columns without one."""
+    """One line per published table: how many cells have a number in it, and the rows and columns
+    without one.
+    """
     counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
     lines = []
     for key, count in counts.items():
-        absent = dict.fromkeys(f"{row} {column}" for table, row, column in plan.unprinted if table == key)
+        absent = dict.fromkeys(
+            f"{row} {column}" for table, row, column in plan.unprinted if table == key
+        )
         suffix = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
         lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines

@@ -1,7 +1,8 @@
 """Stage prefetch: fetch every model and data set that a table needs, and lock the revision of each.
 
-The lock file, runs_dir/hub.lock.json, then affects the hashes of runs, and compute nodes run with HF_HUB_OFFLINE=1.
-Locked revisions are kept when the Hub has newer ones, unless prefetch.update=true.
+The lock file, runs_dir/hub.lock.json, then affects the hashes of runs, and compute nodes run with
+HF_HUB_OFFLINE=1. Locked revisions are kept when the Hub has newer ones, unless
+prefetch.update=true.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from pipeline.data.load import readable_errors
 from pipeline.errors import PipelineError
 from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
-from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
+from pipeline.hub.lock import (
+    LOCK,
+    Lock,
+    cached_snapshot,
+    digest_of,
+    part_of,
+    pinned_as,
+    read_lock,
+    url_key,
+)
 from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 from pipeline.progress import say
 from pipeline.runs.dtypes import dtypes_in
@@ -49,12 +59,15 @@ def prefetch(config: PrefetchStage) -> Path:
     Evaluations of models that are still to be selected need the same inputs for each candidate.
 
     Raises:
-        PipelineError: parts of the table cannot be planned, so that their inputs are not known; the others are locked.
+        PipelineError: parts of the table cannot be planned, so that their inputs are not known; the
+            others are locked.
     """
     if config.command is not None:
         return fetch_and_lock(order_runs([build_single(config.command)]), config)
     planning = Planning.of(config)
-    path = fetch_and_lock(order_runs([*planning.targets(), *planning.waiting_evaluations()]), config)
+    path = fetch_and_lock(
+        order_runs([*planning.targets(), *planning.waiting_evaluations()]), config
+    )
     if planning.problems:
         planning = Planning.of(config)  # again, as some plans need what was fetched
         planning.targets()
@@ -64,8 +77,10 @@ def prefetch(config: PrefetchStage) -> Path:
 
 
 def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
-    """Fetch the inputs of the runs and lock them. Returns the lock file, which is written after each input, so that an
-    interrupted prefetch resumes.
+    """Fetch the inputs of the runs and lock them.
+
+    Returns the lock file, which is written after each input, so that an interrupted prefetch
+    resumes.
 
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
@@ -81,7 +96,10 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
             (label, partial(fetch_url if source.url else fetch_dataset, lock, source, update))
             for label, source in inputs.sources.items()
         ),
-        *((f"harness: {hub} {part or ''}", partial(fetch_for_harness, lock, hub, part)) for hub, part in inputs.scored),
+        *(
+            (f"harness: {hub} {part or ''}", partial(fetch_for_harness, lock, hub, part))
+            for hub, part in inputs.scored
+        ),
     ]
     failed = list(inputs.problems)
     for number, (label, step) in enumerate(steps, start=1):
@@ -89,7 +107,9 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         say(f"[{number}/{len(steps)}] {plain}")
         try:
             name, _, address = label.partition(": ")
-            with readable_errors(name, inputs.sources.get(label) or Source(hub=address, rows="", file="")):
+            with readable_errors(
+                name, inputs.sources.get(label) or Source(hub=address, rows="", file="")
+            ):
                 step()
         except PipelineError as error:
             say(f"{plain} failed: {error}")
@@ -100,7 +120,8 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         count = len(steps) + len(inputs.problems)
         remedy = f", the others are locked in {path}" if len(failed) < count else ""
         raise PipelineError(
-            f"{len(failed)} of {count} could not be fetched{remedy}; rerun the command for these; first: {failed[0]}"
+            f"{len(failed)} of {count} could not be fetched{remedy}; rerun the command for these;"
+            f" first: {failed[0]}"
         )
     write_lock(path, lock)
     return path
@@ -125,14 +146,16 @@ def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, u
         return newest
     if locked != newest:
         say(
-            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}): using the locked one; "
-            "prefetch.update=true takes the new one, which changes hashes of runs"
+            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}): using"
+            " the locked one; prefetch.update=true takes the new one, which changes hashes of runs"
         )
     return locked
 
 
 def fetch_model(lock: Lock, name: str, update: bool) -> None:
-    """Fetch weights (safetensors only), tokenizer and configuration of a model into the Hub's cache and lock them."""
+    """Fetch weights (safetensors only), tokenizer and configuration of a model into the Hub's cache
+    and lock them.
+    """
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
@@ -141,20 +164,32 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
-        raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
+        raise PipelineError(
+            f"hub:{name} has no safetensors: convert it, weights in pickles are not read"
+        )
     lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
 
 
 def fetch_files(
-    hub: Any, kind: str, repository: str, revision: str, patterns: Sequence[str], ignored: Sequence[str] = ()
+    hub: Any,
+    kind: str,
+    repository: str,
+    revision: str,
+    patterns: Sequence[str],
+    ignored: Sequence[str] = (),
 ) -> Path:
-    """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them. Returns their folder."""
+    """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them.
+
+    Returns their folder.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
     of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
     wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
-    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings  # one request, not one a file
+    files = hub.repo_info(
+        repository, **of_repository, files_metadata=True
+    ).siblings  # one request, not one a file
     if missing := [
         file.size or 0
         for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
@@ -166,7 +201,9 @@ def fetch_files(
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
-    """Fetch the files of one configuration and split, or of a pattern, into the Hub's cache and lock them."""
+    """Fetch the files of one configuration and split, or of a pattern, into the Hub's cache and
+    lock them.
+    """
     hub = _hub_client()
     assert source.hub is not None
     if Path(source.hub).is_dir():
@@ -178,9 +215,14 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     moved, parts = entry["revision"] != revision, dict(entry["parts"])
     other_sources = [
-        source_of(source, part, record) for part, record in parts.items() if moved and part != part_of(source)
+        source_of(source, part, record)
+        for part, record in parts.items()
+        if moved and part != part_of(source)
     ]
-    for part_source in [source, *other_sources]:  # at a new revision also the parts that only other tables read
+    for part_source in [
+        source,
+        *other_sources,
+    ]:  # at a new revision also the parts that only other tables read
         kind, paths = data_files(hub, part_source, revision)
         folder = fetch_files(hub, "dataset", source.hub, revision, list(map(escape, paths)))
         sizes = {path: (folder / path).stat().st_size for path in paths}
@@ -197,7 +239,9 @@ def source_of(source: Source, part: str, record: dict[str, Any]) -> Source:
     if all(map(pattern.match, record["files"])):
         return replace(source, files=part, format=record["format"])
     hub_config, _, split = part.rpartition("/")
-    return replace(source, files=None, hub_config=None if hub_config == "default" else hub_config, split=split)
+    return replace(
+        source, files=None, hub_config=None if hub_config == "default" else hub_config, split=split
+    )
 
 
 def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
@@ -206,12 +250,15 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
 
     if hub not in lock.datasets:
         raise PipelineError(
-            f"{hub} is not locked, as it could not be fetched: fix that first, then rerun stage=prefetch"
+            f"{hub} is not locked, as it could not be fetched: fix that first, then rerun"
+            " stage=prefetch"
         )
     for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
         for file in read.cache_files:
             with suppress(OSError):  # of a cache that belongs to somebody else
-                os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
+                os.utime(
+                    Path(file["filename"]).parent
+                )  # the newest is what `datasets` reads offline
 
 
 def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, list[str]]:
@@ -219,10 +266,13 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     assert source.hub is not None
     if source.files is not None:
         names = hub.list_repo_files(source.hub, repo_type="dataset", revision=revision)
-        files_found = sorted(filter(re.compile(glob_translate(source.files)).match, names))  # as `datasets` reads it
+        files_found = sorted(
+            filter(re.compile(glob_translate(source.files)).match, names)
+        )  # as `datasets` reads it
         if not files_found:
             raise PipelineError(
-                f"{source.hub} has no file like {source.files}: look at its files and give another pattern"
+                f"{source.hub} has no file like {source.files}: look at its files and give another"
+                " pattern"
             )
         return source.format, files_found
     from datasets import load_dataset_builder
@@ -230,7 +280,9 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     builder = load_dataset_builder(source.hub, source.hub_config, revision=revision)
     files = builder.config.data_files or {}
     if source.split not in files:
-        raise PipelineError(f"{source.hub} has no split {source.split}: there are {', '.join(files)}")
+        raise PipelineError(
+            f"{source.hub} has no split {source.split}: there are {', '.join(files)}"
+        )
     return type(builder).__module__.rpartition(".")[2], [
         str(file).split(f"@{revision}/", 1)[1] for file in files[source.split]
     ]
@@ -244,22 +296,30 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     assert source.url is not None
     locked_as = url_key(source.url)
     locked = {} if update else lock.urls.get(locked_as, {})
-    path = Path(".hub") / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
+    path = (
+        Path(".hub")
+        / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
+    )
     target = lock.folder / path
     if locked and target.is_file() and target.stat().st_size == locked["bytes"]:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response, open(temporary, "wb") as file:
+        with (
+            urllib.request.urlopen(source.url, timeout=TIMEOUT) as response,
+            open(temporary, "wb") as file,
+        ):
             shutil.copyfileobj(response, file)
             length = int(response.headers.get("Content-Length") or file.tell())
             if file.tell() != length:  # which urllib does not notice
                 address = without_credentials(source.url)
-                raise PipelineError(f"{address} broke off after {file.tell()} of {length} bytes: rerun the command")
+                raise PipelineError(
+                    f"{address} broke off after {file.tell()} of {length} bytes: rerun the command"
+                )
         digest = sha256(temporary)
         if locked and locked["sha256"] != digest:
             raise PipelineError(
-                f"{without_credentials(source.url)} has changed since it was locked: put the file of then at {target}, "
-                "or give prefetch.update=true, which changes hashes of runs"
+                f"{without_credentials(source.url)} has changed since it was locked: put the file"
+                f" of then at {target}, or give prefetch.update=true, which changes hashes of runs"
             )
     lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}

@@ -1,4 +1,6 @@
-"""What a plan says where experts are trained on prompts that end otherwise than those of a benchmark."""
+"""What a plan says where experts are trained on prompts that end otherwise than those of a
+benchmark.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ COLUMN = "\0"  # stands for the text of a column in a benchmark's template
 def prompt_lines(runs: Sequence[Run]) -> list[str]:
     """Return a line for each training on own prompts, and task, that end their prompts otherwise.
 
-    The text between question and answer is compared: the end that all prompts share, and what follows it.
+    The text between question and answer is compared: the end that all prompts share, and what
+    follows it.
     """
     asked: dict[str, dict[str, str]] = {}
     lines: dict[str, None] = {}
@@ -39,15 +42,24 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
                 asked[data_key(run)] = asked_ends(run)
             for task, end in asked[data_key(run)].items():
                 if not trained.endswith(end):
-                    told = f"{training.label} is trained on prompts that end with {trained[-20:]!r} before the answer"
+                    told = (
+                        f"{training.label} is trained on prompts that end with {trained[-20:]!r}"
+                        " before the answer"
+                    )
                     lines[f"{told}, and {task} asks prompts that end with {end!r}"] = None
     return [*lines]
 
 
 def trained_end(run: Run) -> str | None:
-    """Return what stands before all answers of a training; None if its prompts are not the user's, or not here."""
+    """Return what stands before all answers of a training; None if its prompts are not the user's,
+    or not here.
+    """
     config = run.config
-    if not isinstance(config, TrainStage) or config.stage == "cpt" or config.sft.template != "plain":
+    if (
+        not isinstance(config, TrainStage)
+        or config.stage == "cpt"
+        or config.sft.template != "plain"
+    ):
         return None
     if not has_own_prompts(config.expert):
         return None
@@ -59,12 +71,19 @@ def trained_end(run: Run) -> str | None:
 
 
 def asked_ends(run: Run[EvalStage]) -> dict[str, str]:
-    """Return task -> what its template puts before all answers, without the tasks whose prompts a function writes."""
+    """Return task -> what its template puts before all answers, without the tasks whose prompts a
+    function writes.
+    """
     ends: dict[str, str] = {}
-    with TemporaryDirectory() as folder, suppress(PipelineError):  # what is wrong with a task is to be fixed
+    with (
+        TemporaryDirectory() as folder,
+        suppress(PipelineError),
+    ):  # what is wrong with a task is to be fixed
         for spec in define_tasks(run, Path(folder), []):
             with suppress(Exception):  # a template is a program, and raises what it likes
-                ends[spec.task] = template_end(spec.body["doc_to_text"]) + spec.body.get("target_delimiter", " ")
+                ends[spec.task] = template_end(spec.body["doc_to_text"]) + spec.body.get(
+                    "target_delimiter", " "
+                )
     return ends
 
 

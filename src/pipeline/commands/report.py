@@ -24,7 +24,10 @@ def report_table(config: ReportStage) -> Path:
     _, runs, reasons = planning.graph()
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
-        none = f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
+        none = (
+            f"table={config.table} has no finished run in {config.runs_dir}: compute them with"
+            " stage=table"
+        )
         raise PipelineError(none, *not_planned(planning))
     for name, reason in missing.items():
         say(f"missing: {name}: {reason}")
@@ -49,15 +52,22 @@ def write_results(
     folder = report_folder(planning)
     results = gather_results(planning, reported.failed, reasons)
     reported.refuse_fewer(
-        folder, results.finished, report.fewer, [cell.missing for cell in results.cells if cell.missing]
+        folder,
+        results.finished,
+        report.fewer,
+        [cell.missing for cell in results.cells if cell.missing],
     )
     page = write_report(results, folder)
     say((folder / "summary.txt").read_text(encoding="utf-8"))
-    for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
+    for message, names in by_message(
+        (warning, run.name) for run in results.runs for warning in run.warnings
+    ):
         warn(f"{message} ({' '.join(first_few(names, 1))})")
     reported.write_state(folder, finished=results.finished)
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report
 
-        track_report(folder, planning.config.tracking, "table", planning.plan.table.name, planning.targets())
+        track_report(
+            folder, planning.config.tracking, "table", planning.plan.table.name, planning.targets()
+        )
     return page

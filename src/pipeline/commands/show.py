@@ -1,4 +1,6 @@
-"""Stage show: prints a run from its folder: configuration, parents, loss curve, scores, cost, and some answers."""
+"""Stage show: prints a run from its folder: configuration, parents, loss curve, scores, cost, and
+some answers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def show_run(config: ShowStage) -> str:
     folder = find_run(config.run, config.runs_path, "run").folder
     manifest = read_manifest(folder)
     if manifest is None:
-        raise PipelineError(f"run={config.run} has no manifest.json: give one of the runs that stage=status lists")
+        raise PipelineError(
+            f"run={config.run} has no manifest.json: give one of the runs that stage=status lists"
+        )
     parts = [
         heading_lines(manifest),
         deciding_lines(manifest),
@@ -48,7 +52,9 @@ def show_run(config: ShowStage) -> str:
 
 
 def unfinished_text(config: ShowStage) -> str:
-    """Return the state of an unfinished run and the end of its log, or "" if no run has this name."""
+    """Return the state of an unfinished run and the end of its log, or "" if no run has this
+    name.
+    """
     runs_dir = config.runs_path
     if "/" in config.run or finished_names(runs_dir, config.run):
         return ""
@@ -66,7 +72,9 @@ def unfinished_text(config: ShowStage) -> str:
         return "\n".join([*heading, "it has no log of its own: its command printed what it said"])
     lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
     cut = f", the last {LOG_LINES} of {len(lines)} lines" if len(lines) > LOG_LINES else ""
-    return "\n".join([*heading, "", f"log: {status.log}{cut}:", *(f"  {line}" for line in lines[-LOG_LINES:])])
+    return "\n".join(
+        [*heading, "", f"log: {status.log}{cut}:", *(f"  {line}" for line in lines[-LOG_LINES:])]
+    )
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
@@ -86,17 +94,20 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
         ]
     if manifest.stage not in ("sft", "cpt"):
         raise PipelineError(
-            f"show.rows={config.show.rows}: {manifest.name} has no training set; give a run of stage=sft"
+            f"show.rows={config.show.rows}: {manifest.name} has no training set; give a run of"
+            " stage=sft"
         )
     if not (folder / ROWS).is_file():
         raise PipelineError(
-            f"show.rows: {manifest.name} has no {ROWS}, which earlier versions did not write: show the rows of its "
-            f"data run, run={manifest.parents['data'].name}"
+            f"show.rows: {manifest.name} has no {ROWS}, which earlier versions did not write: show"
+            f" the rows of its data run, run={manifest.parents['data'].name}"
         )
     from pipeline.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    start_mark, end_mark = ("\033[32m", "\033[0m") if sys.__stdout__ and sys.__stdout__.isatty() else ("[[", "]]")
+    start_mark, end_mark = (
+        ("\033[32m", "\033[0m") if sys.__stdout__ and sys.__stdout__.isatty() else ("[[", "]]")
+    )
     lines = ["rows (what is trained on is marked):"]
     for row in read_jsonl(folder / ROWS)[: config.show.rows]:
         text = ""
@@ -118,7 +129,9 @@ def heading_lines(manifest: Manifest) -> list[str]:
     if cost.get("peak_memory_bytes"):
         spent.append(f"{cost['peak_memory_bytes'] / 1e9:.1f} GB at most")
     hardware = ", ".join(
-        f"{key} {value}" for key, value in machine.items() if isinstance(value, str | int) and value != ""
+        f"{key} {value}"
+        for key, value in machine.items()
+        if isinstance(value, str | int) and value != ""
     )
     merge = manifest.facts.get("merge")
     return [
@@ -142,24 +155,37 @@ def deciding_lines(manifest: Manifest) -> list[str]:
 
 
 def parent_lines(manifest: Manifest) -> list[str]:
-    rows = [(f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()]
+    rows = [
+        (f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()
+    ]
     return ["parents:", *align_columns(rows)] if rows else []
 
 
 def curve_lines(folder: Path) -> list[str]:
-    """Return some steps of a training's log, including the first and the last, and all validation losses."""
+    """Return some steps of a training's log, including the first and the last, and all validation
+    losses.
+    """
     path = folder / "log.jsonl"
     if not path.is_file():
         return []
     logged = list(read_jsonl(path))
     steps = [row for row in logged if "loss" in row]
-    indices = {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)} if steps else set()
+    indices = (
+        {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)}
+        if steps
+        else set()
+    )
     points = [steps[index] for index in sorted(indices)]
     points += [row for row in logged if any(key.startswith("validation") for key in row)]
     points.sort(key=lambda row: row["step"])
-    names = list(dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm"))
+    names = list(
+        dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm")
+    )
     rows = [("  step", *names)]
-    rows += [(f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names)) for row in points]
+    rows += [
+        (f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names))
+        for row in points
+    ]
     return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *align_columns(rows)]
 
 
@@ -167,13 +193,20 @@ def answer_lines(folder: Path, count: int) -> list[str]:
     """Return the first questions of each task and language with what the model answered."""
     files = sorted((folder / "samples").glob("*.jsonl"))
     if not files:
-        raise PipelineError(f"show.samples={count}: {folder.name} has no answers; stage=eval keeps them in samples/")
+        raise PipelineError(
+            f"show.samples={count}: {folder.name} has no answers; stage=eval keeps them in samples/"
+        )
     lines = []
     for file in files:
         lines += [f"answers of {file.stem}:"]
         for sample in list(read_jsonl(file))[:count]:
             marks = {True: "right", False: "wrong"}.get(sample.get("correct"), "")
             lines += [f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})"]
-            lines += [f"    | {line}" for line in str(sample.get("prompt", ""))[-LONGEST:].splitlines()]
-            lines += [f"    > {line}" for line in str(sample.get("response", ""))[:LONGEST].splitlines() or [""]]
+            lines += [
+                f"    | {line}" for line in str(sample.get("prompt", ""))[-LONGEST:].splitlines()
+            ]
+            lines += [
+                f"    > {line}"
+                for line in str(sample.get("response", ""))[:LONGEST].splitlines() or [""]
+            ]
     return lines

@@ -1,5 +1,5 @@
-"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from their files alone:
-Slurm is not asked.
+"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from
+their files alone: Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -57,12 +57,15 @@ def show_status(config: StatusStage) -> str:
     """Status of all runs, or those of a table, as a text table or as JSON."""
     runs_dir = Path(config.runs_dir)
     if not runs_dir.is_dir():
-        raise PipelineError(f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another")
+        raise PipelineError(
+            f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another"
+        )
     statuses = all_statuses(runs_dir, rerun=bool(config.table))
     of_table = f" of table={config.table}" if config.table else ""
     if not config.table and config.every:
         raise PipelineError(
-            f"every.{next(iter(config.every))} is of the runs of a table: give table=T, or leave it out"
+            f"every.{next(iter(config.every))} is of the runs of a table: give table=T, or leave"
+            " it out"
         )
     if config.table:
         hashes = hashes_of(config)
@@ -77,12 +80,16 @@ def show_status(config: StatusStage) -> str:
         rows.append((status.run, status.stage, seconds, attempt, status.score or "", text))
     if not statuses:
         return f"no run{of_table} was computed or submitted in runs_dir={runs_dir} yet"
-    counts = [f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()]
+    counts = [
+        f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()
+    ]
     return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
 
 
 def hashes_of(config: TableStage) -> set[str]:
-    """Hashes of a table's runs, with the settings of the last stage=table unless the command has its own."""
+    """Hashes of a table's runs, with the settings of the last stage=table unless the command has
+    its own.
+    """
     from pipeline.report.report_state import Reported
     from pipeline.tables.planned_runs import Planning
 
@@ -90,11 +97,21 @@ def hashes_of(config: TableStage) -> set[str]:
 
 
 def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
-    """Finished runs, oldest first, then the others in the order of their plans. rerun: with failed runs that block
-    nothing, and of which a changed one finished since."""
-    finished = {run.hash: run for run in sorted(finished_runs(runs_dir), key=lambda run: run.started)}
-    planned: dict[str, tuple[str, Task | None]] = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
-    work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
+    """Finished runs, oldest first, then the others in the order of their plans.
+
+    rerun: with failed runs that block nothing, and of which a changed one finished since.
+    """
+    finished = {
+        run.hash: run for run in sorted(finished_runs(runs_dir), key=lambda run: run.started)
+    }
+    planned: dict[str, tuple[str, Task | None]] = {
+        task.hash: (name, task) for name, task in read_plans(runs_dir)
+    }
+    work = {
+        path.name: path
+        for path in sorted((runs_dir / ".work").glob("*"))
+        if path.is_dir() and not path.suffix
+    }
     failed: dict[str, str] = {}
     of_array = cache(submitted)  # a directory of logs is listed once for each
     later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
@@ -110,14 +127,20 @@ def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
         if rerun
         or status.state != "failed"
         or f"by {status.run}" in blocking
-        or not was_rerun(runs_dir / ".work" / status.hash, later.get((label_in(status.run), status.stage)))
+        or not was_rerun(
+            runs_dir / ".work" / status.hash, later.get((label_in(status.run), status.stage))
+        )
     ]
 
 
 def was_rerun(workplace: Path, later: str | None) -> bool:
-    """Whether a changed run of the same label finished after this one failed; later: when that run started."""
+    """Whether a changed run of the same label finished after this one failed; later: when that run
+    started.
+    """
     since = state.read_state(workplace).get("since")
-    return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(str(later))
+    return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(
+        str(later)
+    )
 
 
 class Finished(NamedTuple):
@@ -135,7 +158,9 @@ class Finished(NamedTuple):
 
 
 def finished_runs(runs_dir: Path) -> list[Finished]:
-    """Read what status shows of all finished runs: of unchanged manifests from a cache, the others themselves."""
+    """Read what status shows of all finished runs: of unchanged manifests from a cache, the others
+    themselves.
+    """
     file, cached = runs_dir / DIGESTS_FOLDER / CACHE, dict[str, Finished]()
     with suppress(OSError, ValueError, TypeError):
         cached = {name: Finished(*fields) for name, fields in json.loads(file.read_bytes()).items()}
@@ -167,7 +192,9 @@ def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
     if (split := settings.get("split", "test")) != "test":
         score = f"{score} ({split})"
     version, cost = manifest.decided_by.get("version"), (manifest.seconds, manifest.attempt)
-    return Finished(state, manifest.name, manifest.hash, manifest.stage, version, manifest.started, *cost, score)
+    return Finished(
+        state, manifest.name, manifest.hash, manifest.stage, version, manifest.started, *cost, score
+    )
 
 
 def of_finished(run: Finished) -> RunStatus:
@@ -175,53 +202,85 @@ def of_finished(run: Finished) -> RunStatus:
     detail = f"began {run.started[: len('2026-01-01T00:00')].replace('T', ' ')}"
     if row is not None and run.version != row.version:
         detail = f"by version {run.version} of the stage, now {row.version}"
-    return RunStatus(run.name, run.stage, "finished", detail, run.hash, run.seconds, run.attempt, score=run.score)
+    return RunStatus(
+        run.name, run.stage, "finished", detail, run.hash, run.seconds, run.attempt, score=run.score
+    )
 
 
 def main_score(scores: Mapping[str, float]) -> str | None:
-    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; for several languages their mean."""
+    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; for several languages their
+    mean.
+    """
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
         metric = primary_metric(task)[0]
-        languages = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
+        languages = [
+            name.split("/")[1]
+            for name in scores
+            if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)
+        ]
         if languages:
             column = "mean" if "mean" in languages else languages[0]
-            return f"{task} {column} {percent_factor(metric) * scores[f'{task}/{column}/{metric}']:.1f}"
+            return (
+                f"{task} {column}"
+                f" {percent_factor(metric) * scores[f'{task}/{column}/{metric}']:.1f}"
+            )
     return None
 
 
 def of_unfinished(
-    run_hash: str, plan: str, task: Task | None, runs_dir: Path, failed: dict[str, str],
+    run_hash: str,
+    plan: str,
+    task: Task | None,
+    runs_dir: Path,
+    failed: dict[str, str],
     of_array: Callable[[str, Path], tuple[str | None, str, str]],
-) -> RunStatus:  # fmt: skip
-    """Status of an unfinished run. plan: name of the plan that it is in as `task`; failed: run hash -> name of the
-    failed runs so far, updated here; of_array: `submitted`."""
+) -> RunStatus:
+    """Status of an unfinished run.
+
+    plan: name of the plan that it is in as `task`; failed: run hash -> name of the failed runs so
+    far, updated here; of_array: `submitted`.
+    """
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
     name = task.name if task else record.get("name") or run_hash[:12]
     stage, log = task.stage if task else record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
-    status = RunStatus(name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps"))
+    status = RunStatus(
+        name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps")
+    )
     status.log = str(log) if log.is_file() else None
-    blocked = next((failed[parent] for parent in (task.needs if task else ()) if parent in failed), None)
+    blocked = next(
+        (failed[parent] for parent in (task.needs if task else ()) if parent in failed), None
+    )
     if owner := live_holder(workplace):
         status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
         status.state, status.detail = "blocked", f"by {blocked}"
     elif record.get("state") == "failed":
-        status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
+        status.state, status.detail = (
+            "failed",
+            f"{record.get('last_line')}{f'; {log}' if status.log else ''}",
+        )
     else:
-        job, *job_state = of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
+        job, *job_state = (
+            of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
+        )
         status.state, status.detail = job_state
         if workplace.is_dir():
             status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
     if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
-        status.detail = f"planned for version {task.version} of the stage, now {row.version}; {status.detail}"
+        status.detail = (
+            f"planned for version {task.version} of the stage, now {row.version}; {status.detail}"
+        )
     return status
 
 
 def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
-    """(job of an array, state and detail of those of its runs that no process has begun). folder: of its submission."""
+    """(job of an array, state and detail of those of its runs that no process has begun).
+
+    folder: of its submission.
+    """
     job, log = log_of(array, folder)
     if job is None:
         return None, "planned", ""
@@ -243,7 +302,10 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
 
 
 def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
-    """Why a run was not published, and how to resume or delete it. job: of Slurm, which was to make it."""
+    """Why a run was not published, and how to resume or delete it.
+
+    job: of Slurm, which was to make it.
+    """
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")

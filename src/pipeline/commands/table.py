@@ -25,11 +25,13 @@ from pipeline.tables.planned_runs import Planning
 
 
 def make_table(config: TableStage) -> Path:
-    """Compute the runs of a table, then those that its selections add, until none is left. Returns the report's page.
+    """Compute the runs of a table, then those that its selections add, until none is left.
+
+    Returns the report's page.
 
     Raises:
-        PipelineError: the plan has problems (before anything is computed), or runs failed (after the report, which
-            lists them).
+        PipelineError: the plan has problems (before anything is computed), or runs failed (after
+            the report, which lists them).
     """
     planning = Planning.of(config)
     config = planning.config
@@ -46,13 +48,17 @@ def make_table(config: TableStage) -> Path:
         show_plan(compose([*again, "stage=plan"]))  # type: ignore[arg-type]  # which refuses more
     elif causes := problems_of(planning, runs, reasons, prompts, waiting):
         raise PipelineError(*causes)
-    reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
+    reported = replace(
+        reported, table=config.table, data_root=config.data_root, every=dict(config.every)
+    )
     check_writable(config.runs_path)
     if not config.launcher.dry_run:
         reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(config.launcher, targets, again or None, planning.waiting_evaluations) as execute:
+    with executor_for(
+        config.launcher, targets, again or None, planning.waiting_evaluations
+    ) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}
@@ -63,9 +69,12 @@ def make_table(config: TableStage) -> Path:
     return page
 
 
-def execute_targets(execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
-    """Compute runs and return the failures; with free_snapshots one selection at a time, deleting the snapshots that
-    it has ranked before the next."""
+def execute_targets(
+    execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]
+) -> dict[str, str]:
+    """Compute runs and return the failures; with free_snapshots one selection at a time, deleting
+    the snapshots that it has ranked before the next.
+    """
     if planning.plan.table.free_snapshots:
         runs = order_runs(targets)
         protected = planning.named_snapshots()

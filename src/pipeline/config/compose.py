@@ -1,7 +1,8 @@
 """From words to a checked dataclass, for the command line, tables and the Python interface alike.
 
-The options of the groups that a stage reads are merged in their order, then the values are put where their keys say,
-and all of it is checked once against the dataclasses; errors name the key and the remedy.
+The options of the groups that a stage reads are merged in their order, then the values are put
+where their keys say, and all of it is checked once against the dataclasses; errors name the key and
+the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from omegaconf import MISSING, OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.defaults import left_open, of_hardware
-from pipeline.config.explain import REMOVED, Extra, explain_key, not_read, type_inside, unknown_option, validated
+from pipeline.config.explain import (
+    REMOVED,
+    Extra,
+    explain_key,
+    not_read,
+    type_inside,
+    unknown_option,
+    validated,
+)
 from pipeline.config.harness_tasks import spell_out_tasks
 from pipeline.config.knob import Tree, Words, check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
@@ -55,12 +64,16 @@ def compose_given(settings: Words) -> Stage:
     stage = stage_of(settings)
     values = {key.lstrip("+"): value for key, value in settings.items()}
     for key, remedy in unread_knobs(stage, values).items():
-        raise PipelineError(f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out")
+        raise PipelineError(
+            f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out"
+        )
     return replace(stage, given=dict(settings)) if isinstance(stage, TableStage) else stage
 
 
 def stage_of(settings: Words) -> Stage:
-    """Build the stage from these settings. Knobs without effect are allowed: a table's `every` sets them for all runs.
+    """Build the stage from these settings.
+
+    Knobs without effect are allowed: a table's `every` sets them for all runs.
 
     Raises:
         PipelineError: as compose does.
@@ -68,30 +81,45 @@ def stage_of(settings: Words) -> Stage:
     stage, missing = partial_stage(settings)
     if missing:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
-        example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
-        inside = {key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing}  # of an item of a list
-        examples = " ".join(text if "=" in text else f"{key}={example.get(key, '...')}" for key, text in inside.items())
+        example = {
+            **dict.fromkeys(runs, "RUN"),
+            **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]"),
+        }
+        inside = {
+            key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing
+        }  # of an item of a list
+        examples = " ".join(
+            text if "=" in text else f"{key}={example.get(key, '...')}"
+            for key, text in inside.items()
+        )
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}: give {examples}")
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
         raise PipelineError(
-            "group must not contain =, which may be part of a secret, and is not shown here: give a name, group=NAME"
+            "group must not contain =, which may be part of a secret, and is not shown here: give a"
+            " name, group=NAME"
         )
     if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
         suffix = ", not both" if stage.table else ""
-        raise PipelineError(f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{suffix}")
+        raise PipelineError(
+            f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{suffix}"
+        )
     if isinstance(stage, TableStage) and stage.table:
         conf.table_file(stage.table)
     if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
         suffix = "" if stage.checkpoint is None else ", not both"
-        raise PipelineError(f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{suffix}")
+        raise PipelineError(
+            f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{suffix}"
+        )
     return stage
 
 
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
     evaluation = str(settings.get("eval"))
-    if f"eval={evaluation}" in REMOVED:  # the harness has a group of this name, which is of all languages
+    if (
+        f"eval={evaluation}" in REMOVED
+    ):  # the harness has a group of this name, which is of all languages
         raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     if conf.is_checkpoint(str(settings.get("model", ""))):
@@ -100,7 +128,9 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    if issubclass(kind, TableStage) and (hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)):
+    if issubclass(kind, TableStage) and (
+        hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)
+    ):
         settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
     tree: Tree = {"stage": name}
     if name == "cpt":
@@ -114,7 +144,9 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
             if plain == "merge.method" and "merge" in tree:
-                raise PipelineError(f"merge.method={value}: merge={settings['merge']} sets it, leave it out")
+                raise PipelineError(
+                    f"merge.method={value}: merge={settings['merge']} sets it, leave it out"
+                )
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
             plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
@@ -123,7 +155,9 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
     left_out = drop_missing(tree)
     stage = read_stage(kind, tree)
-    return stage, sorted({*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)})
+    return stage, sorted(
+        {*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)}
+    )
 
 
 def with_hardware(config: T, every: Words) -> T:
@@ -137,43 +171,60 @@ def with_hardware(config: T, every: Words) -> T:
     of_site = conf.option("launcher", config.given.get("launcher", "local"))["launcher"]
     of_site = {f"launcher.{knob}": value for knob, value in of_site.items()}
     own = stage_of({**of_site, **config.given, HARDWARE: every[HARDWARE]})
-    return replace(config, **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)})
+    return replace(
+        config,
+        **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)},
+    )
 
 
 def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
-    """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
+    """Merge the options that words choose, or leave to the stage, into the tree; returns the other
+    words.
 
     Raises:
-        PipelineError: a group that the stage does not read, an unknown option, or none where one is needed.
+        PipelineError: a group that the stage does not read, an unknown option, or none where one is
+            needed.
     """
     groups = {**OF_ALL_STAGES, **kind.groups}
     for key in settings:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
-            value = settings.get("model.path") if (key, settings[key]) == ("model", "trained") else settings[key]
+            value = (
+                settings.get("model.path")
+                if (key, settings[key]) == ("model", "trained")
+                else settings[key]
+            )
             raise PipelineError(not_read(f"{key}={value}", stage))
         if dot and group in groups and (settings.get(group, groups[group])) is None:
             raise PipelineError(
-                f"{key.lstrip('+')} needs {group}=... next to it: one of {', '.join(conf.options(group))}"
+                f"{key.lstrip('+')} needs {group}=... next to it: one of"
+                f" {', '.join(conf.options(group))}"
             )
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
-            raise PipelineError(f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}")
+            raise PipelineError(
+                f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}"
+            )
         if option is None and default is None:
             continue
         if str(option) not in conf.options(group):
             raise PipelineError(unknown_option(group, str(option)))
         if group == HARDWARE:
             parts = of_hardware(str(option), tree, settings.get("sft.adapter"))
-            conf.merge(tree, {part: knobs for part, knobs in parts.items() if part in names_of(kind)})
+            conf.merge(
+                tree, {part: knobs for part, knobs in parts.items() if part in names_of(kind)}
+            )
         else:
             conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}
 
 
-def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str) -> None:
-    """Put a value into a tree of dataclasses' knobs: a mapping is merged into the one that is there.
+def put(
+    tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str
+) -> None:
+    """Put a value into a tree of dataclasses' knobs: a mapping is merged into the one that is
+    there.
 
     Args:
         kind: the type of the tree.
@@ -198,7 +249,9 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
         inside = method_class(current)
     if further and current is None:
         if is_dataclass(kind) and kind.__dataclass_fields__[name].default is None:
-            raise PipelineError(f"{key}: this option has no {name}: leave it out, or choose an option that has one")
+            raise PipelineError(
+                f"{key}: this option has no {name}: leave it out, or choose an option that has one"
+            )
         current = tree[position] = {}
     if further:
         put(current, inside, key, further, value, new, stage)
@@ -214,15 +267,17 @@ def method_class(knobs: Words) -> type[Any]:
     if method := conf.method_of_knobs(knobs):
         return method
     raise PipelineError(
-        f"merge.method={knobs.get('method')} is not installed here: there are {', '.join(conf.METHODS)}"
+        f"merge.method={knobs.get('method')} is not installed here: there are"
+        f" {', '.join(conf.METHODS)}"
     )
 
 
-# ---------------------------------------------------------------------------------------------------- checked
+# --- checked ---
 
 
 def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") -> T:
-    """Read the stage that a tree of plain values describes, as a command gives it or `asdict` wrote it.
+    """Read the stage that a tree of plain values describes, as a command gives it or `asdict` wrote
+    it.
 
     Raises: PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
     """

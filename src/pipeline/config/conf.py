@@ -16,19 +16,40 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
-from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_method, stage_of_package
+from pipeline.config.extensions import (
+    MERGE_METHODS,
+    STAGES,
+    extensions,
+    merge_method,
+    stage_of_package,
+)
 from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import MOST_BYTES, add_conf, added_conf, check_aliases, readable_yaml, refuse_special, shipped_conf
+from pipeline.files import (
+    MOST_BYTES,
+    add_conf,
+    added_conf,
+    check_aliases,
+    readable_yaml,
+    refuse_special,
+    shipped_conf,
+)
 
-TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
+# a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
+TABLES = "tables"
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
-PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the comments that a file begins with
+PACKAGE = re.compile(
+    r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)"
+)  # among the comments that a file begins with
 INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
-FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of options that are read as files, not Hydra groups
+FILES = (
+    TABLES,
+    CLAIMS,
+    languages.GROUP,
+)  # folders of options that are read as files, not Hydra groups
 OWN_STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
@@ -58,8 +79,8 @@ def add_folder(name: str) -> None:
     if not directory.is_dir():
         problem = "is a file and not a folder" if directory.exists() else "does not exist"
         raise PipelineError(
-            f"--config-dir={name} {problem}: give a folder with options of yours, such as recipe/mine.yaml or "
-            "tables/mine.yaml in it"
+            f"--config-dir={name} {problem}: give a folder with options of yours, such as"
+            " recipe/mine.yaml or tables/mine.yaml in it"
         )
     names = [group for group in (*groups(), *FILES) if group != "stage"]
     for path in sorted(directory.iterdir()):
@@ -67,22 +88,28 @@ def add_folder(name: str) -> None:
             continue
         if path.name not in names:
             hint = suggest(f"{path.name}/", [f"{group}/" for group in names])
-            raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
+            raise PipelineError(
+                f"--config-dir={name}: {path.name}/ is not a group of options: {hint}"
+            )
         if path.name not in FILES:
             for option in path.glob("*.yaml"):
-                text = refuse_special(option, MOST_BYTES).read_text(encoding="utf-8", errors="replace")
+                text = refuse_special(option, MOST_BYTES).read_text(
+                    encoding="utf-8", errors="replace"
+                )
                 refuse_interpolation(str(option), text)
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
-                f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"
+                f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another"
+                " name"
             )
     add_conf(directory)
     forget_options()  # it may have been added before, with other files
 
 
 def refuse_interpolation(key_name: str, text: str) -> None:
-    """Raise PipelineError for an interpolation outside of shipped files: resolved, it could carry a token of the
-    environment into manifests and W&B."""
+    """Raise PipelineError for an interpolation outside of shipped files: resolved, it could carry a
+    token of the environment into manifests and W&B.
+    """
     if INTERPOLATION.search(text):
         raise PipelineError(f"{key_name} holds an interpolation, ${{...}}: write the value itself")
 
@@ -124,21 +151,28 @@ def table_file(name: str) -> Path:
     """
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
-            raise PipelineError(f"table={name} is not a file: give one, or one of {', '.join(options(TABLES))}")
+            raise PipelineError(
+                f"table={name} is not a file: give one, or one of {', '.join(options(TABLES))}"
+            )
         if Path(name).suffix not in TABLE_SUFFIXES:
             raise PipelineError(
-                f"table={name} is not a table: expected a .yaml file, or the .zip written by stage=export"
+                f"table={name} is not a table: expected a .yaml file, or the .zip written by"
+                " stage=export"
             )
         return Path(name)
     path = option_file(TABLES, name)
     if path is None:
         hint = suggest(name, options(TABLES))
-        raise PipelineError(f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)")
+        raise PipelineError(
+            f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)"
+        )
     return path
 
 
 def is_checkpoint(model: str) -> bool:
-    """Whether a value of model= is a checkpoint and not an option: a RUN with a /, a : or a leading dot."""
+    """Whether a value of model= is a checkpoint and not an option: a RUN with a /, a : or a leading
+    dot.
+    """
     return "/" in model or ":" in model or model.startswith(".")
 
 
@@ -163,19 +197,26 @@ def _option(group: str, name: str, searched: tuple[Path, ...]) -> Tree:
     return read_option(group, name)
 
 
-def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> Tree:
-    """What the file of an option sets: its own keys below its package, after what its list of defaults names: options
-    of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the package.
+def read_option(
+    group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()
+) -> Tree:
+    """What the file of an option sets: its own keys below its package, after what its list of
+    defaults names: options of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the
+    package.
 
-    package: instead of that of the file's first comment, or its group. above: the files that start from this one.
+    package: instead of that of the file's first comment, or its group. above: the files that start
+        from this one.
 
     Raises:
-        PipelineError: the file cannot be read, or starts from itself, or from what is not an option.
+        PipelineError: the file cannot be read, or starts from itself, or from what is not an
+            option.
     """
     path = option_file(group, name)
     if path is None:
-        raise PipelineError(f"{above[-1]} starts from {group}={name}, which is not an option: there are "
-                            f"{', '.join(options(group))}")  # fmt: skip
+        raise PipelineError(
+            f"{above[-1]} starts from {group}={name}, which is not an option: there are "
+            f"{', '.join(options(group))}"
+        )
     if path in above:
         raise PipelineError(f"{path} starts from itself: leave {name} out of its defaults")
     try:
@@ -183,7 +224,9 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
             check_aliases(refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"))
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, OSError) as error:
-        raise PipelineError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it") from error
+        raise PipelineError(
+            f"{path} cannot be read ({' '.join(str(error).split())}): correct it"
+        ) from error
     if not isinstance(content, dict):
         raise PipelineError(f"{path} is a list: write KEY: VALUE")
     header = PACKAGE.search(path.read_text(encoding="utf-8"))
@@ -197,7 +240,9 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
         if entry == "_self_":
             merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))
             continue
-        ((key, option),) = entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
+        ((key, option),) = (
+            entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
+        )
         option_path, _, key_name = str(key).removeprefix("/").partition("@")
         inside = ".".join([*keys, key_name]) if key_name else None
         merge(tree, read_option(option_path, str(option), inside, (*above, path)))
@@ -221,7 +266,9 @@ def stage_class(name: str) -> type[Stage] | None:
 
 
 def method_of(name: str | None) -> type[Merge] | None:
-    """Return the method of an option of merge=, which its file names, or of another package, or None."""
+    """Return the method of an option of merge=, which its file names, or of another package, or
+    None.
+    """
     if name is None or name in METHODS or option_file("merge", name) is None:
         return METHODS.get(name or "") or merge_method(name or "")
     return method_of_knobs(option("merge", name)["merge"])

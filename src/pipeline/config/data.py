@@ -17,31 +17,48 @@ OWN_PROMPTS = ("template", "pairs")  # readers of prompts and completions as the
 class Source(Knobs):
     """One dataset: where it is on the Hub or below data_root, and which of its rows are used.
 
-    Sources without `share` give all their rows; the rest of data.size is divided among the others by `share`.
+    Sources without `share` give all their rows; the rest of data.size is divided among the others
+    by `share`.
     """
 
     hub: str | None = None  # id of the repository, or a folder that is a copy of one
     hub_config: str | None = None
     split: str = "train"
     revision: str | None = None  # null: as locked by stage=prefetch, the newest until then
-    files: str | None = None  # pattern of files in the repository, read directly instead of by its script
+    files: str | None = (
+        None  # pattern of files in the repository, read directly instead of by its script
+    )
     url: str | None = None  # one file, local or on the web, in place of a repository
-    format: str | None = knob(None, options=("json", "csv", "parquet", "text"))  # of files and url; null: by file name
+    format: str | None = knob(
+        None, options=("json", "csv", "parquet", "text")
+    )  # of files and url; null: by file name
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers mention it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
     rows: str = MISSING  # the reader of data/sources.py
     language: str | None = None  # a code of conf/languages.yaml: only rows in this language
-    language_column: str | None = None  # the column with each row's language; only rows in `language` are used
+    language_column: str | None = (
+        None  # the column with each row's language; only rows in `language` are used
+    )
     # the column of rows=text (null: text) or rows=conversation (null: the language's FLORES code)
     column: str | None = None
-    prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
-    # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as '{completion}'
+    prompt: str | None = (
+        # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
+        None
+    )
+    # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as
+    # '{completion}'
     completion: str | None = None
-    turns: int | None = knob(None, ge=1)  # rows=conversation: turns kept from its beginning; null: all
+    turns: int | None = knob(
+        None, ge=1
+    )  # rows=conversation: turns kept from its beginning; null: all
     min_score: float | None = None  # rows=nllb: LASER margin
-    without: list[str] | None = None  # drop items of these benchmarks even with data.decontaminate=count
-    stream: bool = False  # read `candidates` rows, shuffled by the seed, without downloading the whole set
+    without: list[str] | None = (
+        None  # drop items of these benchmarks even with data.decontaminate=count
+    )
+    stream: bool = (
+        False  # read `candidates` rows, shuffled by the seed, without downloading the whole set
+    )
     candidates: int | None = knob(None, ge=1)  # rows to read of a stream; null: all
     share: float | None = knob(None, gt=0)
 
@@ -55,13 +72,17 @@ class World(Knobs):
     """The small world (data/small_world.py)."""
 
     items: int = knob(100, ge=1)  # test items per benchmark and language
-    generation: int = knob(1, ge=1)  # internal: of the files that ship, raised in conf/expert/sandbox.yaml
+    generation: int = knob(
+        1, ge=1
+    )  # internal: of the files that ship, raised in conf/expert/sandbox.yaml
     dev_items: ClassVar[int] = 250
 
 
 @dataclass
 class Items(Knobs):
-    """Benchmark items of a small world, the data_root, in a separate data run: more items do not require retraining."""
+    """Benchmark items of a small world, the data_root, in a separate data run: more items do not
+    require retraining.
+    """
 
     dev: int = knob(500, ge=1)
     test: int = knob(100, ge=1)  # per benchmark and language
@@ -71,15 +92,20 @@ class Items(Knobs):
 class Expert(Knobs):
     """An expert's training data.
 
-    side: which side of a swap it supplies; both: a joint set, whose rows have a side each; none: text to train a base.
-    A joint set is the union of the data runs of its two experts, each drawn with the same data.* and seed.
+    side: which side of a swap it supplies; both: a joint set, whose rows have a side each; none:
+    text to train a base. A joint set is the union of the data runs of its two experts, each drawn
+    with the same data.* and seed.
     """
 
     name: str = knob(hashed=False)
     side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
-    union: dict[str, Expert] = knob({}, hashed=False)  # for a joint set: its two experts; their data runs are parents
-    text: dict[str, Source] = knob({}, hashed=False)  # if given, stage=cpt reads these instead of sources
+    union: dict[str, Expert] = knob(
+        {}, hashed=False
+    )  # for a joint set: its two experts; their data runs are parents
+    text: dict[str, Source] = knob(
+        {}, hashed=False
+    )  # if given, stage=cpt reads these instead of sources
     size: int | None = knob(None, ge=1)  # training rows if data.size is not set
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
@@ -87,13 +113,17 @@ class Expert(Knobs):
     @property
     def languages(self) -> list[str]:
         """The languages of its sources, without repetitions."""
-        return list(dict.fromkeys(source.language for source in self.sources.values() if source.language))
+        return list(
+            dict.fromkeys(source.language for source in self.sources.values() if source.language)
+        )
 
     @property
     def is_own(self) -> bool:
         """Whether all rows are of the user's own files, which no shipped set is."""
         sources = self.sources.values()
-        return bool(sources) and all(source.hub is None and "://" not in (source.url or "") for source in sources)
+        return bool(sources) and all(
+            source.hub is None and "://" not in (source.url or "") for source in sources
+        )
 
     def all_sources(self) -> list[tuple[str, Source]]:
         """Return the sources with their names, of a joint set those of its experts."""
@@ -101,7 +131,9 @@ class Expert(Knobs):
         return [item for member in members for item in member.sources.items()]
 
     def questions(self, split: str) -> int | None:
-        """Return the number of items per benchmark and language in a small world's data, or None for any other data."""
+        """Return the number of items per benchmark and language in a small world's data, or None
+        for any other data.
+        """
         if self.items:
             return self.items.test if split == "test" else self.items.dev
         if self.world:
@@ -115,7 +147,8 @@ def has_own_prompts(expert: Expert) -> bool:
 
 
 def default_separator(expert: Expert) -> str:
-    """Return the text between prompt and completion: none for the user's own prompts, a line feed for shipped sets.
+    """Return the text between prompt and completion: none for the user's own prompts, a line feed
+    for shipped sets.
 
     Raises:
         PipelineError: the expert has sources of both kinds.
@@ -125,27 +158,37 @@ def default_separator(expert: Expert) -> str:
     others = [name for name, source in expert.all_sources() if source.rows not in OWN_PROMPTS]
     if others:
         raise PipelineError(
-            f"expert={expert.name}: some prompts are your own, and those of {others[0]} are not. Give "
-            r"sft.separator='' for nothing between prompt and completion, or sft.separator='\n' for a line feed"
+            f"expert={expert.name}: some prompts are your own, and those of {others[0]} are not."
+            " Give "
+            r"sft.separator='' for nothing between prompt and completion, or sft.separator='\n' for"
+            r" a line feed"
         )
     return ""
 
 
 @dataclass
 class Data(Knobs):
-    """The mixture drawn from an expert's sources. Dropping deviates from the papers; the data card counts the rows
-    either way."""
+    """The mixture drawn from an expert's sources.
+
+    Dropping deviates from the papers; the data card counts the rows either way.
+    """
 
     size: int | None = knob(None, ge=1)  # training rows; null: the expert's size, else all
     validation: int = knob(0, ge=0)  # rows held out, in addition to `size`
     shuffle: bool = True  # false: keep the order of the sources, as a curriculum needs
-    leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert to leave out of this mixture
+    leave_out: list[str] | None = knob(
+        None, hashed=False
+    )  # sources of the expert to leave out of this mixture
     allow_fewer: bool = False  # accept sources with fewer rows than requested
-    decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
-    # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in language sets
+    decontaminate: str = knob(
+        "drop", options=("drop", "count")
+    )  # rows that share an n-gram with a benchmark
+    # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in
+    # language sets
     number_variants: str | None = knob(None, options=("drop", "count"))
     ngram: int = knob(13, ge=4)  # words; twice as many characters where a script has no spaces
-    # a folder with data_root's layout; null: data_root, else the Hub; none: rows are compared with no benchmark
+    # a folder with data_root's layout; null: data_root, else the Hub; none: rows are compared with
+    # no benchmark
     benchmarks: str | None = knob(None, run=True, hashed=lambda data: data.benchmarks == "none")
     # internal: the tasks that a table scores -> the file or folder of their rows; empty: on the Hub
     scored: dict[str, str] | None = knob(None, hashed=False)

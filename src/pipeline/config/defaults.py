@@ -1,4 +1,5 @@
-"""Defaults that depend on a command's other settings: the first paper's recipes, and what hardware=NAME sets.
+"""Defaults that depend on a command's other settings: the first paper's recipes, and what
+hardware=NAME sets.
 
 They enter hashes as if they had been typed. What is typed is kept.
 """
@@ -17,12 +18,32 @@ from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
 
 KNOBS = (  # of a training, scores and a plan that a machine decides; others belong to recipes
-    "sft.processes", "sft.parallel", "sft.micro_batch_size", "sft.gradient_checkpointing", "sft.weights",
-    "sft.optimizer", "model.attn_implementation", "eval.products", "launcher.gpus", "launcher.time", "launcher.memory",
-    "launcher.memory_per_gpu", "plan.gpu", "plan.gpus",
-)  # fmt: skip
-CLASSES: dict[str, type] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
-OF_ALL_WEIGHTS = ("weights", "optimizer")  # adapters train few parameters: these take no memory there
+    "sft.processes",
+    "sft.parallel",
+    "sft.micro_batch_size",
+    "sft.gradient_checkpointing",
+    "sft.weights",
+    "sft.optimizer",
+    "model.attn_implementation",
+    "eval.products",
+    "launcher.gpus",
+    "launcher.time",
+    "launcher.memory",
+    "launcher.memory_per_gpu",
+    "plan.gpu",
+    "plan.gpus",
+)
+CLASSES: dict[str, type] = {
+    "sft": Sft,
+    "model": Model,
+    "eval": Eval,
+    "launcher": Launcher,
+    "plan": Plan,
+}
+OF_ALL_WEIGHTS = (
+    "weights",
+    "optimizer",
+)  # adapters train few parameters: these take no memory there
 
 
 def left_open(settings: Words) -> dict[str, str]:
@@ -31,17 +52,32 @@ def left_open(settings: Words) -> dict[str, str]:
     """
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
-    other_settings = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & settings.keys()
+    other_settings = {
+        "recipe",
+        "mixture",
+        "model.path",
+        "model.init",
+        "sft.method",
+        "sft.adapter",
+    } & settings.keys()
     recipe = f"layer_swapping_{settings.get('expert')}_1"
     if other_settings or any(settings.get(key) not in values for key, values in plain.items()):
         return {}
-    return {"recipe": recipe, "mixture": "layer_swapping"} if conf.option_file("recipe", recipe) else {}
+    return (
+        {"recipe": recipe, "mixture": "layer_swapping"}
+        if conf.option_file("recipe", recipe)
+        else {}
+    )
 
 
 def option_of(group: str, settings: Words, knob: str, default: str) -> str:
     """Return a knob in the file of a group's option that these words choose."""
     name = str(settings.get(group))
-    return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
+    return (
+        str(conf.option(group, name)[group].get(knob, default))
+        if conf.option_file(group, name)
+        else default
+    )
 
 
 def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree:
@@ -67,15 +103,23 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
     if not content:
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
-    parts = {part: dict(knobs) if isinstance(knobs, dict) else {"": knobs} for part, knobs in content.items()}
+    parts = {
+        part: dict(knobs) if isinstance(knobs, dict) else {"": knobs}
+        for part, knobs in content.items()
+    }
     keys = [f"{part}.{knob}".removesuffix(".") for part, knobs in parts.items() for knob in knobs]
     if wrong := [key for key in keys if key not in KNOBS]:
         raise PipelineError(
-            f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest belongs to a recipe"
+            f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest"
+            " belongs to a recipe"
         )
     for part, knobs in parts.items():
         validated(CLASSES[part], knobs, f"{path}: {part}.")
-        parts[part] = {key: value for key, value in knobs.items() if adapter == "none" or key not in OF_ALL_WEIGHTS}
+        parts[part] = {
+            key: value
+            for key, value in knobs.items()
+            if adapter == "none" or key not in OF_ALL_WEIGHTS
+        }
     return parts
 
 

@@ -13,8 +13,10 @@ from pipeline.errors import PipelineError
 
 
 def below_float32(config: Eval) -> bool:
-    """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it changes up to
-    half of them, in float32 none (results/README.md). For an unresolved eval.dtype=auto the dtype is unknown."""
+    """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it
+    changes up to half of them, in float32 none (results/README.md). For an unresolved
+    eval.dtype=auto the dtype is unknown.
+    """
     return config.dtype != "float32"
 
 
@@ -28,8 +30,8 @@ def settle_products(settings: Eval) -> Eval:
         return settings
     if settings.products == "bf16x3" and not possible:
         raise PipelineError(
-            f"eval.products=bf16x3 is of eval.dtype=float32 and eval.backend=hf, not of {settings.dtype} and "
-            f"{settings.backend}: give eval.products=ieee"
+            "eval.products=bf16x3 is of eval.dtype=float32 and eval.backend=hf, not of"
+            f" {settings.dtype} and {settings.backend}: give eval.products=ieee"
         )
     return replace(settings, products="bf16x3" if possible else "ieee")
 
@@ -70,7 +72,8 @@ class Eval(Knobs):
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     # folder of task files in lm-eval's format; the files enter as a parent
     include_path: str | None = knob(None, hashed=False)
-    # if checkpoint= is an adapter that PEFT saved: its base; null: the base that its adapter_config.json names
+    # if checkpoint= is an adapter that PEFT saved: its base; null: the base that its
+    # adapter_config.json names
     base: str | None = knob(None, run=True)
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, ge=1)  # questions per task; null: all
@@ -79,23 +82,37 @@ class Eval(Knobs):
     max_gen_toks_of: dict[str, PositiveInt] = knob({})
     # which exemplars of MGSM; random: the harness draws them for each question
     exemplars: str = knob(
-        "first_n", options=("first_n", "random"), read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot")
+        "first_n",
+        options=("first_n", "random"),
+        read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot"),
     )
-    dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
-    # how a GPU multiplies float32 matrices; bf16x3: by three bfloat16 products, which differ from float32's in the last
-    # bits (models/products.py); auto: bf16x3 for float32 with eval.backend=hf, else ieee
+    dtype: str = knob(
+        "auto", options=("auto", "float32", "bfloat16", "float16")
+    )  # auto: as the weights are stored
+    # how a GPU multiplies float32 matrices; bf16x3: by three bfloat16 products, which differ from
+    # float32's in the last bits (models/products.py); auto: bf16x3 for float32 with
+    # eval.backend=hf, else ieee
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
     # vllm: needs the extra vllm; a merge is written, scored and deleted
     backend: str = knob("hf", options=("hf", "vllm"))
     chat_template: bool = False  # write exemplars and question with the model's chat template
-    system_instruction: str | None = None  # text before the exemplars; with eval.chat_template=true a system message
+    system_instruction: str | None = (
+        None  # text before the exemplars; with eval.chat_template=true a system message
+    )
     # false: exemplars and question are one turn
-    fewshot_as_multiturn: bool = knob(True, read=(lambda config: config.chat_template, "eval.chat_template=true"))
+    fewshot_as_multiturn: bool = knob(
+        True, read=(lambda config: config.chat_template, "eval.chat_template=true")
+    )
     # further variables of the chat template: {enable_thinking: false} of Qwen 3 and SmolLM3
-    chat_template_args: dict[str, Any] = knob({}, read=(lambda config: config.chat_template, "eval.chat_template=true"))
+    chat_template_args: dict[str, Any] = knob(
+        {}, read=(lambda config: config.chat_template, "eval.chat_template=true")
+    )
     # the date printed by chat templates that print today's date
-    template_date: str = knob("2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true"))
-    # Belebele, Global MMLU: list the options and answer by a letter, or leave them out and answer by their text
+    template_date: str = knob(
+        "2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true")
+    )
+    # Belebele, Global MMLU: list the options and answer by a letter, or leave them out and answer
+    # by their text
     options: str = knob("letters", options=("letters", "text"))
     # allow mbpp to run programs that the model wrote, each in a sandbox
     run_code: bool = knob(False, hashed=runs_programs)
@@ -106,23 +123,31 @@ class Eval(Knobs):
     top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)
     answers: int = knob(1, ge=1, read=SAMPLED)  # sampled for each question
     sample_seed: int = knob(0, read=SAMPLED)
-    # the token after a reasoning model's thoughts, which are not scored: 'eval.think_end="</think>"'
+    # the token after a reasoning model's thoughts, which are not scored:
+    # 'eval.think_end="</think>"'
     think_end: str | None = None
-    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at most 512; else 32.
-    # Hashed only below float32, where it changes answers
+    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at
+    # most 512; else 32. Hashed only below float32, where it changes answers
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
-    share_prefix: bool = knob(True, hashed=below_float32)  # compute exemplars once, not per question; hashed likewise
+    share_prefix: bool = knob(
+        True, hashed=below_float32
+    )  # compute exemplars once, not per question; hashed likewise
 
     @property
     def label(self) -> str:
-        """What names of runs and reports say was scored: TASK_Nshot if there is one task, else the option's name."""
-        (first, *more) = self.tasks
+        """What names of runs and reports say was scored:
+
+        TASK_Nshot if there is one task, else the option's name.
+        """
+        first, *more = self.tasks
         return self.name if more or self.name == first.task else first.label
 
 
 @dataclass
 class Measure(Knobs):
-    """One number of a model: its score on a task, in its primary metric, over the questions in one language."""
+    """One number of a model: its score on a task, in its primary metric, over the questions in one
+    language.
+    """
 
     task: str = MISSING
     language: str | None = None  # null: the mean over `languages`
@@ -130,7 +155,9 @@ class Measure(Knobs):
 
 @dataclass
 class Select(Knobs):
-    """Which snapshot of which run is selected: the best by the primary measures among those that pass the guards."""
+    """Which snapshot of which run is selected: the best by the primary measures among those that
+    pass the guards.
+    """
 
     name: str = knob(hashed=False)
     by: str = knob("scores", options=("scores", "validation_loss"))

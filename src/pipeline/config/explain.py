@@ -18,15 +18,24 @@ from pipeline.errors import PipelineError, close_matches
 T = TypeVar("T")
 Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
 TYPES = {  # the beginning of pydantic's name of an error -> the expected type
-    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
-}  # fmt: skip
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+}
 
 
 # what replaces an option that stood for a task in each language
 LANGUAGES = "name the task of each language, eval={0}, in a study {{sw: {0}}}"
 REMOVED = {  # what replaces a stage or an option of an earlier version
-    "stage=check": "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few steps",
-    "stage=search": "choose with best: in a table, or with an optimizer over pipeline.api (docs/reference/merging.md)",
+    "stage=check": (
+        "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few"
+        " steps"
+    ),
+    "stage=search": (
+        "choose with best: in a table, or with an optimizer over pipeline.api"
+        " (docs/reference/merging.md)"
+    ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
@@ -35,21 +44,36 @@ REMOVED = {  # what replaces a stage or an option of an earlier version
     "eval=mmlu_prox": LANGUAGES.format("mmlu_prox_sw"),
     "eval=xcopa": LANGUAGES.format("xcopa_sw"),
     "merge.trim": "merge=ties trims the whole model; merge=mergekit trims each tensor",
-    "merge.ties_at_threshold": "merge=ties keeps all entries at the threshold; merge=mergekit keeps exactly as many",
+    "merge.ties_at_threshold": (
+        "merge=ties keeps all entries at the threshold; merge=mergekit keeps exactly as many"
+    ),
     "merge.weigh": "merge=ties weighs after the election of signs; merge=mergekit before it",
-    "merge.divisor": "merge=ties divides by the number of experts that agree; merge=mergekit by their weights",
-    "merge.vocabulary": "mergekit-tokensurgeon transplants a vocabulary; padding of embeddings needs no key",
+    "merge.divisor": (
+        "merge=ties divides by the number of experts that agree; merge=mergekit by their weights"
+    ),
+    "merge.vocabulary": (
+        "mergekit-tokensurgeon transplants a vocabulary; padding of embeddings needs no key"
+    ),
     "merge.zero_sum": "merge=ties elects the sign of the majority where the sum is 0",
 }
 
 
 # pydantic's names of errors about a value of the right type
-OUTSIDE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than", "string_pattern_mismatch")
+OUTSIDE = (
+    "greater_than_equal",
+    "greater_than",
+    "less_than_equal",
+    "less_than",
+    "string_pattern_mismatch",
+)
 
 
 def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
-    """Message for an unknown key: those of the known `names` that are close, else all. inside: keys of the command's
-    parts, such as sft.epochs, which are close if their last names are."""
+    """Message for an unknown key: those of the known `names` that are close, else all.
+
+    inside: keys of the command's parts, such as sft.epochs, which are close if their last names
+    are.
+    """
     if key in REMOVED:
         return f"{key} was removed in 0.2.0: {REMOVED[key]}"
     parent, dot, last = key.rpartition(".")
@@ -73,18 +97,28 @@ def unknown_option(group: str, option: str) -> str:
         names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"
     own_file = (
-        "" if close or group == "stage" else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
+        ""
+        if close or group == "stage"
+        else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
     )
     return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own_file}"
 
 
 def not_read(word: str, stage: str) -> str:
-    table = f"give every.{word} for the runs of the table, or " if stage in ("plan", "table") else ""
-    return f"stage={stage} does not read {word}: {table}leave it out; it reads {', '.join(conf.groups_read(stage))}"
+    table = (
+        f"give every.{word} for the runs of the table, or " if stage in ("plan", "table") else ""
+    )
+    return (
+        f"stage={stage} does not read {word}: {table}leave it out; it reads"
+        f" {', '.join(conf.groups_read(stage))}"
+    )
 
 
 def explain_key(key: str, holder: Any, stage: str) -> str:
-    """Message for a key that does not exist. holder: the type in which its last name was looked up."""
+    """Message for a key that does not exist.
+
+    holder: the type in which its last name was looked up.
+    """
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
     known = sorted({*conf.groups_read(stage), *names_of(kind)})
@@ -93,7 +127,9 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     if holder is kind and "." not in key:
         own_keys = names_of(kind)
         return unknown_key(
-            key, own_keys, [f"{part}.{name}" for part in own_keys for name in names_of(type_inside(kind, part))]
+            key,
+            own_keys,
+            [f"{part}.{name}" for part in own_keys for name in names_of(type_inside(kind, part))],
         )
     if holder is not kind and is_dataclass(holder):
         return unknown_key(key, names_of(holder))
@@ -113,7 +149,9 @@ def keys_of(stage: str) -> set[str]:
 
 
 def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
-    """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with `prefix`."""
+    """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with
+    `prefix`.
+    """
     holder = kind
     for name in error["loc"][:-1]:
         holder = type_inside(holder, str(name))
@@ -125,7 +163,9 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     if error["type"] == "finite_number":
         return f"{key} must be a finite number, got {value}"
     if error["type"] in OUTSIDE:
-        meta = holder.__dataclass_fields__[error["loc"][-1]].metadata if is_dataclass(holder) else {}
+        meta = (
+            holder.__dataclass_fields__[error["loc"][-1]].metadata if is_dataclass(holder) else {}
+        )
         return outside_text(key, value, {**error["ctx"], **meta})
     if expected := TYPES.get(error["type"].partition("_")[0]):
         return f"{key} must be {expected}, got {value!r}"
@@ -136,8 +176,11 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     return f"{key}={value}: {error['msg']}"
 
 
-def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
-    """Return the dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
+def validated(
+    kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid"
+) -> T:
+    """Return the dataclass that a tree of plain values describes, each converted to its type: an
+    integer to a float.
 
     Args: prefix: of the keys, for errors.
 
@@ -147,7 +190,9 @@ def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: E
         checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
         return checked
     except ValidationError as error:
-        raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
+        raise PipelineError(
+            explain_invalid(error.errors(include_url=False)[0], kind, prefix)
+        ) from None
 
 
 def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
@@ -156,7 +201,9 @@ def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
         return f"{key} must be one of {', '.join(options)}, got {value!r}"
     if form := meta.get("form"):
         return f"{key}={value} is not of the form {form[1]}: write it so"
-    limits = " and ".join(f"{words} {meta[bound]}" for bound, (words, _) in BOUNDS.items() if bound in meta)
+    limits = " and ".join(
+        f"{words} {meta[bound]}" for bound, (words, _) in BOUNDS.items() if bound in meta
+    )
     return f"{key} must be {limits}, got {value}"
 
 
@@ -165,7 +212,10 @@ def type_inside(kind: Any, name: str) -> Any:
 
     None without such a field.
     """
-    hint = type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)  # type: ignore[arg-type]
+    if is_dataclass(kind):
+        hint = type_hints(kind).get(name)  # type: ignore[arg-type]
+    else:
+        hint = next(iter(get_args(kind)[-1:]), None)
     if not isinstance(hint, UnionType):
         return hint
     members = [member for member in get_args(hint) if member is not type(None)]

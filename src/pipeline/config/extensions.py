@@ -1,8 +1,8 @@
-"""Stages, merge methods, backends and benchmarks outside of the core, found by the entry points of installed packages:
-of others, and of extras/ in this one.
+"""Stages, merge methods, backends and benchmarks outside of the core, found by the entry points of
+installed packages: of others, and of extras/ in this one.
 
-Names are read from the metadata of installed distributions; a package is imported when one of its names is used, and
-a failing import is an error with its name.
+Names are read from the metadata of installed distributions; a package is imported when one of its
+names is used, and a failing import is an error with its name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ OURS = "cross-lingual-merging"
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry point. package: name and version of the distribution that declares it; ours: whether that is this
-    one."""
+    """One entry point.
+
+    package: name and version of the distribution that declares it; ours: whether that is this one.
+    """
 
     name: str
     entry: metadata.EntryPoint
@@ -40,29 +42,39 @@ class Extension:
 
         Raises: PipelineError: the import fails.
         """
-        file = Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
+        file = (
+            Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
+        )
         if self.ours and not file.is_file():
-            raise PipelineError(f"{self.name} is in {file}, which is not there: install {self.package} again")
+            raise PipelineError(
+                f"{self.name} is in {file}, which is not there: install {self.package} again"
+            )
         try:
             return self.entry.load()
         except Exception as error:
             raise PipelineError(
-                f"{self.name} of package {self.package} cannot be imported ({type(error).__name__}: {error}). "
-                "Report it to the package's authors."
+                f"{self.name} of package {self.package} cannot be imported ({type(error).__name__}:"
+                f" {error}). Report it to the package's authors."
             ) from error
 
 
 @cache
 def extensions(group: str) -> dict[str, Extension]:
-    """Name -> extension, without importing any. Raises PipelineError for a name that two packages declare."""
+    """Name -> extension, without importing any.
+
+    Raises PipelineError for a name that two packages declare.
+    """
     by_name: dict[str, Extension] = {}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
         if entry.name in by_name and by_name[entry.name].package != package:
             raise PipelineError(
-                f"{entry.name} is of package {by_name[entry.name].package} and {package}: uninstall one"
+                f"{entry.name} is of package {by_name[entry.name].package} and {package}:"
+                " uninstall one"
             )
-        by_name[entry.name] = Extension(entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS)
+        by_name[entry.name] = Extension(
+            entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS
+        )
     return by_name
 
 
@@ -72,7 +84,9 @@ def outside_core(group: str, name: str) -> Any:
     Raises: PipelineError: no installed package has it.
     """
     if name not in extensions(group):
-        raise PipelineError(f"{name} of {group} is declared by no installed package: install {OURS} again")
+        raise PipelineError(
+            f"{name} of {group} is declared by no installed package: install {OURS} again"
+        )
     return extensions(group)[name].load()
 
 
@@ -86,8 +100,12 @@ def merge_method(name: str) -> type[Merge] | None:
         return None
     origin = f"merge={name} of package {extension.package}"
     kind = extension.load()
-    if not (isinstance(kind, type) and issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)):
-        raise PipelineError(f"{origin}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge")
+    if not (
+        isinstance(kind, type) and issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)
+    ):
+        raise PipelineError(
+            f"{origin}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge"
+        )
     check_method(kind, name, origin)
     kind.package = "" if extension.ours else extension.package
     return kind
@@ -104,7 +122,7 @@ def stage_of_package(name: str) -> type[Stage] | None:
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, Stage) and hasattr(kind, "answer")):
         raise PipelineError(
-            f"stage={name} of package {extension.package}: {extension.entry.value} is not a dataclass of "
-            "pipeline.config.stages.Stage with answer()"
+            f"stage={name} of package {extension.package}: {extension.entry.value} is not a"
+            " dataclass of pipeline.config.stages.Stage with answer()"
         )
     return kind

@@ -1,4 +1,6 @@
-"""The names of tasks, groups and tags of the evaluation harness and of eval.include_path, found without the harness."""
+"""The names of tasks, groups and tags of the evaluation harness and of eval.include_path, found
+without the harness.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.knob import Tree, Words
-from pipeline.config.task_yaml import MOST_BYTES, TaskFile, load_plain, local_rows, parts_of, read_task, shipped_folder
+from pipeline.config.task_yaml import (
+    MOST_BYTES,
+    TaskFile,
+    load_plain,
+    local_rows,
+    parts_of,
+    read_task,
+    shipped_folder,
+)
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.text import pluralize
@@ -19,7 +29,8 @@ from pipeline.text import pluralize
 WORD = r"[^\s\"'#]"
 NAMED = {  # each part begins with what the one before cannot hold: a search takes linear time
     key: re.compile(
-        rf"^[\"']?{key}[\"']?:[ \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
+        rf"^[\"']?{key}[\"']?:["
+        rf" \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
         re.MULTILINE,
     )
     for key in ("task", "group")
@@ -27,8 +38,17 @@ NAMED = {  # each part begins with what the one before cannot hold: a search tak
 TAGS = re.compile(r"^[\"']?tag[\"']?:(.*(?:\n *- .*)*)", re.MULTILINE)
 SHOTS = re.compile(r"(.+)_(\d+)shot")
 TASKS, INCLUDED = "eval.tasks", "eval.include_path"
-OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry of a group that change no score
-OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
+OF_ENTRIES = {
+    "task",
+    "task_alias",
+    "group",
+    "group_alias",
+}  # keys of an entry of a group that change no score
+OF_GROUPS = {
+    *OF_ENTRIES,
+    "aggregate_metric_list",
+    "metadata",
+}  # those of a group that is defined inside of another
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
 MOST_NAMED = 10  # tasks in a message
@@ -36,7 +56,9 @@ MOST_NAMED = 10  # tasks in a message
 
 @dataclass(frozen=True)
 class Index:
-    """Task -> its YAML file, and group -> its YAML file, of the files below one folder, and the tags in these."""
+    """Task -> its YAML file, and group -> its YAML file, of the files below one folder, and the
+    tags in these.
+    """
 
     tasks: dict[str, Path] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
@@ -46,7 +68,9 @@ class Index:
         return name in self.tasks or name in self.groups
 
 
-_included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> digest of its files, and its tasks
+_included: dict[
+    Path, tuple[str, Index]
+] = {}  # folder of eval.include_path -> digest of its files, and its tasks
 
 
 def index(folder: Path) -> Index:
@@ -55,7 +79,9 @@ def index(folder: Path) -> Index:
     The harness' 14,000 files take a second.
     """
     result = Index()
-    for file in sorted(path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()):
+    for file in sorted(
+        path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()
+    ):
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -84,7 +110,10 @@ def include(folder: str) -> None:
     """
     path = Path(folder).resolve()
     if not path.is_dir():
-        raise PipelineError(f"eval.include_path={folder} is not a folder: give the one with your task files (*.yaml)")
+        raise PipelineError(
+            f"eval.include_path={folder} is not a folder: give the one with your task files"
+            " (*.yaml)"
+        )
     digest = content_hash([*parts_of(path)], path)
     if path in _included and _included[path][0] == digest:
         return
@@ -92,24 +121,32 @@ def include(folder: str) -> None:
     for name in (*own_index.tasks, *own_index.groups):
         if not NAME.fullmatch(name):
             raise PipelineError(
-                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, as files are named after it: use up to "
-                f"{MOST_LETTERS} letters, digits, spaces and -_.+()&,"
+                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, as files are named"
+                f" after it: use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
             )
     if not own_index.tasks:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or an error that says what is wrong with it
-        raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
-    other_folders = [shipped(), *(other for place, (_, other) in _included.items() if place != path)]
+        raise PipelineError(
+            f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME"
+        )
+    other_folders = [
+        shipped(),
+        *(other for place, (_, other) in _included.items() if place != path),
+    ]
     for name in (*own_index.tasks, *own_index.groups):
         if any(name in other for other in other_folders):
-            raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
+            raise PipelineError(
+                f"eval.include_path={folder}: the name {name} is taken: rename the task"
+            )
     _included[path] = digest, own_index
     forget_names()
 
 
 def forget_files() -> None:
-    """Read the files of options and tasks again, for another command of this process: they may have changed since, and
-    another eval.include_path may have tasks of the same names."""
+    """Read the files of options and tasks again, for another command of this process: they may have
+    changed since, and another eval.include_path may have tasks of the same names.
+    """
     conf.forget_options()
     _included.clear()
     forget_names()
@@ -121,13 +158,17 @@ def forget_names() -> None:
 
 
 def included_folder(task: str) -> Path | None:
-    """Return the folder of eval.include_path that defines a task or group, or None for any other."""
+    """Return the folder of eval.include_path that defines a task or group, or None for any
+    other.
+    """
     return next((path for path, (_, part) in _included.items() if task in part), None)
 
 
 def files_of_task(name: str) -> tuple[Path, ...]:
-    """Return the files in eval.include_path that decide the scores of a task or group: the task files with those that
-    they include, their rows, and the Python of the folder if a task runs some."""
+    """Return the files in eval.include_path that decide the scores of a task or group: the task
+    files with those that they include, their rows, and the Python of the folder if a task runs
+    some.
+    """
     folder = included_folder(name)
     assert folder
     files: set[Path] = set()
@@ -167,7 +208,8 @@ def file_of(name: str) -> TaskFile:
 
 @cache
 def members(name: str) -> tuple[str, ...]:
-    """Return the tasks of a task (itself) or group, in its order, with those of groups and tags within it.
+    """Return the tasks of a task (itself) or group, in its order, with those of groups and tags
+    within it.
 
     Raises: PipelineError: a group redefines its tasks, or has an unknown one.
     """
@@ -190,8 +232,9 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
         is_inside = "group" in entry and part not in harness
         if own_keys := entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES):
             raise PipelineError(
-                f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file: write that as a task "
-                "file to a folder, eval.include_path=FOLDER, or list the other tasks in eval.tasks=[...]"
+                f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file:"
+                " write that as a task file to a folder, eval.include_path=FOLDER, or list the"
+                " other tasks in eval.tasks=[...]"
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
@@ -199,7 +242,8 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
             members_inside = members(part) if part in harness else tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
-                f"the group {group} has a task {part}, which is not known: list the others in eval.tasks"
+                f"the group {group} has a task {part}, which is not known: list the others in"
+                " eval.tasks"
             )
         yield from members_inside
 
@@ -222,7 +266,9 @@ def tagged(tag: str, nearest: Path | None = None) -> list[str]:
     below all, which takes two seconds.
     """
     folders = [nearest, *_included, shipped_folder()]
-    return next((tasks for folder in folders if folder and (tasks := tags_below(folder).get(tag))), [])
+    return next(
+        (tasks for folder in folders if folder and (tasks := tags_below(folder).get(tag))), []
+    )
 
 
 def name_tasks(tasks: Sequence[str]) -> str:
@@ -231,51 +277,74 @@ def name_tasks(tasks: Sequence[str]) -> str:
 
 
 def explain_tag(name: str) -> str:
-    """Return what to give in place of a tag, which has no score of its own; "" for a name that is no tag."""
+    """Return what to give in place of a tag, which has no score of its own; "" for a name that is
+    no tag.
+    """
     tag, _ = split_shots(name)
     if tag not in harness_index().tags:
         return ""
     tasks = [task + name.removeprefix(tag) for task in tagged(tag)]
-    of = f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give {name_tasks(tasks)}"
+    of = (
+        f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give"
+        f" {name_tasks(tasks)}"
+    )
     return of if tasks else ""
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
-    """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
-    eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
-    (eval=mgsm_3shot), too. `options`: those of eval=. Tasks without an option have the name `tasks`.
+    """Overrides in which a task or group of the harness stands for an option (eval=arc_easy,
+    eval=arc_easy_5shot) or in eval.tasks=[arc_easy, ...], with both as options and records; an
+    option with another number of exemplars (eval=mgsm_3shot), too. `options`: those of eval=. Tasks
+    without an option have the name `tasks`.
 
-    Without a number, a task has as many exemplars as its file says, which is none where it says nothing.
+    Without a number, a task has as many exemplars as its file says, which is none where it says
+    nothing.
     """
     spelled = dict(settings)
-    if isinstance(folder := settings.get(INCLUDED, settings.get(f"every.{INCLUDED}")), str) and folder:
+    if (
+        isinstance(folder := settings.get(INCLUDED, settings.get(f"every.{INCLUDED}")), str)
+        and folder
+    ):
         include(folder)
     if TASKS in settings and "eval" not in settings:
         spelled |= {"eval": "mgsm_0shot", "eval.name": "tasks"}
     name = spelled.get("eval")
     if isinstance(name, str) and name not in options:
         if near := option_of_other_shots(name, options):
-            of_option = [{**task, "num_fewshot": split_shots(name)[1]} for task in tasks_of_option(near)]
+            of_option = [
+                {**task, "num_fewshot": split_shots(name)[1]} for task in tasks_of_option(near)
+            ]
             spelled |= {"eval": near, "eval.name": name, TASKS: of_option}
         elif task := named_task(name):
-            spelled |= {"eval": "mgsm_0shot", "eval.name": f"{task['task']}_{task['num_fewshot']}shot", TASKS: [task]}
+            spelled |= {
+                "eval": "mgsm_0shot",
+                "eval.name": f"{task['task']}_{task['num_fewshot']}shot",
+                TASKS: [task],
+            }
     if isinstance(tasks := spelled.get(TASKS), list):
         spelled[TASKS] = [
-            named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task for task in tasks
+            named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task
+            for task in tasks
         ]
     return spelled
 
 
 def split_shots(name: str) -> tuple[str, int | None]:
-    """Split a name into a task and its number of exemplars, if the name ends in one: arc_easy_5shot."""
+    """Split a name into a task and its number of exemplars, if the name ends in one:
+    arc_easy_5shot.
+    """
     match = SHOTS.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, None)
 
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
-    """Return the first option of eval= that differs from a name in its number of exemplars alone."""
+    """Return the first option of eval= that differs from a name in its number of exemplars
+    alone.
+    """
     task, shots = split_shots(name)
-    near = (option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task)
+    near = (
+        option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task
+    )
     return None if shots is None else next(near, None)
 
 
@@ -296,7 +365,9 @@ def task_of_option(option: str) -> str:
 
 
 def named_task(name: str) -> Tree | None:
-    """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no such task."""
+    """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no
+    such task.
+    """
     if name in harness_index():
         return {"task": name, "num_fewshot": stock_shots(name)}
     task, shots = split_shots(name)
@@ -304,6 +375,8 @@ def named_task(name: str) -> Tree | None:
 
 
 def stock_shots(name: str) -> int:
-    """Return the number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
+    """Return the number of exemplars that the file of a task sets, of a group that of its first
+    task; else 0.
+    """
     first = next(iter(members(name)), None)
     return int(file_of(first).body.get("num_fewshot") or 0) if first else 0

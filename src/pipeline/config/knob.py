@@ -19,9 +19,18 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pipeline.errors import PipelineError
 
-BOUNDS = {"ge": ("at least", ">="), "gt": ("above", ">"), "le": ("at most", "<="), "lt": ("below", "<")}
-Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
-Tree = dict[str, Any]  # a mapping of YAML: knobs by their names, those of a part in a mapping of their own
+BOUNDS = {
+    "ge": ("at least", ">="),
+    "gt": ("above", ">"),
+    "le": ("at most", "<="),
+    "lt": ("below", "<"),
+}
+Words = Mapping[
+    str, Any
+]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
+Tree = dict[
+    str, Any
+]  # a mapping of YAML: knobs by their names, those of a part in a mapping of their own
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
 
@@ -29,7 +38,9 @@ Condition = tuple[Callable[[Any], bool], str]
 class Knobs:
     """What all dataclasses of knobs have in common: how pydantic reads them."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+    __pydantic_config__ = ConfigDict(
+        extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
+    )
 
 
 def knob(
@@ -43,12 +54,15 @@ def knob(
     hash_default: Any = None,
     **bounds: float,
 ) -> Any:
-    """A dataclass field; pydantic reads its metadata as arguments of Field. bounds: ge, gt, le, lt of a number.
+    """A dataclass field; pydantic reads its metadata as arguments of Field.
 
-    options: of a text, the only values. hashed: whether the field affects the run hash; a function decides it from the
-    dataclass that holds the field. read: where the field has an effect, for one that has none elsewhere; there alone it
-    is hashed. form: of a text, a regular expression and examples. hash_default: the value that adds nothing to a hash,
-    where it is another than the default.
+    bounds: ge, gt, le, lt of a number.
+
+    options: of a text, the only values. hashed: whether the field affects the run hash; a function
+    decides it from the dataclass that holds the field. read: where the field has an effect, for one
+    that has none elsewhere; there alone it is hashed. form: of a text, a regular expression and
+    examples. hash_default: the value that adds nothing to a hash, where it is another than the
+    default.
     """
     hashed = read[0] if read and hashed is True else hashed
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
@@ -73,7 +87,9 @@ def part(kind: type, *, hashed: bool = True) -> Any:
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Raise a PipelineError for the first knob that holds an empty list, or a number that is not finite."""
+    """Raise a PipelineError for the first knob that holds an empty list, or a number that is not
+    finite.
+    """
     for name, value, item in knobs_of(config, prefix):
         if value is not item.default:
             check_value(name, value)
@@ -99,7 +115,13 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
             continue
-        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        inside = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        )
         if is_dataclass(value):
             yield from knobs_of(value, f"{key}.")
         for name, part_value in inside:
@@ -129,10 +151,16 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
 
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
-    """Key of a knob without effect in this configuration, of these keys -> what would give it one."""
+    """Key of a knob without effect in this configuration, of these keys -> what would give it
+    one.
+    """
     field_owners = {key: owner for key in keys if (owner := field_of_key(config, key))}
-    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in field_owners.items()}
-    return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
+    conditions = {
+        key: (item.metadata.get("read"), holder) for key, (holder, item) in field_owners.items()
+    }
+    return {
+        key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)
+    }
 
 
 def is_hashed(item: Any, config: Any) -> bool:
@@ -142,7 +170,8 @@ def is_hashed(item: Any, config: Any) -> bool:
 
 
 def identity(config: Any) -> Tree:
-    """Return the part of a config that decides results: hashed fields that differ from their declared defaults.
+    """Return the part of a config that decides results: hashed fields that differ from their
+    declared defaults.
 
     A nested dataclass whose default is None counts even with all its fields at their defaults, as
     an expert's world.

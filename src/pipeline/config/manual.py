@@ -1,4 +1,7 @@
-"""The manual of a command: `stage=sft --help`. Meanings are the comments next to the fields, as Sphinx reads them."""
+"""The manual of a command: `stage=sft --help`.
+
+Meanings are the comments next to the fields, as Sphinx reads them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ TOP_LEVEL = "this command"
 
 
 def manual_text(command_words: list[str]) -> str:
-    """Text about the groups and knobs that a stage reads: each with its value, its bounds, and its meaning.
+    """Text about the groups and knobs that a stage reads: each with its value, its bounds, and its
+    meaning.
 
     Raises:
         PipelineError: an unknown stage.
@@ -41,12 +45,21 @@ def manual_text(command_words: list[str]) -> str:
         raise PipelineError(unknown_option("stage", stage))
     lines = [f"stage={stage} reads", ""]
     for group, option in stage_class.groups.items():
-        default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
+        default = (
+            "needed"
+            if option == MISSING
+            else "none"
+            if option is None
+            else f"{option} unless given"
+        )
         default = f"here {chosen[group]}" if group in chosen else default
         lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     lines += [
         "",
-        "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",
+        (
+            "Knobs and their values in this command. For groups that must be chosen and are not,"
+            " defaults are shown."
+        ),
     ]
     config, unnamed = values_in_effect(command_words, stage_class)
     parts = dict(stage_parts(stage_class, chosen.get("merge")))
@@ -61,7 +74,9 @@ def manual_text(command_words: list[str]) -> str:
             is_open = value == MISSING or is_dataclass(value)
             shown = default_of(item) if is_open else format_value(to_jsonable_python(value))
             entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
-            lines += format_entry(entry, " ".join(filter(None, (knob_comment(kind, item), bounds_text(item)))))
+            lines += format_entry(
+                entry, " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
+            )
     return "\n".join(lines)
 
 
@@ -69,19 +84,25 @@ def usage_text() -> str:
     """Text of --help: the stages with the groups that they read, the groups with their options."""
     kinds = {stage: conf.stage_class(stage) or Stage for stage in conf.options("stage")}
     stage_groups = {f"stage={stage}": " ".join(kind.groups) for stage, kind in kinds.items()}
-    options = {f"{group}=": ", ".join(conf.options(group)) for group in conf.groups() if group not in ("stage", "data")}
+    options = {
+        f"{group}=": ", ".join(conf.options(group))
+        for group in conf.groups()
+        if group not in ("stage", "data")
+    }
     options["table="] = ", ".join(conf.options(conf.TABLES))
     lines = [
         textwrap.fill(f"{name:15} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 18)
         for name, text in [*stage_groups.items(), ("", ""), *options.items()]
     ]
     first = (
-        "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
+        "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing:"
+        " stage=table table=sandbox)"
     )
     last = (
-        "A command's knobs and their meaning: append --help; their values: --cfg job. One run for each of several\n"
-        "values: -m seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own:\n"
-        "--config-dir=DIR, laid out like conf/. README.md and docs/ have examples."
+        "A command's knobs and their meaning: append --help; their values: --cfg job. One run for"
+        " each of several\nvalues: -m seed=0,1,2. What would run, and why: stage=plan table=... ."
+        " Options and tables of your own:\n--config-dir=DIR, laid out like conf/. README.md and"
+        " docs/ have examples."
     )
     return "\n".join([first, "", *lines, "", last])
 
@@ -96,7 +117,9 @@ def command_text(command_words: list[str], resolved: Stage | None = None) -> str
     tree = asdict(resolved or config)
     for key in missing:
         *path, last = key.split(".")
-        holder = reduce(lambda part, name: part[int(name) if isinstance(part, list) else name], path, tree)
+        holder = reduce(
+            lambda part, name: part[int(name) if isinstance(part, list) else name], path, tree
+        )
         holder[last] = MISSING
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).rstrip()
 
@@ -111,7 +134,10 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
     typed = values_of(split_command(command_words)[0])
     settings = {**kind.groups, **left_open(typed), **typed}
     unnamed = [group for group in kind.groups if settings[group] == MISSING]
-    return settled_stage({**settings, **{group: conf.options(group)[0] for group in unnamed}})[0], unnamed
+    return (
+        settled_stage({**settings, **{group: conf.options(group)[0] for group in unnamed}})[0],
+        unnamed,
+    )
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
@@ -121,7 +147,9 @@ def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
 
 
 def class_summary(kind: type) -> str:
-    """Return a class's docstring as one line; "" if it has only the signature that dataclass makes."""
+    """Return a class's docstring as one line; "" if it has only the signature that dataclass
+    makes.
+    """
     text = " ".join((kind.__doc__ or "").split())
     return "" if text.startswith(f"{kind.__name__}(") else text
 
@@ -138,7 +166,11 @@ def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[s
 
 def default_of(item: Field[Any]) -> str:
     value = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
-    return "..." if value is NO_DEFAULT or value == MISSING or is_dataclass(value) else format_value(value)
+    return (
+        "..."
+        if value is NO_DEFAULT or value == MISSING or is_dataclass(value)
+        else format_value(value)
+    )
 
 
 def bounds_text(item: Field[Any]) -> str:
@@ -158,7 +190,9 @@ def knob_comment(kind: type, item: Field[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def field_comments(kind: type) -> dict[str, str]:
-    """Field -> the comment after it, or on lines of its own before it; empty for a class created at run time."""
+    """Field -> the comment after it, or on lines of its own before it; empty for a class created at
+    run time.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
@@ -179,5 +213,10 @@ def format_entry(key: str, text: str) -> list[str]:
     """Indented lines; the text begins at one column, below the key where that is long."""
     head = f"  {key:<34} "
     if len(head) > 38:
-        return [head.rstrip(), *textwrap.wrap(text, WIDTH, initial_indent=" " * 37, subsequent_indent=" " * 37)]
-    return textwrap.wrap(text or " ", WIDTH, initial_indent=head, subsequent_indent=" " * 37) or [head.rstrip()]
+        return [
+            head.rstrip(),
+            *textwrap.wrap(text, WIDTH, initial_indent=" " * 37, subsequent_indent=" " * 37),
+        ]
+    return textwrap.wrap(text or " ", WIDTH, initial_indent=head, subsequent_indent=" " * 37) or [
+        head.rstrip()
+    ]

@@ -20,30 +20,49 @@ References = dict[str, tuple[str, Any]]  # role of a source -> the key that name
 class Merge(Knobs):
     """Knobs of all merges. A LoRA expert is its base and its adapter, read as float32.
 
-    Below the knobs is the interface that method-independent code uses; a method's file in merge/methods/ overrides it
-    where needed.
+    Below the knobs is the interface that method-independent code uses; a method's file in
+    merge/methods/ overrides it where needed.
     """
 
     method: str = MISSING
-    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # null: the sources' dtype
-    base: str | None = knob(None, run=True)  # null: the base that the experts' manifests name, if the merge needs one
-    files_from: str | None = None  # the role whose tokenizer, template and configs the merge gets; null: the first
+    dtype: str | None = knob(
+        None, options=("float32", "bfloat16", "float16")
+    )  # null: the sources' dtype
+    base: str | None = knob(
+        None, run=True
+    )  # null: the base that the experts' manifests name, if the merge needs one
+    files_from: str | None = (
+        None  # the role whose tokenizer, template and configs the merge gets; null: the first
+    )
     # auto: an adapter if all experts are adapters and their merge is one exactly
     form: str = knob("auto", options=("auto", "dense", "adapter"))
-    control: list[str] | None = None  # roles whose expert the base replaces after weights were computed; null: none
+    control: list[str] | None = (
+        None  # roles whose expert the base replaces after weights were computed; null: none
+    )
 
     reads_partition: ClassVar[bool] = False
-    writes_folder: ClassVar[bool] = False  # whether another program computes it, by `write_folder`, not `decide`
+    writes_folder: ClassVar[bool] = (
+        False  # whether another program computes it, by `write_folder`, not `decide`
+    )
     fewest: ClassVar[int] = 2  # experts
-    package: ClassVar[str] = ""  # if another package has the method: its name and version, which are hashed
+    package: ClassVar[str] = (
+        ""  # if another package has the method: its name and version, which are hashed
+    )
 
     def references(self) -> References:
-        """Return the sources in the order of the merge, without the base; the result is laid out as the first."""
+        """Return the sources in the order of the merge, without the base; the result is laid out as
+        the first.
+        """
         raise PipelineError(f"merge.method={self.method} is not known")
 
-    def decide(self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None) -> Any:
-        """How each parameter is merged: `Linear` weights or a `Computed` formula of merge/merge.py. The sources are
-        open and were checked to match. Only headers are read, except for weights by magnitude."""
+    def decide(
+        self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None
+    ) -> Any:
+        """How each parameter is merged: `Linear` weights or a `Computed` formula of merge/merge.py.
+
+        The sources are open and were checked to match. Only headers are read, except for weights by
+        magnitude.
+        """
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def write_folder(self, sources: Mapping[str, Path], folder: Path, threads: int | None) -> None:
@@ -51,7 +70,9 @@ class Merge(Knobs):
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
-        """Whether it reads the base: for task vectors, or to weight experts by how far they moved from it."""
+        """Whether it reads the base: for task vectors, or to weight experts by how far they moved
+        from it.
+        """
         return False
 
     def result_dtype(self) -> str | None:
@@ -60,12 +81,15 @@ class Merge(Knobs):
 
     @staticmethod
     def dtype_of_several(of_base: Collection[str]) -> str:
-        """torch's name of the dtype of a merge of experts with several: the base's, if a base with one dtype is given;
-        else float32, which holds all of them."""
+        """torch's name of the dtype of a merge of experts with several: the base's, if a base with
+        one dtype is given; else float32, which holds all of them.
+        """
         return next(iter(of_base)) if len(of_base) == 1 else "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """Return what is hashed besides the knobs: the version of another package, the content of a file."""
+        """Return what is hashed besides the knobs: the version of another package, the content of a
+        file.
+        """
         return {"packages": {self.method: self.package}} if self.package else {}
 
     def controlled_roles(self) -> list[str]:
@@ -76,18 +100,26 @@ class Merge(Knobs):
         roles, requested = list(self.references()), self.control or []
         sides = {role.partition(".")[0] for role in roles}
         if unknown := next((role for role in requested if role not in (*roles, *sides)), None):
-            raise PipelineError(f"merge.control={self.control}: {unknown} is not a role: there are {', '.join(roles)}")
+            raise PipelineError(
+                f"merge.control={self.control}: {unknown} is not a role: there are"
+                f" {', '.join(roles)}"
+            )
         controlled = [role for role in roles if {role, role.partition(".")[0]} & set(requested)]
         if controlled == roles:
-            raise PipelineError(f"merge.control={self.control} leaves no expert: name the language expert alone")
+            raise PipelineError(
+                f"merge.control={self.control} leaves no expert: name the language expert alone"
+            )
         return controlled
 
     def exact_for_adapters(self) -> bool:
-        """Whether a merge of LoRA experts is an adapter exactly: whether it is a weighted sum of whole parameters."""
+        """Whether a merge of LoRA experts is an adapter exactly: whether it is a weighted sum of
+        whole parameters.
+        """
         return True
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        """Raise PipelineError, before a run begins, for knobs that contradict each other or the number of layers.
+        """Raise PipelineError, before a run begins, for knobs that contradict each other or the
+        number of layers.
 
         layers: None where the model is not on this machine yet.
         """
@@ -97,7 +129,9 @@ class Merge(Knobs):
         return self
 
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
-        """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
+        """Raise PipelineError for roles that contradict the sides for which the sources were
+        trained, where known.
+        """
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """Return the beginning of run names, before the experts' labels.
@@ -110,10 +144,19 @@ class Merge(Knobs):
         """Describe the merge for readers, in layers of the model if their number is known."""
         parts = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
         for item in fields(self):
-            value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")
-            if is_own and value is not None and (type(value) in (int, float) or value != item.default):
+            value, is_own = (
+                getattr(self, item.name),
+                not hasattr(Merge, item.name) and not item.metadata.get("run"),
+            )
+            if (
+                is_own
+                and value is not None
+                and (type(value) in (int, float) or value != item.default)
+            ):
                 parts.append(
-                    f"{item.name.replace('_', ' ')} {value:g}" if type(value) is float else f"{item.name} {value}"
+                    f"{item.name.replace('_', ' ')} {value:g}"
+                    if type(value) is float
+                    else f"{item.name} {value}"
                 )
         return ", ".join([*parts, *([f"partition {partition.name}"] if partition else [])])
 
@@ -134,10 +177,18 @@ def numbered_references(experts: Sequence[Any]) -> References:
 
 @dataclass
 class Analyze(Knobs):
-    """The map of what training changed: mean absolute change of a row, a row being an input or an output feature."""
+    """The map of what training changed: mean absolute change of a row, a row being an input or an
+    output feature.
+    """
 
     axis: str = knob("input", options=("input", "output"))  # input: as in the published figures
-    threshold: float | None = knob(None, ge=0)  # null: the published one of the expert's side, below
-    threshold_math: float = knob(1.0e-5, ge=0)  # layer_swapping figure 2, which does not say which expert has which
+    threshold: float | None = knob(
+        None, ge=0
+    )  # null: the published one of the expert's side, below
+    threshold_math: float = knob(
+        1.0e-5, ge=0
+    )  # layer_swapping figure 2, which does not say which expert has which
     threshold_language: float = knob(1.9e-5, ge=0)
-    compare_unlike: bool = False  # one scale for experts of different dtypes or optimizers: rounding is in them
+    compare_unlike: bool = (
+        False  # one scale for experts of different dtypes or optimizers: rounding is in them
+    )

@@ -21,7 +21,13 @@ from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 
 LONGEST_NAME = 255  # of a file, as an option is
-SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
+SINGLE = {
+    "eval": "eval",
+    "select": "select",
+    "merge": "merge",
+    "expert": "sft",
+    "checkpoint": "analyze",
+}
 
 
 def values_of(typed_words: Sequence[str]) -> Tree:
@@ -79,7 +85,9 @@ def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | No
     """
     options = typed_in(typed_words)
     study = options.get("stage", "table")
-    kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
+    kind = options.get(
+        f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None)
+    )
     if study not in ("plan", "prefetch") or kind is None or "table" in options:
         return list(typed_words), None
     of_program, of_run = [], [f"stage={kind}"]
@@ -98,7 +106,9 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
     for key, equals, value in (text.lstrip("+").partition("=") for text in typed_words):
         if equals and key in values:
             of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
-            raise PipelineError(f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}")
+            raise PipelineError(
+                f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}"
+            )
         values[key] = value
 
 
@@ -118,28 +128,40 @@ def parse_override(text: str, sweep: bool = False) -> Override:
         key, _, value = text.partition("=")
         quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
         if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
-            raise PipelineError(f"{text!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
+            raise PipelineError(
+                f"{text!r} is not an override: quote an = inside brackets, '{key}={quoted}'"
+            ) from error
         if value == "~":
-            raise PipelineError(f"{text!r} is not an override: null is written out, {key}=null") from error
+            raise PipelineError(
+                f"{text!r} is not an override: null is written out, {key}=null"
+            ) from error
         if value and not re.match(r"\[|{.*:", value) and is_override(f'{key}="{value}"'):
-            raise PipelineError(f"""{text!r} is not an override: quote the value too, '{key}="{value}"'""") from error
+            raise PipelineError(
+                f"""{text!r} is not an override: quote the value too, '{key}="{value}"'"""
+            ) from error
         raise PipelineError(
-            f"{text!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
-            "brackets or spaces, 'languages=[en,sw]'"
+            f"{text!r} is not an override: write key=value, for example stage=sft expert=math;"
+            " quote a value with brackets or spaces, 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
     if text.startswith("+") and key in conf.groups():
         raise PipelineError(f"{text}: an option is chosen without a plus, {text.lstrip('+')}")
     if not key:
-        raise PipelineError(f"{text!r} has no key: write key=value, for example stage=sft expert=math")
+        raise PipelineError(
+            f"{text!r} has no key: write key=value, for example stage=sft expert=math"
+        )
     if key in conf.FILES:
         raise PipelineError(unknown_key(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
         raise PipelineError(f"{text!r} removes a key that is needed: give {key}=value")
     if override.is_sweep_override():
         if not sweep:
-            raise PipelineError(f"{text} gives several values: -m starts a run for each; a list is {key}=[...]")
-    elif key in conf.groups() and (not isinstance(override.value(), str) or len(text) > LONGEST_NAME):
+            raise PipelineError(
+                f"{text} gives several values: -m starts a run for each; a list is {key}=[...]"
+            )
+    elif key in conf.groups() and (
+        not isinstance(override.value(), str) or len(text) > LONGEST_NAME
+    ):
         raise PipelineError(f"{text} is not an option: give one of {', '.join(conf.options(key))}")
     if key.partition(".")[0] == "hydra" and not sweep:
         raise PipelineError(f"{text}: hydra's own settings are read with -m only")
@@ -155,9 +177,17 @@ def is_override(text: str) -> bool:
 
 
 def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
-    """Return the overrides of each job of `-m`, as Hydra's sweeper makes them, without Hydra's own settings."""
+    """Return the overrides of each job of `-m`, as Hydra's sweeper makes them, without Hydra's own
+    settings.
+    """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     parsed = [parse_override(text, sweep=True) for text in typed_words]
-    overrides = [override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"]
-    return [job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch]
+    overrides = [
+        override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"
+    ]
+    return [
+        job
+        for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None)
+        for job in batch
+    ]

@@ -2,9 +2,10 @@
 
 Defaults are set here and nowhere else; the files under conf/ only choose.
 
-Which fields affect a run's hash (design: identity) is set here too: each field does, unless it is declared with
-`hashed=False` (paths, labels, batch sizes of evaluation in float32) or names a RUN (parents enter by their own hashes),
-and a field at its declared default adds nothing, so a new knob leaves old runs valid.
+Which fields affect a run's hash (design: identity) is set here too: each field does, unless it is
+declared with `hashed=False` (paths, labels, batch sizes of evaluation in float32) or names a RUN
+(parents enter by their own hashes), and a field at its declared default adds nothing, so a new knob
+leaves old runs valid.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
-HARDWARE = "hardware"  # a group; compose merges it after the others: of its file, the parts that the stage has
+# a group; compose merges it after the others: of its file, the parts that the stage has
+HARDWARE = "hardware"
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
@@ -38,20 +40,26 @@ class Tracking(Knobs):
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
     weights: bool = False  # log the weights of each model as an artifact
-    timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B has failed and W&B is switched off
+    timeout: float = knob(
+        30.0, ge=1
+    )  # seconds after which a call of W&B has failed and W&B is switched off
 
 
 # a knob that launcher=slurm alone reads
-of_slurm = partial(knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm"))
+of_slurm = partial(
+    knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm")
+)
 
 
 @dataclass
 class Launcher(Knobs):
-    """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
+    """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job
+    arrays.
+    """
 
     name: str = knob("local", options=("local", "slurm"))
-    # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an array, at most; null:
-    # one for each five minutes of work, up to 64
+    # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an
+    # array, at most; null: one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = of_slurm()  # sbatch --partition
     # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
@@ -61,21 +69,28 @@ class Launcher(Knobs):
     gpus: int | None = of_slurm(ge=0)  # per job, at most; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
     gpu: str | None = of_slurm(options=CARDS)
-    # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null: the site's default
+    # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null:
+    # the site's default
     cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
-    # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
-    # null: the partition's limit
-    time: str | None = of_slurm(form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days"))
+    # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if
+    # that is shorter. null: the partition's limit
+    time: str | None = of_slurm(
+        form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
+    )
     memory: str | None = of_slurm(form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
     # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
     memory_per_gpu: str | None = of_slurm(form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
     setup: list[str] | None = of_slurm()
-    wrap: str | None = of_slurm()  # command that the program is started with: apptainer exec --nv IMAGE
+    wrap: str | None = (
+        of_slurm()
+    )  # command that the program is started with: apptainer exec --nv IMAGE
     scratch: str | None = of_slurm()  # TMPDIR of a job, on the node: $SLURM_TMPDIR
     hf_home: str | None = of_slurm()  # HF_HOME of a job: the cache of the Hub's files
     options: list[str] | None = of_slurm()  # further options of sbatch: '["--constraint=a100"]'
-    dry_run: bool = of_slurm(default=False)  # only write the jobs' scripts and print how they would be submitted
+    dry_run: bool = of_slurm(
+        default=False
+    )  # only write the jobs' scripts and print how they would be submitted
 
 
 @dataclass
@@ -89,7 +104,10 @@ class Clean(Knobs):
 
 @dataclass
 class Stage(Knobs):
-    """groups: group that the stage reads -> its default option. MISSING: one must be given; None: none is chosen."""
+    """groups: group that the stage reads -> its default option.
+
+    MISSING: one must be given; None: none is chosen.
+    """
 
     groups: ClassVar[dict[str, str | None]] = {}
 
@@ -104,7 +122,9 @@ class Stage(Knobs):
 
 
 def draws(config: RunStage) -> bool:
-    """Whether the seed affects results: data are drawn and trainings shuffled; other stages draw nothing."""
+    """Whether the seed affects results: data are drawn and trainings shuffled; other stages draw
+    nothing.
+    """
     return config.stage in ("data", "sft", "cpt")
 
 
@@ -118,7 +138,9 @@ class RunStage(Stage):
 
     redo: bool = knob(False, hashed=False)  # compute the run again, but not its parents
     seed: int = knob(0, ge=0, le=MOST_SEED, hashed=draws)
-    deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
+    deterministic: bool = knob(
+        False, hashed=trains
+    )  # torch's deterministic algorithms in training, relevant on a GPU
     # CPU threads; null: torch's default. The same bits need the same number
     threads: int | None = knob(None, ge=1, hashed=False)
     group: str | None = knob(None, hashed=False)  # the table that the run belongs to; W&B's group
@@ -130,7 +152,9 @@ class DataStage(RunStage):
 
     expert: Expert = MISSING
     data: Data = part(Data)
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    data_root: str | None = knob(
+        None, run=True
+    )  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -138,19 +162,28 @@ class TrainStage(RunStage):
     """sft and cpt. Expert and data are hashed by the data run, which is a parent."""
 
     groups = {
-        "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default",
-        "mixture": "all", HARDWARE: None,
-    }  # fmt: skip
+        "model": "llama3.1_8b",
+        "expert": MISSING,
+        "sft": "full",
+        "partition": None,
+        "recipe": "default",
+        "mixture": "all",
+        HARDWARE: None,
+    }
 
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
     data: Data = part(Data, hashed=False)
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    data_root: str | None = knob(
+        None, run=True
+    )  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
 
     def settled(self) -> TrainStage:
-        """Fill in knobs whose default depends on others: the learning rate, the separator, partial's side."""
+        """Fill in knobs whose default depends on others: the learning rate, the separator,
+        partial's side.
+        """
         sft = self.sft
         if sft.learning_rate is None:
             sft = replace(sft, learning_rate=default_rate(sft.adapter))
@@ -166,7 +199,9 @@ class MergeStage(RunStage):
     groups = {"merge": MISSING, "partition": None, HARDWARE: None}
 
     merge: Merge = MISSING
-    partition: Partition | None = None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
+    partition: Partition | None = (
+        None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
+    )
 
 
 @dataclass
@@ -180,9 +215,15 @@ class EvalStage(RunStage):
     partition: Partition | None = None
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
-    chosen_by: str | None = knob(None, hashed=False)  # the choice in a table that selected this model
-    as_stored: bool = knob(False, hashed=False)  # internal: eval.dtype was auto and is now the dtype of the weights
+    data_root: str | None = knob(
+        None, run=True
+    )  # a folder or data run with the data; null: the Hub
+    chosen_by: str | None = knob(
+        None, hashed=False
+    )  # the choice in a table that selected this model
+    as_stored: bool = knob(
+        False, hashed=False
+    )  # internal: eval.dtype was auto and is now the dtype of the weights
 
 
 @dataclass
@@ -192,7 +233,9 @@ class SelectStage(RunStage):
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
-    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
+    data_root: str | None = knob(
+        None, run=True
+    )  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -211,8 +254,12 @@ class TableStage(Stage):
     groups = {HARDWARE: None}
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
-    free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
-    every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
+    free_snapshots: bool | None = (
+        None  # delete snapshots once a selection has ranked them; null: as the table says
+    )
+    every: dict[str, Any] = field(
+        default_factory=dict
+    )  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, ge=1, hashed=False)
     given: dict[str, Any] = field(default_factory=dict)  # internal: keys and values of the command
@@ -232,17 +279,32 @@ class ReportStage(TableStage):
 
 @dataclass
 class Export(Knobs):
-    """What stage=export writes, and where. `format` is read with table= (lm_eval also with the checkpoint=RUN of an
-    evaluation), all others but `to` with checkpoint=."""
+    """What stage=export writes, and where.
 
-    to: str | None = None  # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
-    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: of its logs; others: cells
-    format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval"))
-    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # dtype of the weights; null: unchanged
-    adapter: bool = False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
+    `format` is read with table= (lm_eval also with the checkpoint=RUN of an evaluation), all others
+    but `to` with checkpoint=.
+    """
+
+    to: str | None = (
+        # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
+        None
+    )
+    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: of its logs;
+    # others: cells
+    format: str = knob(
+        "archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval")
+    )
+    dtype: str | None = knob(
+        None, options=("float32", "bfloat16", "float16")
+    )  # dtype of the weights; null: unchanged
+    adapter: bool = (
+        False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
+    )
     # the base of an adapter from elsewhere; null: the one that the adapter names
     base: str | None = knob(None, run=True)
-    licence: str | None = None  # for the model card, as spelled on the Hub; null: that of the experts
+    licence: str | None = (
+        None  # for the model card, as spelled on the Hub; null: that of the experts
+    )
     private: bool = True  # on the Hub: visible to its owners only
 
 
@@ -251,13 +313,18 @@ class ExportStage(TableStage):
     """A table's report as one file, its cells, figures or logs, or a standalone checkpoint."""
 
     table: str = ""  # a table whose results are packed; or checkpoint=
-    checkpoint: str | None = knob(None, run=True)  # RUN, RUN@STEP, a folder with a model, or hub:org/name
+    checkpoint: str | None = knob(
+        None, run=True
+    )  # RUN, RUN@STEP, a folder with a model, or hub:org/name
     export: Export = part(Export)
 
 
 @dataclass
 class Plan(Knobs):
-    """Settings of stage=plan. gpu: the GPU for which hours and memory are estimated; null: this machine."""
+    """Settings of stage=plan.
+
+    gpu: the GPU for which hours and memory are estimated; null: this machine.
+    """
 
     # stage of the single command given instead of a table; null: guessed from its groups
     stage: str | None = knob(None, options=RUN_STAGES)
@@ -266,7 +333,9 @@ class Plan(Knobs):
     lines: int = knob(0, ge=0)  # list this many runs, and all notes in full
     keys: bool = False  # also list which keys of `every` enter run hashes
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
-    expand: bool = False  # only print the full table as YAML: inherited keys filled in, a study expanded
+    expand: bool = (
+        False  # only print the full table as YAML: inherited keys filled in, a study expanded
+    )
 
 
 @dataclass
@@ -308,7 +377,9 @@ class StatusStage(TableStage):
 @dataclass
 class Show(Knobs):
     samples: int = knob(0, ge=0)  # print this many answers of each task and language
-    rows: int = knob(0, ge=0)  # print this many rows of a training set, with the trained tokens marked
+    rows: int = knob(
+        0, ge=0
+    )  # print this many rows of a training set, with the trained tokens marked
 
 
 @dataclass

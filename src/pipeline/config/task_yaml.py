@@ -1,6 +1,8 @@
-"""The YAML files of a task: what they hold with the files that they include, and the rows that they name.
+"""The YAML files of a task: what they hold with the files that they include, and the rows that they
+name.
 
-Files are read without the harness, which takes seconds to import, and no function that they name is run.
+Files are read without the harness, which takes seconds to import, and no function that they name is
+run.
 """
 
 from __future__ import annotations
@@ -27,23 +29,35 @@ READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` tha
 
 def shipped_folder() -> Path | None:
     spec = importlib.util.find_spec("lm_eval")
-    return Path(spec.submodule_search_locations[0]) / "tasks" if spec and spec.submodule_search_locations else None
+    return (
+        Path(spec.submodule_search_locations[0]) / "tasks"
+        if spec and spec.submodule_search_locations
+        else None
+    )
 
 
 def parts_of(folder: Path) -> tuple[Path, ...]:
     """Return the files of a folder of task files whose content identifies it."""
-    return tuple(sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts))
+    return tuple(
+        sorted(
+            file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+        )
+    )
 
 
 class FunctionName(str):
-    """The name of a function that a task file gives as !function, without its module, which may move."""
+    """The name of a function that a task file gives as !function, without its module, which may
+    move.
+    """
 
 
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads !function as a FunctionName."""
 
 
-_Plain.add_constructor("!function", lambda loader, node: FunctionName(loader.construct_scalar(node).rpartition(".")[2]))
+_Plain.add_constructor(
+    "!function", lambda loader, node: FunctionName(loader.construct_scalar(node).rpartition(".")[2])
+)
 
 
 def load_plain(file: Path) -> Tree:
@@ -54,7 +68,9 @@ def load_plain(file: Path) -> Tree:
     try:
         body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
     except OSError as error:
-        raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
+        raise PipelineError(
+            f"{file} cannot be read ({error.strerror}): correct the file"
+        ) from error
     if not isinstance(body, dict):
         raise PipelineError(f"{file} is not a task file: give keys and values, such as task: NAME")
     return body
@@ -62,9 +78,11 @@ def load_plain(file: Path) -> Tree:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The YAML file of a task or group, read once with the files that it includes, itself or through others.
+    """The YAML file of a task or group, read once with the files that it includes, itself or
+    through others.
 
-    `parts` has each file with its own content. Later files have priority, and the task's own file is the last.
+    `parts` has each file with its own content. Later files have priority, and the task's own file
+    is the last.
     """
 
     parts: tuple[tuple[Path, Tree], ...]
@@ -80,17 +98,25 @@ class TaskFile:
 
     @cached_property
     def own(self) -> list[tuple[Path, Tree]]:
-        """The files that are not the harness' own, which are trusted; the task's own file is the first."""
+        """The files that are not the harness' own, which are trusted; the task's own file is the
+        first.
+        """
         trusted = shipped_folder()
         folder = trusted.resolve() if trusted else None
-        return [(path, content) for path, content in reversed(self.parts) if folder not in path.resolve().parents]
+        return [
+            (path, content)
+            for path, content in reversed(self.parts)
+            if folder not in path.resolve().parents
+        ]
 
     @cached_property
     def python(self) -> str | None:
         """The name of a file that runs Python of its own, or None."""
         for path, content in self.own:
             events = yaml.parse(path.read_text(encoding="utf-8"))
-            if "class" in content or any(getattr(event, "tag", None) == "!function" for event in events):
+            if "class" in content or any(
+                getattr(event, "tag", None) == "!function" for event in events
+            ):
                 return path.name
         return None
 
@@ -103,8 +129,8 @@ def read_task(file: Path) -> TaskFile:
     """Read a task's file and the files that it includes.
 
     Raises:
-        PipelineError: a file cannot be read, or is included twice, which the harness refuses too, or there are too many
-            files.
+        PipelineError: a file cannot be read, or is included twice, which the harness refuses too,
+            or there are too many files.
     """
     return TaskFile(tuple(_parts_of_task(file, [])))
 
@@ -112,14 +138,20 @@ def read_task(file: Path) -> TaskFile:
 def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
     path = file.resolve()
     if path in seen:
-        raise PipelineError(f"{file} includes itself or is included twice: remove one of the lines with include")
+        raise PipelineError(
+            f"{file} includes itself or is included twice: remove one of the lines with include"
+        )
     if len(seen) == MOST_INCLUDED:
-        raise PipelineError(f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file")
+        raise PipelineError(
+            f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file"
+        )
     seen.append(path)
     content = load_plain(file)
     names = content.get("include", [])
     for name in [names] if isinstance(names, str) else names:
-        yield from _parts_of_task(path.parent / name, seen)  # as for the harness, a link's are those of its target
+        yield from _parts_of_task(
+            path.parent / name, seen
+        )  # as for the harness, a link's are those of its target
     yield file, content
 
 
@@ -134,23 +166,29 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     if isinstance(body.get("process_results"), FunctionName):
         return None  # the harness loads no metric
     for entry in body.get("metric_list") or []:
-        if isinstance(entry["metric"], str) and (entry["metric"] not in metric_names or entry.get("hf_evaluate")):
+        if isinstance(entry["metric"], str) and (
+            entry["metric"] not in metric_names or entry.get("hf_evaluate")
+        ):
             return str(entry["metric"])
     return None
 
 
-# ---------------------------------------------------------------------------------------------------- its rows
+# --- its rows ---
 
 
 def data_files(body: Mapping[str, Any]) -> Any:
-    """Return the files that a task names itself, as `datasets` takes them: one, a list, or a dictionary by split."""
+    """Return the files that a task names itself, as `datasets` takes them: one, a list, or a
+    dictionary by split.
+    """
     return (body.get("dataset_kwargs") or {}).get("data_files") or []
 
 
 def data_folders(body: Mapping[str, Any]) -> list[Path]:
     """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
     names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
-    folders = [Path(name).expanduser() for name in names if isinstance(name, str) and name not in READERS]
+    folders = [
+        Path(name).expanduser() for name in names if isinstance(name, str) and name not in READERS
+    ]
     return [folder for folder in folders if folder.is_dir()]
 
 

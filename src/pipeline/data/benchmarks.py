@@ -1,8 +1,8 @@
 """The benchmarks that training rows are compared with.
 
-Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
-from the Hub, in MGSM's languages and those of the expert's sources. The manifest of a data run records which they were;
-its hash does not cover them. Imports nothing heavy.
+Their texts come from a folder laid out as a data_root (each language and split that is there,
+exemplars aside), else from the Hub, in MGSM's languages and those of the expert's sources. The
+manifest of a data run records which they were; its hash does not cover them. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -40,13 +40,21 @@ SETS = (*BENCHMARKS, OWN_TASKS)
 LABEL = re.compile(r"^[^:：]*[:：]")  # as Question: or Swali:
 
 
-def hub_sources(languages: Iterable[str] = (), scored: Mapping[str, str] | None = None) -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once. scored:
-    as `scored_sets` gives them."""
+def hub_sources(
+    languages: Iterable[str] = (), scored: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Source]]:
+    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`,
+    each set once. scored: as `scored_sets` gives them.
+    """
     sets: dict[tuple[str, str], tuple[str, Source]] = {}
-    for spoken in map(language, dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages())))):
+    for spoken in map(
+        language,
+        dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages()))),
+    ):
         for name, benchmark in BENCHMARKS.items():
-            for source in benchmark.sources(spoken) if scored is None or scored.get(name) == "" else ():
+            for source in (
+                benchmark.sources(spoken) if scored is None or scored.get(name) == "" else ()
+            ):
                 sets.setdefault((name, repr(source)), (name, source))
     yield from sets.values()
 
@@ -55,7 +63,8 @@ def hub_sources(languages: Iterable[str] = (), scored: Mapping[str, str] | None 
 class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
 
-    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for one or two words;
+    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for
+        one or two words;
     unread: the sets on the Hub that could not be read.
     """
 
@@ -78,15 +87,23 @@ class Known:
         variants = np.zeros_like(exact)
         unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
         if unmatched:
-            variants[unmatched] = self.without_numbers.marks_of([texts[index] for index in unmatched])
+            variants[unmatched] = self.without_numbers.marks_of(
+                [texts[index] for index in unmatched]
+            )
         return exact, variants
 
     def has_short(self, text: str) -> bool:
-        """Whether a line of a row, with or without a label before a colon, is one of the texts without an n-gram."""
+        """Whether a line of a row, with or without a label before a colon, is one of the texts
+        without an n-gram.
+        """
         from pipeline.data.ngrams import words_in
 
         lines = [line for line in text.splitlines() if len(line) < LONGEST] if self.short else []
-        return any(" ".join(words_in(text)) in self.short for line in lines for text in (line, LABEL.sub("", line)))
+        return any(
+            " ".join(words_in(text)) in self.short
+            for line in lines
+            for text in (line, LABEL.sub("", line))
+        )
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
@@ -97,9 +114,11 @@ def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
 
 
 def scored_sets(config: DataStage) -> dict[str, str] | None:
-    """Return the benchmarks that own rows are compared with besides those of a folder, as `Data.scored` has them.
+    """Return the benchmarks that own rows are compared with besides those of a folder, as
+    `Data.scored` has them.
 
-    None stands for the rows of shipped sets: these are compared with all benchmarks, and each must be readable.
+    None stands for the rows of shipped sets: these are compared with all benchmarks, and each must
+    be readable.
     """
     if config.data.benchmarks == "none":
         return {}
@@ -118,20 +137,27 @@ def comparison_text(config: DataStage, data_root: Path | None) -> str:
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
-    """Whether data_root is a data run or a small world, which wrote its benchmarks with its training sets and keeps
-    them apart itself: the sentences of a constructed world share their frames, so that n-grams say nothing about its
-    items."""
-    wrote_both = data_root is not None and (read_manifest(data_root) or (data_root / "world.json").is_file())
+    """Whether data_root is a data run or a small world, which wrote its benchmarks with its
+    training sets and keeps them apart itself: the sentences of a constructed world share their
+    frames, so that n-grams say nothing about its items.
+    """
+    wrote_both = data_root is not None and (
+        read_manifest(data_root) or (data_root / "world.json").is_file()
+    )
     return bool(wrote_both) and config.data.benchmarks is None
 
 
 def fate_of_number_variants(config: DataStage, source: Source) -> str:
     """Drop or count. By default dropped where exact ones are, but in language sets counted."""
-    return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
+    return config.data.number_variants or (
+        "count" if source.is_language_set else config.data.decontaminate
+    )
 
 
 def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any) -> Any:
-    """Return the benchmarks, as bits, for which a source drops rows that share an n-gram (`Known.shared`)."""
+    """Return the benchmarks, as bits, for which a source drops rows that share an n-gram
+    (`Known.shared`).
+    """
     dropped = 0
     for bit, name in enumerate(SETS):
         if config.data.decontaminate == "drop" or name in (source.without or ()):
@@ -143,7 +169,10 @@ def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any)
 
 
 def compared_with(
-    root: Path | None, lock: Lock | None, languages: Iterable[str] = (), scored: Mapping[str, str] | None = None
+    root: Path | None,
+    lock: Lock | None,
+    languages: Iterable[str] = (),
+    scored: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the benchmarks that rows are compared with.
 
@@ -162,7 +191,9 @@ def compared_with(
 
 
 def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
-    """Return label -> (benchmark, file) of the files below `root` and of those that `scored` names."""
+    """Return label -> (benchmark, file) of the files below `root` and of those that `scored`
+    names.
+    """
     folders = [(root, [*BENCHMARKS])] if root is not None else []
     files: dict[str, tuple[str, Path]] = {}
     for name, place in scored.items():
@@ -172,7 +203,11 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
             folders.append((Path(place), [name]))
     for folder, names in folders:
         found = scored_files(folder)
-        files |= {path.relative_to(folder).as_posix(): (name, path) for name in names for path in found[name]}
+        files |= {
+            path.relative_to(folder).as_posix(): (name, path)
+            for name in names
+            for path in found[name]
+        }
     return files
 
 
@@ -181,27 +216,38 @@ def label_of(source: Source) -> str:
 
 
 def uncompared_benchmarks(run: Run[DataStage]) -> str:
-    """Return a sentence if benchmarks were added or changed since a finished training set was built; otherwise ""."""
+    """Return a sentence if benchmarks were added or changed since a finished training set was
+    built; otherwise "".
+    """
     config, manifest = run.config, read_manifest(run.folder)
     data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
-    if manifest is None or "benchmarks" not in manifest.facts or keeps_items_apart(config, data_root):
+    if (
+        manifest is None
+        or "benchmarks" not in manifest.facts
+        or keeps_items_apart(config, data_root)
+    ):
         return ""
     recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
-    pins = compared_with(folder_of(config, data_root), lock, config.expert.languages, scored_sets(config))
+    pins = compared_with(
+        folder_of(config, data_root), lock, config.expert.languages, scored_sets(config)
+    )
     later = [name for name, pin in pins.items() if pin and recorded.get(name) != pin]
     if not later:
         return ""
     return (
-        f"The rows of {run.name} were not compared with {', '.join(first_few(later, 3))}, which came after they were "
-        f"drawn. To compare them, build the set again: stage=data with its keys (stage=show run={run.name} lists them) "
-        "and redo=true."
+        f"The rows of {run.name} were not compared with {', '.join(first_few(later, 3))}, which"
+        " came after they were drawn. To compare them, build the set again: stage=data with its"
+        f" keys (stage=show run={run.name} lists them) and redo=true."
     )
 
 
 def benchmark_ngrams(
-    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (),
+    n: int,
+    root: Path | None,
+    lock: Lock | None,
+    languages: Iterable[str] = (),
     scored: Mapping[str, str] | None = None,
-) -> Known:  # fmt: skip
+) -> Known:
     """Return the n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`).
 
     Args: scored: as `scored_sets` gives them.
@@ -217,7 +263,9 @@ def benchmark_ngrams(
     on_hub = of_hub(lock, languages, scored, unread) if root is None else iter(())
     for name, text in chain(of_files, on_hub):
         texts_by_name.setdefault(name, []).append(text)
-    own = [text for name, texts in texts_by_name.items() if name not in BENCHMARKS for text in texts]
+    own = [
+        text for name, texts in texts_by_name.items() if name not in BENCHMARKS for text in texts
+    ]
     sets = [*(texts_by_name[name] for name in BENCHMARKS), own]
     exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
     short = {" ".join(words) for words in map(words_in, exact.short) if len(words) >= FEWEST}
@@ -228,7 +276,11 @@ def benchmark_ngrams(
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
     """Yield (benchmark, text) of a row; of an own task's row the text of each column."""
     of_task = name not in BENCHMARKS
-    texts = [text for text in row.values() if isinstance(text, str)] if of_task else BENCHMARKS[name].texts(row)
+    texts = (
+        [text for text in row.values() if isinstance(text, str)]
+        if of_task
+        else BENCHMARKS[name].texts(row)
+    )
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"a text is {text!r}")
@@ -240,18 +292,24 @@ def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tupl
         most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
         for number, line in lines_of(path)[:most]:
             try:
-                yield from texts_of(name, json.loads(line) if path.suffix == ".jsonl" else {"text": line})
+                yield from texts_of(
+                    name, json.loads(line) if path.suffix == ".jsonl" else {"text": line}
+                )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
                 raise PipelineError(
-                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
+                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's"
+                    f" {name}"
                 ) from error
 
 
 def of_hub(
     lock: Lock | None, languages: Iterable[str], scored: Mapping[str, str] | None, unread: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (benchmark, text) of the sets on the Hub. Sets that `scored` names may be unreadable: see `unread`."""
+    """Yield (benchmark, text) of the sets on the Hub.
+
+    Sets that `scored` names may be unreadable: see `unread`.
+    """
     with ExitStack() as offline:
         for name, source in hub_sources(languages, scored):
             label = f"{name} ({source.hub_config}), which training rows are compared with"
@@ -265,6 +323,8 @@ def of_hub(
                     raise PipelineError(
                         f"{error}; or give data.benchmarks, a folder with the benchmark files"
                     ) from error
-                if not unread and "cannot be reached" in str(error):  # else each set waits for the Hub
+                if not unread and "cannot be reached" in str(
+                    error
+                ):  # else each set waits for the Hub
                     offline.enter_context(force_offline())
                 unread.append(label_of(source))

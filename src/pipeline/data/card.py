@@ -16,11 +16,20 @@ OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
 def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> str:
-    """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
+    """Markdown. counts: of each source its rows, each reason, and what is left and taken; then
+    train, validation.
+    """
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
     keys = ("rows", *left_out, "short_copies", "left", "taken")
-    head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
+    head = (
+        "source",
+        "hub id",
+        "revision",
+        "licence",
+        "paper",
+        *(key.replace("_", " ") for key in keys),
+    )
     rows = []
     for name, source in sources.items():
         address = without_credentials(source.hub or source.url or "local")
@@ -35,9 +44,15 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
         "",
         *_comparison_lines(config, counts, benchmarks),
     ]
-    if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
+    if always := [
+        f"{', '.join(source.without)} items of {name}"
+        for name, source in sources.items()
+        if source.without
+    ]:
         lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
-    if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
+    if explained := [
+        f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out
+    ]:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
     if "in_part" in left_out:
         lines += ["", f"Conversations in part are kept, and {IN_PART}."]
@@ -45,10 +60,16 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
 
 
 def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
-    """Reasons for dropping rows, each as 'N reason': those that are always stated, and those that occurred."""
+    """Reasons for dropping rows, each as 'N reason': those that are always stated, and those that
+    occurred.
+    """
     keys = dict.fromkeys((*UNUSABLE, "in_part", *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
-    return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
+    return {
+        key: f"{count} {key.replace('_', ' ')}"
+        for key, count in sums.items()
+        if count or key in ALWAYS
+    }
 
 
 def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> list[str]:
@@ -56,28 +77,51 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     by_fate: dict[str, list[str]] = {}
     for name, source in config.expert.sources.items():
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
-    variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
+    variants = " and ".join(
+        f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items()
+    )
     texts = _count_lines(benchmarks.texts) or "none was found"
     if config.data.benchmarks == "none":
         texts = "none, by data.benchmarks=none"
     if benchmarks.unread:
-        texts += f"; not compared, as they could not be read: {', '.join(first_few(benchmarks.unread, 5))}"
-    shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
+        texts += (
+            "; not compared, as they could not be read:"
+            f" {', '.join(first_few(benchmarks.unread, 5))}"
+        )
+    shared = {
+        name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]
+    }
+    shared_texts = [
+        f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()
+    ]
     return [
-        f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
-        f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{len(benchmarks.ngrams.short)}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        (
+            f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many"
+            " characters where a script has no spaces) with a benchmark, in any language. They are"
+            f" {fate}. Benchmark texts: {texts}; too short to compare:"
+            f" {len(benchmarks.ngrams.short)}. Rows that share with each:"
+            f" {'; '.join(shared_texts) or 'none'}."
+        ),
         "",
-        "Short copies have a line that is one of the texts that are too short to compare. They are kept.",
+        (
+            "Short copies have a line that is one of the texts that are too short to compare. They"
+            " are kept."
+        ),
         "",
-        f"Number variants share as many words only with numbers removed from both. They are {variants}.",
+        (
+            "Number variants share as many words only with numbers removed from both. They are"
+            f" {variants}."
+        ),
         "",
-        "Not detected: paraphrases, translations, and copies in which other words are changed, numbers in words among "
-        "them, more often than that.",
+        (
+            "Not detected: paraphrases, translations, and copies in which other words are changed,"
+            " numbers in words among them, more often than that."
+        ),
         "",
-        f"Word problems in language sets are {OUTCOME[config.data.word_problems]}. Dropping either departs from the "
-        "papers' letter.",
+        (
+            f"Word problems in language sets are {OUTCOME[config.data.word_problems]}. Dropping"
+            " either departs from the papers' letter."
+        ),
     ]
 
 
@@ -91,4 +135,7 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
     copies = sum(counts[name]["short_copies"] for name in config.expert.sources)
     kept = f", {copies} kept that hold a short text of a benchmark" if copies else ""
-    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see data_card.md"
+    return (
+        f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see"
+        " data_card.md"
+    )

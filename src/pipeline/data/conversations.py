@@ -1,4 +1,6 @@
-"""Conversations: a cell or two of turns, in the forms of several tools, as messages of a chat template."""
+"""Conversations: a cell or two of turns, in the forms of several tools, as messages of a chat
+template.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,22 @@ from pipeline.errors import PipelineError
 
 Message = dict[str, Any]  # role, content, and what else its turn holds, for the chat template
 SPEAKERS = {
-    **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"),
+    **dict.fromkeys(
+        ("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"
+    ),
     "ipython": "tool",
-}  # fmt: skip
+}
 OF_TURNS = ("role", "from", "content", "value")
 MARKS = ("weight", "train")  # say whether a turn is to be trained on: OpenAI's, and axolotl's
 
 
 def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a turn holds besides its speaker and text; parquet fills keys that it lacks with nulls."""
+    """Return what a turn holds besides its speaker and text; parquet fills keys that it lacks with
+    nulls.
+    """
     return {key: value for key, value in turn.items() if key not in OF_TURNS and value is not None}
 
 
@@ -40,17 +47,23 @@ def turns_in(cell: Any) -> Any:
 
 
 def text_of_parts(content: Any) -> Any:
-    """Content as parts of text (TRL's and OpenAI's form) as one text; anything else, images among it, as it is."""
+    """Content as parts of text (TRL's and OpenAI's form) as one text; anything else, images among
+    it, as it is.
+    """
     parts = content if isinstance(content, list) else []
-    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+    if parts and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+    ):
         return "".join(part["text"] for part in parts)
     return content
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content, or from and value, and with all other keys of
-    its turn. Several in a row of one speaker are joined, unless they have other keys. Lists, of questions and answers
-    or of pairs of these, alternate. Raises PipelineError for another speaker."""
+    """Messages of user, assistant and system, each with role and content, or from and value, and
+    with all other keys of its turn. Several in a row of one speaker are joined, unless they have
+    other keys. Lists, of questions and answers or of pairs of these, alternate. Raises
+    PipelineError for another speaker.
+    """
     given, cell = cell, turns_in(cell)
     if cell == [given]:
         return "not_turns"
@@ -64,15 +77,25 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
         if by_speaker:
             name = str(turn.get("role") or turn.get("from"))
             if (role := SPEAKERS.get(name.lower(), "")) == "":
-                raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
+                raise PipelineError(
+                    f"a conversation has a turn of {name!r}: name its speakers"
+                    f" {', '.join(SPEAKERS)}"
+                )
             if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
                 return "tool_turns"
             others = other_keys(turn)
-            turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
+            turn = text_of_parts(
+                turn.get("value") if turn.get("content") is None else turn["content"]
+            )
         if not is_text(turn):
             return "not_turns"
         text = "" if turn is None else str(turn)
-        if messages and messages[-1]["role"] == role and not others and not other_keys(messages[-1]):
+        if (
+            messages
+            and messages[-1]["role"] == role
+            and not others
+            and not other_keys(messages[-1])
+        ):
             text = f"{messages.pop()['content']}\n\n{text}"
         messages.append({"role": role, "content": text, **others})
     return messages
@@ -84,11 +107,19 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     System messages before it are included. Turns end before the first empty message, or answer
     without a question, and after `limit` answers. The last answer is the one to train on.
     """
-    start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
+    start = next(
+        (at for at, message in enumerate(messages) if message["role"] == "user"), len(messages)
+    )
+    turns = [
+        message
+        for message in messages[:start]
+        if message["role"] == "system" and message["content"].strip()
+    ]
     answers, end, last_role = 0, 0, ""
     for message in messages[start:]:
-        if not message["content"].strip() or (message["role"] == "assistant" and last_role not in ("user", "system")):
+        if not message["content"].strip() or (
+            message["role"] == "assistant" and last_role not in ("user", "system")
+        ):
             break
         turns.append(message)
         last_role = message["role"]

@@ -25,7 +25,9 @@ def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list
     drawn = (draw_by_quotas if has_quotas else draw_from_one_pool)(config, usable)
     if config.data.shuffle:
         return drawn
-    places = {row: place for place, row in enumerate(row for rows in usable.values() for row in rows)}
+    places = {
+        row: place for place, row in enumerate(row for rows in usable.values() for row in rows)
+    }
     return {name: sorted(rows, key=places.__getitem__) for name, rows in drawn.items()}
 
 
@@ -35,8 +37,9 @@ def draw_from_one_pool(config: DataStage, usable: dict[str, list[Row]]) -> dict[
     needed_rows = (size or 1) + data.validation
     if len(pool) < needed_rows and not data.allow_fewer:
         raise PipelineError(
-            f"data.size={size} and data.validation={data.validation} ask for {needed_rows} rows, "
-            f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
+            f"data.size={size} and data.validation={data.validation} ask for {needed_rows} rows,"
+            f" expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with"
+            " data.allow_fewer=true"
         )
     random.Random(config.seed).shuffle(pool)
     return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
@@ -55,11 +58,12 @@ def draw_by_quotas(config: DataStage, usable: dict[str, list[Row]]) -> dict[str,
 
 
 def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
-    """Rows to take of each source, training and validation together: a source without a share gives all it has, and the
-    shares divide what is left of the size.
+    """Rows to take of each source, training and validation together: a source without a share gives
+    all it has, and the shares divide what is left of the size.
 
     Raises:
-        PipelineError: shares without a size, a size that is reached before the shares, or a source with too few rows.
+        PipelineError: shares without a size, a size that is reached before the shares, or a source
+            with too few rows.
     """
     sources, data = config.expert.sources, config.data
     size = data.size or config.expert.size
@@ -67,22 +71,25 @@ def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int
     shares = {name: source.share for name, source in sources.items() if source.share is not None}
     if size is None:
         raise PipelineError(
-            f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give data.size, "
-            "or mixture=layer_swapping"
+            f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give"
+            " data.size, or mixture=layer_swapping"
         )
     total, fixed = size + data.validation, sum(quota.values())
     if total < fixed:
         raise PipelineError(
-            f"data.size={size}: the sources without a share ({', '.join(quota)}) give {fixed} rows, "
-            f"more than {total}; raise the size or give expert.sources.{next(iter(quota))}.share"
+            f"data.size={size}: the sources without a share ({', '.join(quota)}) give {fixed} rows,"
+            f" more than {total}; raise the size or give expert.sources.{next(iter(quota))}.share"
         )
     quota |= apportion(total - fixed, shares)
     short = [
-        f"{name} has {available[name]} rows of {want} asked" for name, want in quota.items() if want > available[name]
+        f"{name} has {available[name]} rows of {want} asked"
+        for name, want in quota.items()
+        if want > available[name]
     ]
     if short and not data.allow_fewer:
         raise PipelineError(
-            f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with data.allow_fewer=true"
+            f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with"
+            " data.allow_fewer=true"
         )
     for message in short:
         say(f"expert={config.expert.name}: {message}; taken as they are (data.allow_fewer)")
@@ -93,6 +100,8 @@ def apportion(total: int, shares: dict[str, float]) -> dict[str, int]:
     """Whole rows by shares; the largest remainders get what rounding down leaves."""
     exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
     rows = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda name: rows[name] - exact[name])[: total - sum(rows.values())]:
+    for name in sorted(exact, key=lambda name: rows[name] - exact[name])[
+        : total - sum(rows.values())
+    ]:
         rows[name] += 1
     return rows

@@ -1,7 +1,10 @@
-"""Files of text, JSON and CSV as rows. Every cell is the text that the file holds, and a line feed alone ends a line.
+"""Files of text, JSON and CSV as rows.
 
-The readers of `datasets` guess types from the first rows (5 becomes 5.0, 007 becomes 7, NA becomes nothing) and end a
-line at every carriage return: it finds, downloads and unpacks the files, and shuffles them where they are streamed.
+Every cell is the text that the file holds, and a line feed alone ends a line.
+
+The readers of `datasets` guess types from the first rows (5 becomes 5.0, 007 becomes 7, NA becomes
+nothing) and end a line at every carriage return: it finds, downloads and unpacks the files, and
+shuffles them where they are streamed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,13 @@ from pipeline.errors import PipelineError
 Row = dict[str, Any]
 
 
-def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]) -> Iterator[Row]:
-    """Rows of files of UTF-8 text, with or without a byte order mark. kind: csv, json or text (a line a row); opener:
-    as `open`, which may read URLs and archives."""
+def read_files(
+    shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]
+) -> Iterator[Row]:
+    """Rows of files of UTF-8 text, with or without a byte order mark.
+
+    kind: csv, json or text (a line a row); opener: as `open`, which may read URLs and archives.
+    """
     for path in chain.from_iterable(shards):
         with opener(path, "rb") as file:
             text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
@@ -31,9 +38,13 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
                 elif kind == "json":
                     yield from read_objects(text, path)
                 else:
-                    yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
+                    yield from (
+                        {"text": line.removesuffix("\n").removesuffix("\r")} for line in text
+                    )
             except UnicodeDecodeError as error:
-                raise PipelineError(f"{path} is not readable as UTF-8 text ({error}): save it as UTF-8") from error
+                raise PipelineError(
+                    f"{path} is not readable as UTF-8 text ({error}): save it as UTF-8"
+                ) from error
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:
@@ -43,15 +54,22 @@ def read_objects(text: TextIO, path: str) -> Iterator[Row]:
     """
     lines = ((f"line {number}", line) for number, line in enumerate(text, 1) if line.strip())
     head = list(islice(lines, 2))
-    if head and (len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"):
+    if head and (
+        len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"
+    ):
         whole = read_json("".join(line for _, line in chain(head, lines)), path, head[0][0])
         listed = whole.get("data") if isinstance(whole, dict) else whole
-        rows = (("an entry of its list", row) for row in (listed if isinstance(listed, list) else [whole]))
+        rows = (
+            ("an entry of its list", row)
+            for row in (listed if isinstance(listed, list) else [whole])
+        )
     else:
         rows = ((where, read_json(line, path, where)) for where, line in chain(head, lines))
     for where, row in rows:
         if not isinstance(row, dict):
-            raise PipelineError(f"{path}, {where} is a {type(row).__name__}: write one object a line")
+            raise PipelineError(
+                f"{path}, {where} is a {type(row).__name__}: write one object a line"
+            )
         yield row
 
 
@@ -81,15 +99,18 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
                 names = row
                 if len(row) == 1 and {*row[0]} & ({*",;\t"} - {separator}):
                     raise PipelineError(
-                        f"{path} has one column, {row[0]!r}: separate its cells by commas, or by tabs in a file named "
-                        "NAME.tsv"
+                        f"{path} has one column, {row[0]!r}: separate its cells by commas, or by"
+                        " tabs in a file named NAME.tsv"
                     )
-                if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+                if repeated := [
+                    name for name, count in Counter(names).items() if name and count > 1
+                ]:
                     raise PipelineError(f"{path} has two columns {repeated[0]!r}: name each once")
             elif row and len(row) != len(names):
                 raise PipelineError(
-                    f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}: write as many, and "
-                    f"quote cells that hold {'a tab' if separator == chr(9) else separator}"
+                    f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}:"
+                    " write as many, and quote cells that hold"
+                    f" {'a tab' if separator == chr(9) else separator}"
                 )
             elif row:  # a blank line is none
                 any_row = True
@@ -99,7 +120,11 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise PipelineError(
-            f"{path}, line {line}: {error}; quote a cell that holds a carriage return, and double quotation marks in it"
+            f"{path}, line {line}: {error}; quote a cell that holds a carriage return, and double"
+            " quotation marks in it"
         ) from error
     if not any_row:
-        raise PipelineError(f"{path} has {'a header and no rows' if names else 'no header'}: write a header and rows")
+        raise PipelineError(
+            f"{path} has {'a header and no rows' if names else 'no header'}: write a header and"
+            " rows"
+        )

@@ -1,7 +1,9 @@
-"""Where the rows of a source come from: a file below data_root, a repository on the Hub, or one file elsewhere.
+"""Where the rows of a source come from: a file below data_root, a repository on the Hub, or one
+file elsewhere.
 
-Whatever is wrong with them is reported in one sentence. `datasets` refuses repositories that hold a loading
-script, whatever files are requested; `files` of a source reads their raw files, past the script.
+Whatever is wrong with them is reported in one sentence. `datasets` refuses repositories that hold a
+loading script, whatever files are requested; `files` of a source reads their raw files, past the
+script.
 """
 
 from __future__ import annotations
@@ -32,8 +34,17 @@ from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reach_or_offline
 from pipeline.text import one_line
 
-SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
-LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
+SHUFFLE_BUFFER = (
+    10_000  # rows of a stream that are shuffled at a time, besides the order of its files
+)
+LOADING_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    EOFError,
+    StopIteration,
+)  # what datasets lets through
 LIBRARIES = (
     "datasets",
     "huggingface_hub",
@@ -43,14 +54,25 @@ LIBRARIES = (
     "yaml",
     "zlib",
 )  # whose errors are put in words
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+FORMATS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
 
 
 Rows = tuple[Iterator[Row], list[str]]  # and their columns
 
 
 def open_source(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
+    name: str,
+    source: Source,
+    data_root: Path | None,
+    seed: int = 0,
+    locked: list[Path] | None = None,
 ) -> Iterator[Row]:
     """Open the rows of a source, in its order; a stream is shuffled by the seed.
 
@@ -65,26 +87,36 @@ def open_source(
         rows, columns = open_rows(name, source, data_root, seed, locked)
         rows = (with_nested(row, required) for row in rows)
         first = next(rows, None)
-        missing = [column for column in required if column not in (columns if first is None else first)]
+        missing = [
+            column for column in required if column not in (columns if first is None else first)
+        ]
         if missing and columns:
             file = local_file(source, data_root) if data_root else source.url
             place = f" ({file})" if file else ""
             raise PipelineError(
-                f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(columns)}; "
-                + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
+                f"source {name}{place} has no column {', '.join(missing)}: it has"
+                f" {', '.join(columns)}; "
+                + (
+                    f"it must look like {source.hub}"
+                    if source.hub
+                    else "change the file, or what reads it"
+                )
             )
         rows = chain([] if first is None else [first], rows)
         first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
         in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
-            f"source {name} has no rows{in_language}: give another file under data_root, or another expert"
+            f"source {name} has no rows{in_language}: give another file under data_root, or another"
+            " expert"
         )
     return chain([first], rows)
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """Return for each row in the source's language what it teaches, or the reason that it teaches nothing."""
+    """Return for each row in the source's language what it teaches, or the reason that it teaches
+    nothing.
+    """
     required = source_columns(name, source)
     with readable_errors(name, source):
         yield from (example_of(row, source, required) for row in rows if is_wanted(row, source))
@@ -104,7 +136,9 @@ def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | 
 
 
 def with_nested(row: Row, columns: Iterable[str]) -> Row:
-    """Add the cells of nested columns, such as OPUS' translation.en or translation[en], by the names of templates."""
+    """Add the cells of nested columns, such as OPUS' translation.en or translation[en], by the
+    names of templates.
+    """
     absent = [column for column in columns if column not in row]
     for column in absent:
         value: Any = row
@@ -118,7 +152,9 @@ def with_nested(row: Row, columns: Iterable[str]) -> Row:
     return row
 
 
-def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
+def open_rows(
+    name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
+) -> Rows:
     """As `open_source`, without a look at the rows."""
     if data_root is not None:
         return of_files([str(local_file(source, data_root))], source, seed)
@@ -127,7 +163,9 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
     if source.url is not None:
         return of_files([source.url], source, seed)
     if source.hub is None:
-        raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
+        raise PipelineError(
+            f"source {name} is on no hub: give data_root, a folder that holds {source.file}"
+        )
     is_here = Path(source.hub).is_dir()
     if is_here:
         refuse_card(Path(source.hub))
@@ -141,11 +179,14 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
 
 
 def raw_files(source: Source) -> str:
-    """Where the files of a repository are, past its loading script: on the Hub, or below a folder."""
+    """Where the files of a repository are, past its loading script: on the Hub, or below a
+    folder.
+    """
     assert source.hub is not None
     if Path(source.hub).is_dir():
         return f"{source.hub}/{source.files}"
-    return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
+    revision = f"@{source.revision}" if source.revision else ""
+    return f"hf://datasets/{source.hub}{revision}/{source.files}"
 
 
 def of_files(files: list[str], source: Source, seed: int) -> Rows:
@@ -153,7 +194,9 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
     split = source.split.partition("[")[0]
     separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
-    if kind != "parquet" and all(Path(file).suffix in FORMATS and Path(file).is_file() for file in files):
+    if kind != "parquet" and all(
+        Path(file).suffix in FORMATS and Path(file).is_file() for file in files
+    ):
         return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
     from datasets import load_dataset_builder
 
@@ -168,24 +211,31 @@ def format_of(file: str) -> str:
     suffixes = Path(plain_addresses(file)).suffixes
     formats = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
     if not formats:
-        raise PipelineError(f"{file} says no format by its name: give format=json, csv, parquet or text of its source")
+        raise PipelineError(
+            f"{file} says no format by its name: give format=json, csv, parquet or text of its"
+            " source"
+        )
     return formats[-1]
 
 
 def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]) -> Rows:
-    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as data/lines.py reads them."""
+    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as
+    data/lines.py reads them.
+    """
     import datasets
     from datasets.utils.file_utils import xopen
 
     names = (base.__name__.lower() for base in type(builder).__mro__)  # they are subclassed
     if kind := next((name for name in names if name in as_lines), None):
         config = datasets.DownloadConfig(
-            cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"), use_etag=False,
-            extract_on_the_fly=True, token=builder.token,
-        )  # fmt: skip
-        manager = (datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager)(
-            download_config=config
+            cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
+            use_etag=False,
+            extract_on_the_fly=True,
+            token=builder.token,
         )
+        manager = (
+            datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager
+        )(download_config=config)
         splits = {str(name): found for name, found in builder.config.data_files.items()}
         read = manager.download_and_extract(splits.get(source.split, []))
         shards = {name: [manager.iter_files(file) for file in read] for name in splits}
@@ -200,10 +250,14 @@ def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]
 
 
 def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
-    """Yield rows with the names of their labels in place of the numbers that a ClassLabel stores; -1 is none."""
+    """Yield rows with the names of their labels in place of the numbers that a ClassLabel stores;
+    -1 is none.
+    """
     from datasets import ClassLabel
 
-    labels = {name: kind.names for name, kind in (features or {}).items() if isinstance(kind, ClassLabel)}
+    labels = {
+        name: kind.names for name, kind in (features or {}).items() if isinstance(kind, ClassLabel)
+    }
     for row in rows:
         for name, names in labels.items():
             number = row[name]
@@ -211,8 +265,13 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
         yield row
 
 
-def of_lines(kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int) -> Rows:
-    """Rows of files of lines. The columns are those of the first row; one that another row lacks is null there."""
+def of_lines(
+    kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int
+) -> Rows:
+    """Rows of files of lines.
+
+    The columns are those of the first row; one that another row lacks is null there.
+    """
     if source.split not in splits:  # a slice, such as train[:10%], is none
         raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
     read = partial(read_files, kind=kind, separator=separator, opener=opener)
@@ -237,28 +296,35 @@ def in_shuffled_order(stream: Any, source: Source, seed: int) -> Iterator[Row]:
 def unbatch(loaded: Any) -> Iterator[Row]:
     for batch in loaded.iter(batch_size=1000):
         names = list(batch)
-        yield from (dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True))
+        yield from (
+            dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True)
+        )
 
 
 def local_file(source: Source, data_root: Path) -> Path:
     """Return the file of a source, checked to be below data_root, there and readable."""
     below = os.path.relpath(data_root / source.file, data_root)
     if Path(below).parts[:1] == (os.pardir,):
-        name, folder = Path(source.file).name, os.path.dirname(os.path.normpath(data_root / source.file))
+        name, folder = (
+            Path(source.file).name,
+            os.path.dirname(os.path.normpath(data_root / source.file)),
+        )
         raise PipelineError(
-            f"a source's file={source.file} is not below data_root={data_root}: give file={name} and data_root={folder}"
+            f"a source's file={source.file} is not below data_root={data_root}: give file={name}"
+            f" and data_root={folder}"
         )
     path = data_root / below
     if not path.is_file():
         raise PipelineError(
-            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the Hub"
+            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root"
+            " out to use the Hub"
         )
     if path.stat().st_size == 0:
         raise PipelineError(f"{path} is empty: write its rows")
     return path
 
 
-# ---------------------------------------------------------------------------------------------------- what goes wrong
+# --- what goes wrong ---
 
 
 @contextmanager
@@ -290,25 +356,38 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 # What the words or the kinds of errors hold -> what is wrong, and the remedy; the first that fits
 CAUSES = {
-    "Dataset scripts are no longer supported": "holds a loading script, which datasets refuses: give {knob}.files, a "
-    "pattern of its raw files, or {knob}.revision=refs/convert/parquet",
-    "gated dataset|GatedRepoError": "is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), "
-    "then again",
-    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": "has no configuration {0}: there are {1}; if {0} "
-    "is a split, give {knob}.split={0}",
+    "Dataset scripts are no longer supported": (
+        "holds a loading script, which datasets refuses: give {knob}.files, a "
+        "pattern of its raw files, or {knob}.revision=refs/convert/parquet"
+    ),
+    "gated dataset|GatedRepoError": (
+        "is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
+    ),
+    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": (
+        "has no configuration {0}: there are {1}; if {0} is a split, give {knob}.split={0}"
+    ),
     "Config name is missing": "has several configurations: give {knob}.hub_config ({words})",
-    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': "has no split {0}: there are {1}; give {knob}.split",
+    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': (
+        "has no split {0}: there are {1}; give {knob}.split"
+    ),
     "Bad split": "has no split {split}: {words}; give {knob}.split",
-    "Revision '([^']*)' doesn't exist": "has no revision {0} any more: run stage=prefetch again with "
-    "prefetch.update=true",
-    "OfflineMode|ConnectionError|ConnectError": "cannot be reached: run the same words with stage=prefetch where it "
-    "can; data_root=FOLDER reads local files ({last})",
-    "codec can't decode|[iI]nvalid UTF": "is not UTF-8 text: convert the file, or leave the source out",
+    "Revision '([^']*)' doesn't exist": (
+        "has no revision {0} any more: run stage=prefetch again with prefetch.update=true"
+    ),
+    "OfflineMode|ConnectionError|ConnectError": (
+        "cannot be reached: run the same words with stage=prefetch where it "
+        "can; data_root=FOLDER reads local files ({last})"
+    ),
+    "codec can't decode|[iI]nvalid UTF": (
+        "is not UTF-8 text: convert the file, or leave the source out"
+    ),
     "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
-    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": "has no such files: check {knob}.hub, "
-    "{knob}.files and {knob}.file ({words})",
-    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": "could not be read, as a half-written file "
-    "cannot: fetch it again ({words})",
+    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": (
+        "has no such files: check {knob}.hub, {knob}.files and {knob}.file ({words})"
+    ),
+    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": (
+        "could not be read, as a half-written file cannot: fetch it again ({words})"
+    ),
     "": "could not be loaded: {words}; data_root=FOLDER reads local files",
 }
 
@@ -316,10 +395,19 @@ CAUSES = {
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     errors = causes_of(error)
-    last, words = (one_line(without_credentials(" ".join(map(str, some)))) for some in ([error], errors))
+    last, words = (
+        one_line(without_credentials(" ".join(map(str, some)))) for some in ([error], errors)
+    )
     kinds = " ".join(type(cause).__name__ for cause in errors)
-    told = {"knob": f"expert.sources.{name}", "split": source.split, "words": words[:200], "last": last[:200]}
-    matches = ((re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items())
+    told = {
+        "knob": f"expert.sources.{name}",
+        "split": source.split,
+        "words": words[:200],
+        "last": last[:200],
+    }
+    matches = (
+        (re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items()
+    )
     match, sentence = next((match, sentence) for match, sentence in matches if match)
     address = without_credentials(source.hub or source.url or source.file)
     return f"source {name} ({address}) {sentence.format(*match.groups(), **told)}"

@@ -40,8 +40,10 @@ BATCH = 1000  # rows that are compared with the benchmarks at a time
 class Candidate:
     """A row that may be drawn, and what was found in it.
 
-    line: the row as it is written. marks: a bit for each benchmark that it shares an n-gram with, in the order of SETS.
-    variants: the same with numbers removed from both. short: a line of it is a benchmark's text without an n-gram.
+    line: the row as it is written. marks: a bit for each benchmark that it shares an n-gram with,
+        in the order of SETS.
+    variants: the same with numbers removed from both. short: a line of it is a benchmark's text
+        without an n-gram.
     word_problem: the row looks like one, and its source is a language set.
     """
 
@@ -55,7 +57,9 @@ class Candidate:
 def gather_candidates(
     config: DataStage, known: Known, opened: dict[str, Iterator[Row]]
 ) -> tuple[dict[str, list[Candidate]], dict[str, Any]]:
-    """Return the usable rows of each source, in the order read, and counts of all rows of each source."""
+    """Return the usable rows of each source, in the order read, and counts of all rows of each
+    source.
+    """
     counts: dict[str, Any] = {}
     candidates: dict[str, list[Candidate]] = {}
     with Bar(f"rows of {config.expert.name}", None, "row") as bar:
@@ -83,15 +87,21 @@ def judge(name: str, examples: list[Example], known: Known, language_set: bool) 
             line = json.dumps(example, ensure_ascii=False).encode() + b"\n"
         except UnicodeEncodeError as error:
             raise PipelineError(
-                f"source {name}: a row holds half a character ({error.object[:60]!r}), which UTF-8 cannot write. "
-                "Write its file again, or leave the source out."
+                f"source {name}: a row holds half a character ({error.object[:60]!r}), which UTF-8"
+                " cannot write. Write its file again, or leave the source out."
             ) from error
         word_problem = language_set and is_word_problem(example)
-        judged.append(Candidate(line, int(marks[at]), int(variants[at]), known.has_short(texts[at]), word_problem))
+        judged.append(
+            Candidate(
+                line, int(marks[at]), int(variants[at]), known.has_short(texts[at]), word_problem
+            )
+        )
     return judged
 
 
-def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Iterator[Row]]:
+def open_sources(
+    config: DataStage, data_root: Path | None, lock: Lock | None
+) -> dict[str, Iterator[Row]]:
     """Open the rows of each source: below data_root, locked in the Hub's cache, or on the Hub.
 
     Raises: PipelineError: a source cannot be read or mixed. Each source gives its first row before
@@ -106,24 +116,38 @@ def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -
 
 
 def check_sources(expert: Expert) -> None:
-    """Raise a PipelineError for sources that are not described as they must be, or cannot be mixed."""
+    """Raise a PipelineError for sources that are not described as they must be, or cannot be
+    mixed.
+    """
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
-            raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
+            raise PipelineError(
+                f"expert.sources.{name} has the name of what is written: give the source another"
+            )
         source_columns(name, source)
         if odd := [benchmark for benchmark in source.without or () if benchmark not in BENCHMARKS]:
             names = ", ".join(BENCHMARKS)
-            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {names}")
-    kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
+            raise PipelineError(
+                f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {names}"
+            )
+    kinds = {
+        "text" if source.rows in ("text", "gsm8k_text") else "pairs"
+        for source in expert.sources.values()
+    }
     if len(kinds) > 1:
         raise PipelineError(
-            f"expert={expert.name} mixes plain text with prompts and completions: keep one kind an expert"
+            f"expert={expert.name} mixes plain text with prompts and completions: keep one kind an"
+            " expert"
         )
     if not kinds:
-        raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
+        raise PipelineError(
+            f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}"
+        )
 
 
-def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Example]:
+def examples_of(
+    name: str, source: Source, rows: Iterator[Row], counts: dict[str, int]
+) -> Iterator[Example]:
     """Return the usable examples of a source, and count the other rows by their reasons.
 
     Raises: PipelineError: no row is usable, or most of a language's text is not in its script.
@@ -140,16 +164,21 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
         written += script is not None and re.search(script, words_of(example)) is not None
         yield example
     if not usable:
-        why = "; ".join(f"{counts[reason]} {meaning}" for reason, meaning in UNUSABLE.items() if counts.get(reason))
+        why = "; ".join(
+            f"{counts[reason]} {meaning}"
+            for reason, meaning in UNUSABLE.items()
+            if counts.get(reason)
+        )
         file = f" ({source.url})" if source.url else ""
         raise PipelineError(
-            f"source {name}{file}: none of its {counts['rows']} rows can be used ({why}): change the file, or "
-            f"expert.sources.{name}"
+            f"source {name}{file}: none of its {counts['rows']} rows can be used ({why}): change"
+            f" the file, or expert.sources.{name}"
         )
     if script is not None and 2 * written < usable:
         raise PipelineError(
-            f"source {name}: {written} of {usable} rows hold a letter of the script of "
-            f"language={source.language}: its columns are of another language; check expert.sources.{name}.rows"
+            f"source {name}: {written} of {usable} rows hold a letter of the script of"
+            f" language={source.language}: its columns are of another language; check"
+            f" expert.sources.{name}.rows"
         )
 
 
@@ -162,9 +191,13 @@ def count_parts(source: Source, rows: Iterator[Row], counts: dict[str, int]) -> 
 
 
 def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bool = False) -> None:
-    """Raise the PipelineError of a source that cannot be read, or of whose rows none can be used. Reads up to the first
-    that can, or all rows if `whole`."""
-    for _ in examples_of(name, source, open_source(name, source, data_root), {"rows": 0, "empty": 0}):
+    """Raise the PipelineError of a source that cannot be read, or of whose rows none can be used.
+
+    Reads up to the first that can, or all rows if `whole`.
+    """
+    for _ in examples_of(
+        name, source, open_source(name, source, data_root), {"rows": 0, "empty": 0}
+    ):
         if not whole:
             return
 
@@ -172,7 +205,9 @@ def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bo
 def filter_candidates(
     config: DataStage, candidates: dict[str, list[Candidate]], counts: dict[str, Any]
 ) -> dict[str, list[bytes]]:
-    """Return the lines of each source that may be drawn, in their order. Add what was found and dropped to the counts.
+    """Return the lines of each source that may be drawn, in their order.
+
+    Add what was found and dropped to the counts.
 
     A line that an earlier row wrote, of any source, is a duplicate.
     """
@@ -208,8 +243,8 @@ def filter_candidates(
         why = drop_reasons(config, counts).values()
         rows = sum(counts[name]["rows"] for name in left)
         raise PipelineError(
-            f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "
-            "or data.decontaminate=count, data.word_problems=count"
+            f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask"
+            " for other sources, or data.decontaminate=count, data.word_problems=count"
         )
     return left
 

@@ -1,13 +1,16 @@
-"""N-grams of texts as 64-bit numbers, and sets of them: fast enough for millions of rows on one core.
+"""N-grams of texts as 64-bit numbers, and sets of them: fast enough for millions of rows on one
+core.
 
-Text is compared by its letters and digits alone, whatever their case (Unicode's case folding of the compatibility form
-NFKC), format characters (category Cf, as zero-width joiners), variation selectors and diacritics that no letter of NFKC
-holds aside, digits of all scripts taken for those of ASCII. A
-word is a run of letters, marks and digits; in scripts without spaces each character is one, at half the weight. An
-n-gram begins at each word and holds n words, twice as many characters of such a script, or a mix of the weight.
+Text is compared by its letters and digits alone, whatever their case (Unicode's case folding of the
+compatibility form NFKC), format characters (category Cf, as zero-width joiners), variation
+selectors and diacritics that no letter of NFKC holds aside, digits of all scripts taken for those
+of ASCII. A word is a run of letters, marks and digits; in scripts without spaces each character is
+one, at half the weight. An n-gram begins at each word and holds n words, twice as many characters
+of such a script, or a mix of the weight.
 
-A word's number is Python's hash of it, an n-gram's a polynomial of its words modulo 2^64, from prefix sums. Two
-different n-grams share a number with a chance of 2^-64 a pair. The numbers are of this process.
+A word's number is Python's hash of it, an n-gram's a polynomial of its words modulo 2^64, from
+prefix sums. Two different n-grams share a number with a chance of 2^-64 a pair. The numbers are of
+this process.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ UNSPACED = re.compile(  # scripts written without spaces between words
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 )
-SELECTORS = {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}  # of variants of one character
+SELECTORS = {
+    *range(0x180B, 0x1810),
+    *range(0xFE00, 0xFE10),
+    *range(0xE0100, 0xE01F0),
+}  # of variants of one character
 DIACRITICS = re.compile(
     "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f]"
 )  # of no script
@@ -39,7 +46,8 @@ NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 @cache
 def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
-    """Return the patterns of words, of characters that are words of their own, and a table for str.translate.
+    """Return the patterns of words, of characters that are words of their own, and a table for
+    str.translate.
 
     Beyond 2^16 each Han character is a word; other characters there, such as emoji, are none.
     """
@@ -56,8 +64,12 @@ def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
 def fold_text(text: str) -> str:
     """Fold a text into the form in which texts are compared."""
     if not text.isascii():
-        text = text.translate(alphabet()[2])  # before the rest, as format characters keep marks from joining letters
-        text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
+        text = text.translate(
+            alphabet()[2]
+        )  # before the rest, as format characters keep marks from joining letters
+        text = unicodedata.normalize(
+            "NFKC", text.casefold()
+        )  # letters like ℌ have a case in that form alone
         text = DIACRITICS.sub("", text)
     return text.casefold()
 
@@ -88,7 +100,8 @@ def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
 
 
 class NgramSet:
-    """The n-grams of some sets of texts: a bit for each set that an n-gram is of, the first set's the lowest.
+    """The n-grams of some sets of texts: a bit for each set that an n-gram is of, the first set's
+    the lowest.
 
     bare: of texts without their numbers. short: texts without a whole n-gram.
     """
@@ -109,10 +122,14 @@ class NgramSet:
         np.bitwise_or.at(self.marks, place, bits)
 
     def batches(self, texts: list[str]) -> Iterator[tuple[Numbers, Any]]:
-        """Yield the n-grams of the texts, BATCH of these at a time, and the index of the text of each."""
+        """Yield the n-grams of the texts, BATCH of these at a time, and the index of the text of
+        each.
+        """
         for at in range(0, len(texts), BATCH):
             batch = texts[at : at + BATCH]
-            numbers, owner = hash_ngrams([NUMBER.sub(" ", text) for text in batch] if self.bare else batch, self.n)
+            numbers, owner = hash_ngrams(
+                [NUMBER.sub(" ", text) for text in batch] if self.bare else batch, self.n
+            )
             yield numbers, at + owner
 
     def marks_of(self, texts: list[str]) -> Any:

@@ -11,13 +11,22 @@ from typing import Any, Literal
 from pipeline.errors import PipelineError
 
 Unusable = Literal[
-    "empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "not_trained",
-    "no_calculation", "too_long",
-]  # fmt: skip
+    "empty",
+    "not_text",
+    "not_turns",
+    "broken",
+    "low_score",
+    "tool_turns",
+    "not_trained",
+    "no_calculation",
+    "too_long",
+]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
     "not_text": "neither text nor a number: a list, an object, a date or NaN",
-    "not_turns": "text or an object where turns belong, or turns with more than text, such as images",
+    "not_turns": (
+        "text or an object where turns belong, or turns with more than text, such as images"
+    ),
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
     "tool_turns": "a conversation with a tool in it",
@@ -26,7 +35,8 @@ UNUSABLE: dict[Unusable, str] = {
     "too_long": "calculations of more than 64 characters",
 }
 IN_PART = (  # of a conversation that is kept
-    "turns are left out: before the first question, from an empty turn on, or after the last answer to train on"
+    "turns are left out: before the first question, from an empty turn on, or after the last answer"
+    " to train on"
 )
 
 
@@ -39,7 +49,9 @@ def read_jsonl(path: Path) -> list[Any]:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:
                 place = f"{path.parent.name}/{path.name}, line {number}"
-                raise PipelineError(f"{place} is not JSON: make the run again with redo=true") from None
+                raise PipelineError(
+                    f"{place} is not JSON: make the run again with redo=true"
+                ) from None
     return rows
 
 
@@ -48,6 +60,8 @@ def is_blank(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates and NaN are not."""
+    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates
+    and NaN are not.
+    """
     is_number = isinstance(value, float | Decimal) and math.isfinite(value)
     return value is None or isinstance(value, str | int) or is_number

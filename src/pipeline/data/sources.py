@@ -1,7 +1,8 @@
-"""The datasets: templates, or a short function, turn a row into a prompt and a completion, or into text.
+"""The datasets: templates, or a short function, turn a row into a prompt and a completion, or into
+text.
 
-Schemas are those of the published repositories; a file below data_root holds the same columns. For a row that cannot be
-used a function gives the reason, a key of UNUSABLE: the data card counts it.
+Schemas are those of the published repositories; a file below data_root holds the same columns. For
+a row that cannot be used a function gives the reason, a key of UNUSABLE: the data card counts it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from typing import Any
 from zlib import crc32
 
 from pipeline.config.data import Source
-from pipeline.data.conversations import Message, is_trained, messages_of, other_keys, turns_in, whole_turns
+from pipeline.data.conversations import (
+    Message,
+    is_trained,
+    messages_of,
+    other_keys,
+    turns_in,
+    whole_turns,
+)
 from pipeline.data.rows import Unusable, is_blank
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language, named_language, shipped_languages
 
 Row = dict[str, Any]
-Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
+Example = dict[
+    str, Any
+]  # prompt and completion, and messages where a conversation holds more; or text
 MOST_CHARACTERS = 64  # of the calculations of a solution
 
 # Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
@@ -33,18 +43,25 @@ INSTRUCTIONS = (
     "Give the {target} translation of the {source} sentence.\n{text}",
     "{source}: {text}\nWrite it in {target}.",
 )
-SCRIPTS = {  # letters that text in the language must hold; the others here are written in Latin letters
-    "bn": "[\u0980-\u09ff]", "te": "[\u0c00-\u0c7f]", "th": "[\u0e00-\u0e7f]",
-    "ja": "[\u3040-\u30ff\u4e00-\u9fff]", "zh": "[\u4e00-\u9fff]", "ru": "[\u0400-\u04ff]",
-}  # fmt: skip
+# letters that text in the language must hold; the others here are written in Latin letters
+SCRIPTS = {
+    "bn": "[\u0980-\u09ff]",
+    "te": "[\u0c00-\u0c7f]",
+    "th": "[\u0e00-\u0e7f]",
+    "ja": "[\u3040-\u30ff\u4e00-\u9fff]",
+    "zh": "[\u4e00-\u9fff]",
+    "ru": "[\u0400-\u04ff]",
+}
 
 
-# ---------------------------------------------------------------------------------------------------- the datasets
+# --- the datasets ---
 
 
 def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
-    """openai/gsm8k, its annotated calculations alone, a line each, as solutions of mgsm_steps are: math without English
-    prose. At most 64 characters, and so at most 64 tokens of any tokenizer with single digits and signs."""
+    """openai/gsm8k, its annotated calculations alone, a line each, as solutions of mgsm_steps are:
+    math without English prose. At most 64 characters, and so at most 64 tokens of any tokenizer
+    with single digits and signs.
+    """
     calculations = calculations_of(row["answer"])
     answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
     solution = "\n".join([*calculations, f"#### {answer}"])
@@ -56,7 +73,9 @@ def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
 
 
 def calculations_of(answer: str) -> list[str]:
-    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators: 48/2=24."""
+    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators:
+    48/2=24.
+    """
     return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
 
 
@@ -66,9 +85,11 @@ def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
 
 
 def nllb(row: Row, source: Source) -> Example | Unusable:
-    """Raw bitext of allenai/nllb, a line a pair, tabs between: AllenAI's 9 columns (text, text, score, language scores,
-    sources) or CCMatrix' 3 (score, text, text). The languages stand in the order of their codes: FLORES' (als_Latn
-    before eng_Latn), or those of two letters (en before sq). The score is LASER's margin.
+    """Raw bitext of allenai/nllb, a line a pair, tabs between:
+
+    AllenAI's 9 columns (text, text, score, language scores, sources) or CCMatrix' 3 (score, text,
+    text). The languages stand in the order of their codes: FLORES' (als_Latn before eng_Latn), or
+    those of two letters (en before sq). The score is LASER's margin.
     """
     parts, code = (row["text"] or "").split("\t"), source.language or ""
     if len(parts) not in (3, 9):
@@ -85,7 +106,8 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
-    """Read a column of turns: [[prompt, response], ...], a flat list, or messages with role and content.
+    """Read a column of turns: [[prompt, response], ...], a flat list, or messages with role and
+    content.
 
     Each conversation is one example, up to the last answer that is kept. `prompt` and `completion`
     are plain text without system messages. `messages` is what a chat template takes, where there is
@@ -97,7 +119,11 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     turns = whole_turns(messages, source.turns)
     if not turns:
         return "empty" if all(map(is_trained, messages)) else "not_trained"
-    texts = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
+    texts = [
+        turn["content"]
+        for turn in turns
+        if turn["role"] in ("user", "assistant") and turn["content"]
+    ]
     example = pair("\n\n".join(texts[:-1]), texts[-1])
     roles = [turn["role"] for turn in turns]
     if roles != ["user", "assistant"] or any(map(other_keys, turns)):
@@ -108,7 +134,9 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
 def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
     """Return the messages of a row, of one column or of two."""
     cells = [row[column] for column in turn_columns(source)]
-    return messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
+    return messages_of(
+        cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells)))
+    )
 
 
 def is_kept_in_part(row: Row, source: Source) -> bool:
@@ -124,10 +152,15 @@ def is_kept_in_part(row: Row, source: Source) -> bool:
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
-    """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it; null is none."""
+    """Prompts and completions as they are.
+
+    An empty prompt is plain text: the loss is on all of it; null is none.
+    """
     if row["prompt"] is None:
         return "empty"
-    conversation = {"messages": row["messages"]} if row.get("messages") else {}  # of another data run
+    conversation = (
+        {"messages": row["messages"]} if row.get("messages") else {}
+    )  # of another data run
     return pair(row["prompt"], row["completion"]) | conversation
 
 
@@ -160,26 +193,39 @@ PAIRS = {  # templates of prompt and completion
     "ichikara": ("{text}", "{output}"),  # p1atdev/ichikara-instruction
 }
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
-    **dict.fromkeys(PAIRS, filled), "gsm8k_calculations": gsm8k_calculations, "gsm8k_text": gsm8k_text, "nllb": nllb,
-    "conversation": conversation, "pairs": pairs, "text": text, "template": filled, "bitext": bitext,
-}  # fmt: skip
+    **dict.fromkeys(PAIRS, filled),
+    "gsm8k_calculations": gsm8k_calculations,
+    "gsm8k_text": gsm8k_text,
+    "nllb": nllb,
+    "conversation": conversation,
+    "pairs": pairs,
+    "text": text,
+    "template": filled,
+    "bitext": bitext,
+}
 COLUMNS = {  # of readers without templates, as in one
-    **dict.fromkeys(("gsm8k_calculations", "gsm8k_text"), "{question}{answer}"), "nllb": "{text?}",
+    **dict.fromkeys(("gsm8k_calculations", "gsm8k_text"), "{question}{answer}"),
+    "nllb": "{text?}",
     "pairs": "{prompt?}{completion}",  # without a prompt it is plain text
-}  # fmt: skip
+}
 
 
 def templates_of(source: Source) -> tuple[str, str]:
     return PAIRS.get(source.rows) or (source.prompt or "", source.completion or "")
 
 
-# ---------------------------------------------------------------------------------------------------- their parts
+# --- their parts ---
 
 
 def words_of(example: Example) -> str:
     """All text of an example, as it is compared with benchmarks."""
     if "messages" in example:
-        values = (value for message in example["messages"] for key, value in message.items() if key != "role")
+        values = (
+            value
+            for message in example["messages"]
+            for key, value in message.items()
+            if key != "role"
+        )
         return "\n".join(value for value in values if isinstance(value, str))
     return "\n".join(example.values())
 
@@ -189,7 +235,9 @@ def pair(prompt: Any, completion: Any) -> Example:
 
 
 def translation_example(english: str, target_text: str, code: str) -> Example | Unusable:
-    """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go each way."""
+    """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go
+    each way.
+    """
     english, target_text = english.strip(), target_text.strip()
     if not english or not target_text:
         return "empty"
@@ -251,27 +299,37 @@ def source_columns(name: str, source: Source) -> dict[str, bool]:
     if source.language is not None:
         named_language(source.language)  # refuses what is no code
     if source.rows not in READERS:
-        raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
+        raise PipelineError(
+            f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}"
+        )
     if source.rows in ("nllb", "bitext") and source.language is None:
-        raise PipelineError(f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw")
+        raise PipelineError(
+            f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw"
+        )
     if source.language_column and source.language is None:
-        raise PipelineError(f"{knob_prefix}.language_column needs {knob_prefix}.language, such as sw")
+        raise PipelineError(
+            f"{knob_prefix}.language_column needs {knob_prefix}.language, such as sw"
+        )
     if source.candidates and not source.stream:
-        raise PipelineError(f"{knob_prefix}.candidates is of streams: give {knob_prefix}.stream=true with it")
+        raise PipelineError(
+            f"{knob_prefix}.candidates is of streams: give {knob_prefix}.stream=true with it"
+        )
     if source.rows == "text":
         return {source.column or "text": True}
     if source.rows == "conversation":
         if source.column is None and source.language is None:
             raise PipelineError(
-                f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
+                f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds"
+                " the turns"
             )
         return dict.fromkeys(turn_columns(source), True)
     for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "' {answer}'")):
         template = getattr(source, knob)
         if source.rows in ("template", "bitext") and not are_columns(template):
             raise PipelineError(
-                f"{knob_prefix}.{knob}={template!r} names no columns: give {knob_prefix}.{knob}={example}, text with "
-                "your file's columns in braces; {{ stands for a brace, {column?} for one that may be blank"
+                f"{knob_prefix}.{knob}={template!r} names no columns: give"
+                f" {knob_prefix}.{knob}={example}, text with your file's columns in braces; {{{{"
+                " stands for a brace, {column?} for one that may be blank"
             )
     return template_columns(COLUMNS.get(source.rows) or "".join(templates_of(source)))
 
@@ -285,21 +343,28 @@ def are_columns(template: str | None) -> bool:
 
 
 def language_column(source: Source) -> str | None:
-    """Return the column that names each row's language, of a source that takes the rows of one language."""
+    """Return the column that names each row's language, of a source that takes the rows of one
+    language.
+    """
     column = "language" if source.rows == "aya" else source.language_column
     return column if source.language else None
 
 
 def is_wanted(row: Row, source: Source) -> bool:
-    """Whether a row is in the source's language; others are not counted as rows. Its column names it by our code, that
-    of another benchmark, one of these with a region (sw-KE), or its English name."""
+    """Whether a row is in the source's language; others are not counted as rows.
+
+    Its column names it by our code, that of another benchmark, one of these with a region (sw-KE),
+    or its English name.
+    """
     if (column := language_column(source)) is None:
         return True
     of, (names, codes), name = language(source.language or ""), owners_in_aya(), row[column]
     if source.rows != "aya":
         return str(name).partition("-")[0] in (of.code, of.name, of.flores, *of.aya_codes)
     code = row.get("language_code")
-    is_code = name not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
+    is_code = (
+        name not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
+    )
     return name == of.aya or is_code
 
 
@@ -310,4 +375,6 @@ def owners_in_aya() -> tuple[set[str], dict[str, Language]]:
     A language in several scripts has one code there: the first script is taken.
     """
     shipped = list(shipped_languages().values())
-    return {one.aya for one in shipped}, {code: one for one in reversed(shipped) for code in one.aya_codes}
+    return {one.aya for one in shipped}, {
+        code: one for one in reversed(shipped) for code in one.aya_codes
+    }

@@ -1,12 +1,12 @@
 """What runs cost in seconds, by formulas on numbers. Nothing is loaded: a plan takes no time.
 
-The memory of training is in train/memory.py, that of scoring in evaluate/memory.py, whose checks are by the same
-formulas.
+The memory of training is in train/memory.py, that of scoring in evaluate/memory.py, whose checks
+are by the same formulas.
 
-What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Measured
-where a card has a record, else assumed, is what is reached of its data sheet (conf/cards.yaml); assumed are the time
-that Python takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row (conf/tokens.yaml). Loading
-and saving are not counted.
+What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring
+says how). Measured where a card has a record, else assumed, is what is reached of its data sheet
+(conf/cards.yaml); assumed are the time that Python takes to launch a layer (LAUNCH), how many
+answers do not stop, and tokens a row (conf/tokens.yaml). Loading and saving are not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.train.memory import (
     trained_width,
 )
 
-# ---------------------------------------------------------------------------------------------------- cards
+# --- cards ---
 
 
 LINK_SHARE = 0.75  # of the rate between cards: what collectives reach. Assumed
@@ -43,10 +43,11 @@ WHOLE: Mapping[str, Sequence[float]] = dict.fromkeys(("bfloat16", "float32", "bf
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card by its data sheet and what is reached of it, as conf/cards.yaml has it, or threads of a CPU.
+    """A card by its data sheet and what is reached of it, as conf/cards.yaml has it, or threads of
+    a CPU.
 
-    scoring: products -> the share of the rate, and a layer's seconds in a step besides. link: 0 where what processes
-    exchange is not counted. records: those of training and of scoring.
+    scoring: products -> the share of the rate, and a layer's seconds in a step besides. link: 0
+    where what processes exchange is not counted. records: those of training and of scoring.
     """
 
     bf16: float
@@ -66,7 +67,11 @@ class Gpu:
         """FLOP/s of training that are counted on; of products in TF32, half of those in bf16."""
         if precision == "fp32":
             return self.fp32 * self.fp32_share
-        return self.bf16 * (self.lora_share if lora else self.bf16_share) * (0.5 if precision == "tf32" else 1)
+        return (
+            self.bf16
+            * (self.lora_share if lora else self.bf16_share)
+            * (0.5 if precision == "tf32" else 1)
+        )
 
     def scoring_rate(self, products: str) -> float:
         """FLOP/s of scoring that are counted on; of eval.products=bf16x3 a third."""
@@ -75,17 +80,21 @@ class Gpu:
 
     def basis(self) -> str:
         """Return the source of the card's rates, in the words of a plan."""
-        training, scoring = (f"results/bench/{record}.json" if record else "assumed" for record in self.records)
+        training, scoring = (
+            f"results/bench/{record}.json" if record else "assumed" for record in self.records
+        )
         return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
 @lru_cache(maxsize=1)
 def cards() -> dict[str, Gpu]:
     """Return the cards of conf/cards.yaml by name."""
-    return {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
+    return {
+        name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- training
+# --- training ---
 
 
 def training_flops(
@@ -93,18 +102,22 @@ def training_flops(
 ) -> float:
     """FLOPs a token of a step that moves `trained`, in rows of `length` tokens.
 
-    Each matrix of P weights takes 2 P forward, 2 P for the gradient of its input where something trained lies at or
-    below it, and 2 P for that of its weights where they are trained: 6 N in all (Kaplan et al. 2020). Checkpointing
-    adds the forward pass of what the backward pass reaches: 8 N, 4/3 of it (Chen et al. 2016; torch leaves out the last
-    product of a layer, 6 % less, which is not counted). TRL's loss computes the head's product again in any case.
-    Attention over s positions of width w: 4 s w forward, twice that backward (PaLM, appendix B). Input embeddings are
-    looked up: 0. LoRA saves the weights' gradients and adds its own products.
+    Each matrix of P weights takes 2 P forward, 2 P for the gradient of its input where something
+    trained lies at or below it, and 2 P for that of its weights where they are trained: 6 N in all
+    (Kaplan et al. 2020). Checkpointing adds the forward pass of what the backward pass reaches: 8
+    N, 4/3 of it (Chen et al. 2016; torch leaves out the last product of a layer, 6 % less, which is
+    not counted). TRL's loss computes the head's product again in any case. Attention over s
+    positions of width w: 4 s w forward, twice that backward (PaLM, appendix B). Input embeddings
+    are looked up: 0. LoRA saves the weights' gradients and adds its own products.
     """
     outside = OUTSIDE in trained and not lora_rank  # adapters sit in layers
     lowest = 0 if outside else min(site.layer for site in trained if site.layer is not None)
     core = 4 * length * shape.heads * shape.head_width
     total = 2.0 * shape.embedding * (4 if outside else 3)
-    adapters, matrices = adapter_parameters(shape, lora_rank), {"attention": shape.attention, "mlp": shape.mlp}
+    adapters, matrices = (
+        adapter_parameters(shape, lora_rank),
+        {"attention": shape.attention, "mlp": shape.mlp},
+    )
     for layer in range(shape.layers):
         kinds = [kind for kind in matrices if Site(layer, kind) in trained]
         adapter = sum(adapters[kind] for kind in kinds)
@@ -115,26 +128,37 @@ def training_flops(
         total += 2 * weights + 2 * core + (2 * weights + core if checkpointing else 0)
         total += 2 * (adapter if lora_rank else sum(matrices[kind] for kind in kinds))
         if layer == lowest and lora_rank:
-            total -= 2 * shape.qkv  # the norm below is frozen too: nothing asks for the gradient of their input
+            total -= (
+                2 * shape.qkv
+            )  # the norm below is frozen too: nothing asks for the gradient of their input
     return total
 
 
 def optimizer_bytes(sft: Sft) -> int:
-    """Bytes that a step moves for each trained parameter: weight and moments are read and written, gradients read.
+    """Bytes that a step moves for each trained parameter: weight and moments are read and written,
+    gradients read.
 
-    28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
+    28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 +
+    4)).
     """
     return 3 * trained_width(sft) + 2 * moment_bytes(sft)
 
 
 def training_seconds(
-    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, machine: Gpu, gathered: bool = False
+    shape: Shape,
+    trained: Trained,
+    rows: int,
+    tokens: float,
+    sft: Sft,
+    machine: Gpu,
+    gathered: bool = False,
 ) -> float:
-    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards say to one another
-    where that takes longer, as both are done at the same time; then the optimizer at the rate of its memory.
+    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards
+    say to one another where that takes longer, as both are done at the same time; then the
+    optimizer at the rate of its memory.
 
-    Simultaneous training is the sum of its two sides. Several GPUs share the products, and under fsdp2 the optimizer's
-    work, which each does under ddp. Processes on a CPU share its threads.
+    Simultaneous training is the sum of its two sides. Several GPUs share the products, and under
+    fsdp2 the optimizer's work, which each does under ddp. Processes on a CPU share its threads.
     """
     rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
@@ -150,9 +174,10 @@ def training_seconds(
 
 
 def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
-    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and, unless
-    they stay gathered, backward, and of the gradients, which are added up in fp32; under ddp of the gradients, added up
-    and given out again."""
+    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass
+    forward and, unless they stay gathered, backward, and of the gradients, which are added up in
+    fp32; under ddp of the gradients, added up and given out again.
+    """
     peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
@@ -161,17 +186,24 @@ def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) ->
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
-    """Bytes: each process holds the weights once, while they are loaded or gathered, and 6 GB of libraries."""
+    """Bytes: each process holds the weights once, while they are loaded or gathered, and 6 GB of
+    libraries.
+    """
     return processes * (parameters * WIDTH[dtype] + 6e9)
 
 
-# ---------------------------------------------------------------------------------------------------- scoring
+# --- scoring ---
 
 ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
-LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
+# seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
+LAUNCH = 0.6e-3
 LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
-COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
-IDLE = 1 / 16  # rows that wait: a GPU fills an eighth of them at once (REFILL in evaluate/decode.py)
+COLUMNS = (
+    2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
+)
+IDLE = (
+    1 / 16
+)  # rows that wait: a GPU fills an eighth of them at once (REFILL in evaluate/decode.py)
 
 
 @lru_cache(maxsize=1)
@@ -182,10 +214,11 @@ def token_counts() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer (0: letters weighed).
+    """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer
+    (0: letters weighed).
 
-    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer; `logits`: of so many tokens
-    of a question.
+    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer;
+    `logits`: of so many tokens of a question.
     """
 
     questions: int
@@ -210,7 +243,10 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     question, exemplar, answer = mgsm.get(language, mgsm["en"])
     benchmark = benchmark_of(task)
     alike = benchmark.continuation_tokens
-    questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / mgsm["en"][0]
+    questions, tokens_each = (
+        benchmark.questions,
+        alike + (benchmark.tokens - alike) * question / mgsm["en"][0],
+    )
     if benchmark.kind == "number":
         return [QuestionSet(questions, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":
@@ -222,22 +258,39 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     if benchmark.kind == "program":
         return [QuestionSet(questions, shots * (tokens_each + 160), tokens_each + 90, 70)]
     written, exemplars = benchmark.tokens if benchmark.kind == "answer" else 0, shots * tokens_each
-    return [QuestionSet(questions, exemplars, tokens_each, written, benchmark.exemplar_sets, logits=max(1, alike))]
+    return [
+        QuestionSet(
+            questions,
+            exemplars,
+            tokens_each,
+            written,
+            benchmark.exemplar_sets,
+            logits=max(1, alike),
+        )
+    ]
 
 
 def scoring_seconds(
-    shape: Shape, kinds: Sequence[QuestionSet], machine: Gpu, dtype: str = "float32", batch_size: int | None = 32,
-    vllm: bool = False, share_prefix: bool = True, products: str = "ieee",
-) -> tuple[float, float]:  # fmt: skip
+    shape: Shape,
+    kinds: Sequence[QuestionSet],
+    machine: Gpu,
+    dtype: str = "float32",
+    batch_size: int | None = 32,
+    vllm: bool = False,
+    share_prefix: bool = True,
+    products: str = "ieee",
+) -> tuple[float, float]:
     """(prefill, decode) of one model.
 
-    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the products; letters need
-    one pass. Exemplars are computed once, unless they are not shared, which also gives a letter the logits of all
-    tokens, or answers are generated by layers with a window. Decode: a step reads the weights and the rows' keys and
-    values once (the exemplars' once for all rows if they are shared), multiplies, and runs the small kernels of its
-    layers. On a GPU reading and multiplying overlap, and CUDA graphs save Python's launches; on a CPU they add up. Rows
-    that end are filled again: all are in use for as long as the answers take together, and one, which does not stop,
-    goes on to eval.max_gen_toks. On a CPU all answers are assumed to reach it, as small models often do not stop.
+    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the
+    products; letters need one pass. Exemplars are computed once, unless they are not shared, which
+    also gives a letter the logits of all tokens, or answers are generated by layers with a window.
+    Decode: a step reads the weights and the rows' keys and values once (the exemplars' once for all
+    rows if they are shared), multiplies, and runs the small kernels of its layers. On a GPU reading
+    and multiplying overlap, and CUDA graphs save Python's launches; on a CPU they add up. Rows that
+    end are filled again: all are in use for as long as the answers take together, and one, which
+    does not stop, goes on to eval.max_gen_toks. On a CPU all answers are assumed to reach it, as
+    small models often do not stop.
     """
     prefill = decode = 0.0
     if products == "ieee":
@@ -256,29 +309,46 @@ def scoring_seconds(
         flops = prefix * (flops_each + core * kind.prefix) + questions * (
             flops_each + core * (kind.prefix + kind.question)
         )
-        flops += head * (kind.questions * kind.logits if shared or kind.answer else prefix + questions)
-        rows = min(rows_of(shape, kind, machine, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
-        passes = kind.prefixes * (math.ceil(kind.questions / kind.prefixes / rows) + bool(kind.prefix))
+        flops += head * (
+            kind.questions * kind.logits if shared or kind.answer else prefix + questions
+        )
+        rows = min(
+            rows_of(shape, kind, machine, dtype, batch_size),
+            math.ceil(kind.questions / kind.prefixes),
+        )
+        passes = kind.prefixes * (
+            math.ceil(kind.questions / kind.prefixes / rows) + bool(kind.prefix)
+        )
         prefill += max(flops / rate, passes * max(launch, weights))
         if not kind.answer:
             continue
         token, computed = shape.kv_values * size / bandwidth, (flops_each + head) / rate
         once = kind.prefix if shared and not vllm else 0
         answer = min(kind.room, kind.room if machine.is_cpu else kind.answer)
-        cached = token * min(kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf)
+        cached = token * min(
+            kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf
+        )
         in_use = rows * (1 - IDLE) if rows < kind.questions and not machine.is_cpu else rows
         for steps, used in ((answer * kind.questions / in_use, rows), (kind.room - answer, 1)):
             moved, computing = weights + token * once + used * cached, used * computed
-            decode += steps * (step + (moved + computing if machine.is_cpu else max(moved, computing)))
+            decode += steps * (
+                step + (moved + computing if machine.is_cpu else max(moved, computing))
+            )
     return prefill, decode
 
 
 def prompts_of(kind: QuestionSet) -> Prompts:
-    """Return the most tokens that are computed together, by the mean lengths of a kind of questions."""
+    """Return the most tokens that are computed together, by the mean lengths of a kind of
+    questions.
+    """
     return Prompts(kind.prefix, LONGEST_QUESTION * kind.question, kind.room if kind.answer else 0)
 
 
-def rows_of(shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None) -> int:
-    """Rows that a machine computes together: of eval.batch_size, or of null what its memory holds."""
+def rows_of(
+    shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None
+) -> int:
+    """Rows that a machine computes together: of eval.batch_size, or of null what its memory
+    holds.
+    """
     limit = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
     return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, limit)

@@ -16,17 +16,21 @@ Evaluation = Run[EvalStage]
 
 
 def shape_for(run: Run) -> Shape:
-    """Return the shape of the model that a run trains or scores, from a folder on this disk or a known model."""
+    """Return the shape of the model that a run trains or scores, from a folder on this disk or a
+    known model.
+    """
     if shape := shape_of_model(run):
         return shape
     raise PipelineError(
-        f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch first, or name a "
-        "folder with its config.json"
+        f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch"
+        " first, or name a folder with its config.json"
     )
 
 
 def shape_of_model(run: Parent) -> Shape | None:
-    """Return a model's shape from its config.json, its parents or its name; None if it is unknown."""
+    """Return a model's shape from its config.json, its parents or its name; None if it is
+    unknown.
+    """
     if (run.folder / "config.json").is_file():
         return shape_in(run.folder)
     inherited = map(shape_of_model, models_of(run))
@@ -49,10 +53,16 @@ def models_of(run: Parent) -> list[Parent]:
     if isinstance(run, Snapshot):
         return [run.run]
     roles = run.parents.items() if isinstance(run, Run) else ()
-    return [parent for role, parent in roles if role not in ("data", "data_root", "benchmarks", "spm_model")]
+    return [
+        parent
+        for role, parent in roles
+        if role not in ("data", "data_root", "benchmarks", "spm_model")
+    ]
 
 
-FINE_TUNED = {"lightonai/Qwen3-8B-": "qwen3_8b"}  # beginning of names on the Hub -> the model of their shape
+FINE_TUNED = {
+    "lightonai/Qwen3-8B-": "qwen3_8b"
+}  # beginning of names on the Hub -> the model of their shape
 
 
 @lru_cache(maxsize=64)
@@ -61,11 +71,15 @@ def by_hub(hub: str) -> str:
     for beginning, model in FINE_TUNED.items():
         if hub.startswith(beginning):
             return model
-    paths = {conf.option("model", name)["model"].get("path"): name for name in conf.options("model")}
+    paths = {
+        conf.option("model", name)["model"].get("path"): name for name in conf.options("model")
+    }
     return paths.get(f"hub:{hub.partition('@')[0]}", "")
 
 
 def tokenizer_of(run: Parent) -> Path | None:
-    """Return the tokenizer.json of the model that a run trains or scores, or of its parents, if it is on this disk."""
+    """Return the tokenizer.json of the model that a run trains or scores, or of its parents, if it
+    is on this disk.
+    """
     file = run.folder / "tokenizer.json"
     return file if file.is_file() else next(filter(None, map(tokenizer_of, models_of(run))), None)

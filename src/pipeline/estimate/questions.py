@@ -1,7 +1,7 @@
 """The questions that an evaluation puts to its model: how many, and of how many tokens.
 
-By the local files where they are here, else by the benchmarks' publications and the token counts of estimate/flops.py,
-of a language without one as in English.
+By the local files where they are here, else by the benchmarks' publications and the token counts of
+estimate/flops.py, of a language without one as in English.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ THINKING = 0.25  # of eval.max_gen_toks
 
 
 def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
-    """Return the questions that a task asks, with counts and lengths of local files if they are on this disk.
+    """Return the questions that a task asks, with counts and lengths of local files if they are on
+    this disk.
 
     A model that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING).
     """
@@ -32,11 +33,21 @@ def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet
     kinds = question_sets(task.task, task.num_fewshot, language)
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
-    if file and columns and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run))):
+    if (
+        file
+        and columns
+        and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run)))
+    ):
         question = statistics.fmean(lengths)
-        exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
+        exemplars = (
+            file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
+        )
         columns = (*columns, "answer") if worked else columns
-        shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
+        shot = (
+            statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
+            if exemplars.is_file()
+            else question
+        )
         kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
     room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
     return [
@@ -62,8 +73,9 @@ def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
 
 
 def count_questions(run: Evaluation, task: EvalTask, language: str, limited: bool = True) -> int:
-    """Return the number of questions: those of the local file if it is here or is planned, else the benchmark's
-    published size; one's own items may be more. limited: at most eval.limit."""
+    """Return the number of questions: those of the local file if it is here or is planned, else the
+    benchmark's published size; one's own items may be more. limited: at most eval.limit.
+    """
     config, root = run.config.eval, run.parents.get("data_root")
     benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
@@ -72,11 +84,18 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
     count = count_lines(file) if file else benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
         count = root.config.expert.questions(config.split) or count
-    return min(count, math.ceil(config.limit * benchmark.parts)) if config.limit and limited else count
+    return (
+        min(count, math.ceil(config.limit * benchmark.parts)) if config.limit and limited else count
+    )
 
 
 def question_sets_of(run: Evaluation) -> list[QuestionSet]:
     """Those of all its tasks and languages."""
     config = run.config
-    return [kind for task in config.eval.tasks for code in config.languages for kind in kinds_of(run, task, code)
-            if kind.questions]  # fmt: skip
+    return [
+        kind
+        for task in config.eval.tasks
+        for code in config.languages
+        for kind in kinds_of(run, task, code)
+        if kind.questions
+    ]

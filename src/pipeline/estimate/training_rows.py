@@ -1,4 +1,6 @@
-"""The rows of a training before it: their lengths, by a sample, and how many of them sft.seq_length cuts."""
+"""The rows of a training before it: their lengths, by a sample, and how many of them sft.seq_length
+cuts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from pipeline.models.load import load_tokenizer, with_end_token, with_template_v
 from pipeline.progress import recorded_warnings
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
-from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
+from pipeline.stages.lengths import (
+    READABLE,
+    SAMPLE,
+    is_here,
+    padded_length,
+    read_rows,
+    sampled_lengths,
+)
 from pipeline.stages.steps import rows_of_sets, training_steps
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
@@ -33,22 +42,31 @@ from pipeline.train.steps import steps_of
 ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
 WORLD_ROW = 50  # tokens of a row of the small world
-SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
-_counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
+# assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
+SPREAD = 0.5
+_counted: dict[
+    Hashable, Cut
+] = {}  # by what decides it: a plan, and each round of a table, ask again
 
 
 def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
-    """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
-    neither is here."""
+    """Tokens of a sample of a training's rows: of its data run's file, or of the files that this
+    will read; () where neither is here.
+    """
     data, tokenizer = run.parents["data"], tokenizer_of(run)
     own = data.folder / ROWS
-    files = [own] if own.is_file() else [file for _, _, file in source_files(data) if file.is_file()]
-    return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
+    files = (
+        [own] if own.is_file() else [file for _, _, file in source_files(data) if file.is_file()]
+    )
+    return tuple(
+        sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows))
+    )
 
 
 class Cut(NamedTuple):
-    """How many rows of a set sft.seq_length cuts, as a sentence; or why they cannot be trained on, and whether the
-    training is certain to have them."""
+    """How many rows of a set sft.seq_length cuts, as a sentence; or why they cannot be trained on,
+    and whether the training is certain to have them.
+    """
 
     sentence: str = ""
     problem: str = ""
@@ -56,13 +74,23 @@ class Cut(NamedTuple):
 
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
-    """Return the first training of each set of rows that is not packed, with the rows that it cuts."""
+    """Return the first training of each set of rows that is not packed, with the rows that it
+    cuts.
+    """
     first: dict[Hashable, Training] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
-            kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
-                    sft.loss_on, sft.separator, sft.eos_token)  # fmt: skip
+            kind = (
+                data.hash,
+                (data.folder / ROWS).is_file(),
+                tokenizer_of(run),
+                sft.seq_length,
+                sft.template,
+                sft.loss_on,
+                sft.separator,
+                sft.eos_token,
+            )
             first.setdefault(kind, run)
             if kind not in _counted:
                 _counted[kind] = count_cut(run)
@@ -70,7 +98,9 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be trained on."""
+    """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be
+    trained on.
+    """
     return [
         f"{run.name}: {text}"
         for run, cut in cut_sets(runs)
@@ -79,11 +109,16 @@ def cut_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
-    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set, or have
-    fewer, at most, than their steps need."""
+    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for
+    each set, or have fewer, at most, than their steps need.
+    """
     problems = [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.certain]
     for run in runs:
-        if isinstance(run.config, TrainStage) and isinstance(run.parents["data"], Run) and not run.config.sft.packing:
+        if (
+            isinstance(run.config, TrainStage)
+            and isinstance(run.parents["data"], Run)
+            and not run.config.sft.packing
+        ):
             try:
                 if counts := rows_of_sets(run.config.sft, run.parents["data"], expected=True):
                     steps_of(run.config.sft, counts)
@@ -93,14 +128,23 @@ def row_problems(runs: Sequence[Run]) -> list[str]:
 
 
 def count_cut(run: Training) -> Cut:
-    """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
-    count from the text of the first rows."""
-    sft, data, tokenizer, (rows, all_rows) = run.config.sft, run.parents["data"], tokenizer_of(run), known_rows(run)
+    """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's
+    tokenizer, estimate the count from the text of the first rows.
+    """
+    sft, data, tokenizer, (rows, all_rows) = (
+        run.config.sft,
+        run.parents["data"],
+        tokenizer_of(run),
+        known_rows(run),
+    )
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
         cut = sum(length > sft.seq_length for length in lengths)
         return Cut(cut_words(sft, cut, 0, f"the first {len(lengths):,} rows of {data.name}"))
-    is_short = sft.template == "plain" and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length
+    is_short = (
+        sft.template == "plain"
+        and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length
+    )
     if not rows or (is_short and not any("messages" in row for row in rows)):
         return Cut()  # as a token has a byte or more; without importing transformers
     try:
@@ -113,26 +157,33 @@ def count_cut(run: Training) -> Cut:
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
         with recorded_warnings() as told:
-            cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {data.name}")
+            cut, lost = check_rows(
+                rows, loaded, sft, base, ROWS if here else f"the files of {data.name}"
+            )
     except PipelineError as error:
         takes_some = not here and (run.config.data.size or run.config.expert.size)
         return Cut("", str(error), all_rows and not takes_some)
     if problem := side_without_loss(rows, lost, sft):
         return Cut("", problem, all_rows)
-    sentence = cut_words(sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}")
+    sentence = cut_words(
+        sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"
+    )
     return Cut("; ".join(filter(None, [*told, sentence])))
 
 
 def known_rows(run: Training) -> tuple[list[Example], bool]:
-    """(rows, whether there are no more) of a training: those of its finished data run, else the first of each file
-    that this will read."""
+    """(rows, whether there are no more) of a training: those of its finished data run, else the
+    first of each file that this will read.
+    """
     data = run.parents["data"]
     if (data.folder / ROWS).is_file():
         return read_jsonl(data.folder / ROWS), True
     rows: list[Example] = []
     all_read = True
     for name, source, file in chain.from_iterable(map(source_files, behind_data(run))):
-        with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
+        with suppress(
+            PipelineError, KeyError, OSError
+        ):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
             first = first_rows(file, file.stat().st_mtime_ns)
             all_read &= len(first) < COUNTED
@@ -166,12 +217,18 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
             files.append((name, source, root.folder / source.file))
         else:
             return []
-    return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
+    return [
+        (name, source, file)
+        for name, source, file in files
+        if not readable or file.suffix in READABLE
+    ]
 
 
 def expected_steps(run: Training) -> int | None:
-    """Optimizer steps of a training; None where its rows are not known. Packed, by the tokens of the documents that are
-    here; others are taken to fill a row each."""
+    """Optimizer steps of a training; None where its rows are not known.
+
+    Packed, by the tokens of the documents that are here; others are taken to fill a row each.
+    """
     sft, steps = run.config.sft, training_steps(run, expected=True)
     documents = row_lengths(run) if sft.packing and sft.steps is None else ()
     if steps is None or not documents:
@@ -190,8 +247,8 @@ def expected_size(run: Training) -> tuple[int | None, int | None, float | None]:
 
 
 def row_tokens(run: Training, side: str | None = None) -> float:
-    """Mean tokens of the rows that the steps of a training take, of one side of a joint set: by the rows that are here,
-    else as assumed, cut by sft.seq_length; packed rows are full.
+    """Mean tokens of the rows that the steps of a training take, of one side of a joint set: by the
+    rows that are here, else as assumed, cut by sft.seq_length; packed rows are full.
 
     Raises:
         PipelineError: neither is known.
@@ -204,19 +261,30 @@ def row_tokens(run: Training, side: str | None = None) -> float:
 
 
 def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
-    """Mean tokens of the sets that a training's rows come from. Raises PipelineError for one that is unknown."""
+    """Mean tokens of the sets that a training's rows come from.
+
+    Raises PipelineError for one that is unknown.
+    """
     expert = run.config.expert
     if any(source.config.expert.world for source in behind_data(run)):
         return [WORLD_ROW]
-    names = [name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)] or [expert.name]
+    names = [
+        name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)
+    ] or [expert.name]
     known = token_counts()["rows"]
     if unknown := [name for name in names if name not in known]:
-        raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
+        raise PipelineError(
+            f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run"
+            " first"
+        )
     return [known[name] for name in names]
 
 
 def padded_row(run: Training, side: str | None = None) -> float:
-    """Positions that a row takes in a step, padding included. Raises PipelineError as `row_tokens`."""
+    """Positions that a row takes in a step, padding included.
+
+    Raises PipelineError as `row_tokens`.
+    """
     sft, mean = run.config.sft, row_tokens(run, side)
     if sft.packing or sft.padding_free:
         return mean
@@ -228,7 +296,10 @@ def padded_row(run: Training, side: str | None = None) -> float:
 def assumed_lengths(mean: float) -> list[float]:
     """Sorted lengths of rows, two hundred of a lognormal distribution."""
     shares = ((number + 0.5) / 200 for number in range(200))
-    return [mean * math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares]
+    return [
+        mean * math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share))
+        for share in shares
+    ]
 
 
 def behind_data(run: Run) -> list[Run]:

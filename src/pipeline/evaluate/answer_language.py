@@ -16,7 +16,9 @@ from pipeline.languages import MGSM, language
 
 @lru_cache(maxsize=1)
 def language_identifier() -> Any:
-    """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of MGSM."""
+    """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of
+    MGSM.
+    """
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     loaded = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -25,8 +27,10 @@ def language_identifier() -> Any:
 
 
 def told_by(code: str) -> str:
-    """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
-    language that MGSM does not have); "py3langid" among MGSM's of one script."""
+    """What tells a language: "script" where no other that MGSM has is written in it, or where
+    nothing else can tell (a language that MGSM does not have); "py3langid" among MGSM's of one
+    script.
+    """
     scripts = set(language(code).scripts)
     is_shared = any(other != code and scripts & set(language(other).scripts) for other in MGSM)
     return "script" if code not in MGSM or not is_shared else "py3langid"

@@ -1,7 +1,7 @@
 """What the backends are given: a model's folder or a merge, its configuration and its tokenizer.
 
-A backend (TorchBackend, VllmBackend) loads weights and answers prompts of token ids; texts, tokens, stored answers and
-scores are of `Answering` (model.py), which puts the harness' requests to it.
+A backend (TorchBackend, VllmBackend) loads weights and answers prompts of token ids; texts, tokens,
+stored answers and scores are of `Answering` (model.py), which puts the harness' requests to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _digests(*folders: Path) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _without_weights(folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]) -> tuple[Any, Any]:
+def _without_weights(
+    folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]
+) -> tuple[Any, Any]:
     """Cached, as tokenizers take seconds to load and the evaluations of a table share theirs."""
     model = build_skeleton(folder, "checkpoint")
     take_generation_config(model, generation)

@@ -1,4 +1,5 @@
-"""What an evaluation can be refused for before its model is loaded: its data, and the files of the model.
+"""What an evaluation can be refused for before its model is loaded: its data, and the files of the
+model.
 
 Imports nothing heavy, so that a plan checks the same.
 """
@@ -42,7 +43,8 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
 
 
 def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise the first PipelineError of some checks, for what would otherwise fail after minutes of loading or scoring.
+    """Raise the first PipelineError of some checks, for what would otherwise fail after minutes of
+    loading or scoring.
 
     A plan makes the checks of OF_TASKS once for all models, and those of OF_MODEL once for each.
     """
@@ -51,16 +53,23 @@ def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[Task
 
 
 def check_sandbox(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if a task runs programs that a model writes, and this machine cannot confine them."""
+    """Raise PipelineError if a task runs programs that a model writes, and this machine cannot
+    confine them.
+    """
     if any(spec.kind == "program" for spec in specs):
         check_confinement()
 
 
 def check_packages(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if a package is not installed: SentencePiece for spBLEU, or that of the backend."""
+    """Raise PipelineError if a package is not installed:
+
+    SentencePiece for spBLEU, or that of the backend.
+    """
     settings = run.config.eval
     if settings.spm_model and not find_spec("sentencepiece"):
-        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+        raise PipelineError(
+            "eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece"
+        )
     engine_of(settings)
 
 
@@ -73,16 +82,24 @@ def engine_of(settings: Eval) -> dict[str, str]:
 
 
 def check_base(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub and cannot be fetched from it."""
+    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub and cannot be
+    fetched from it.
+    """
     base, adapter = run.parents.get("base"), run.parents.get("0")
-    if base is None or not isinstance(adapter, Folder) or not is_adapter(adapter.folder) or not of_hub(base.folder):
+    if (
+        base is None
+        or not isinstance(adapter, Folder)
+        or not is_adapter(adapter.folder)
+        or not of_hub(base.folder)
+    ):
         return
     try:
         _look_for(base.folder)
     except PipelineError as error:
         raise PipelineError(
-            f"{adapter.name} is an adapter, and its base {error}; or give a copy of the base: eval.base=FOLDER (a "
-            "merge: merge.base=FOLDER), in a table among the words of the run, in a study base: FOLDER"
+            f"{adapter.name} is an adapter, and its base {error}; or give a copy of the base:"
+            " eval.base=FOLDER (a merge: merge.base=FOLDER), in a table among the words of the"
+            " run, in a study base: FOLDER"
         ) from error
 
 
@@ -98,23 +115,30 @@ def check_checkpoint(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
 
 
 def refuse_model(folder: Path, settings: Eval) -> None:
-    """Raise PipelineError where the files of a model show that it cannot be scored: truncated weights, no tokenizer, no
-    chat template. A folder without weights is judged where these are loaded."""
+    """Raise PipelineError where the files of a model show that it cannot be scored: truncated
+    weights, no tokenizer, no chat template. A folder without weights is judged where these are
+    loaded.
+    """
     if not any(folder.glob("*.safetensors")):
         return
     check_headers(folder)
     if settings.backend != "hf" and not is_adapter(folder) and (wrapped := wrapped_names(folder)):
         raise PipelineError(
-            f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint {folder}, named by what held "
-            f"the model in training: write it anew, stage=export checkpoint={folder}, or score it with eval.backend=hf"
+            f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint {folder},"
+            " named by what held the model in training: write it anew, stage=export"
+            f" checkpoint={folder}, or score it with eval.backend=hf"
         )
     refuse_without_tokenizer(folder)
     if settings.chat_template and not has_chat_template(folder):
-        raise PipelineError(f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off")
+        raise PipelineError(
+            f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off"
+        )
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the files of a tokenizer hold a chat template, in any of the places where transformers looks."""
+    """Whether the files of a tokenizer hold a chat template, in any of the places where
+    transformers looks.
+    """
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     config = folder / "tokenizer_config.json"
@@ -125,15 +149,16 @@ OF_TASKS: tuple[Check, ...] = (check_sandbox, check_packages)
 OF_MODEL: tuple[Check, ...] = (check_base, check_checkpoint)
 
 
-# ---------------------------------------------------------------------------------------------------- prompts
+# --- prompts ---
 
 
 def refuse_too_long(name: str, tokens_of: Mapping[int, int], max_length: int) -> None:
-    """Raise PipelineError for a task with prompts and answers that do not fit a model that takes `max_length` tokens.
-    tokens_of: question -> tokens."""
+    """Raise PipelineError for a task with prompts and answers that do not fit a model that takes
+    `max_length` tokens. tokens_of: question -> tokens.
+    """
     if too_long := sum(tokens > max_length for tokens in tokens_of.values()):
         raise PipelineError(
-            f"{name}: {too_long} of {len(tokens_of)} prompts do not fit: the longest takes "
-            f"{max(tokens_of.values())} tokens with its answer, the model {max_length}: ask for fewer exemplars "
-            "or shorter answers (eval.max_gen_toks)"
+            f"{name}: {too_long} of {len(tokens_of)} prompts do not fit: the longest takes"
+            f" {max(tokens_of.values())} tokens with its answer, the model {max_length}: ask for"
+            " fewer exemplars or shorter answers (eval.max_gen_toks)"
         )

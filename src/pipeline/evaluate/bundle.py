@@ -1,7 +1,8 @@
-"""An evaluation of several tasks or languages: the scoring runs that it is made of, and what they come to together.
+"""An evaluation of several tasks or languages: the scoring runs that it is made of, and what they
+come to together.
 
-A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a selection
-and stage=eval share it. Imports nothing heavy.
+A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a
+selection and stage=eval share it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -23,53 +24,72 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 
-SAMPLED = ("number", "program", "answer")  # kinds of benchmarks of which several answers can be drawn
+SAMPLED = (
+    "number",
+    "program",
+    "answer",
+)  # kinds of benchmarks of which several answers can be drawn
 AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 WRITTEN = (*SAMPLED, "translation")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
 
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
-    """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
+    """Role -> the scoring run's configuration, for each task in each language.
 
-    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, only answers that
-    are letters can be texts, only numbers and programs are sampled, and only what is written has thoughts, so that a
-    scoring run is the same whatever else is requested with it. A task of the harness stands under the first language.
+    FLORES goes between English and others.
+
+    The longest answer of a language stands where that of all did, only FLORES has a model for
+    spBLEU, only answers that are letters can be texts, only numbers and programs are sampled, and
+    only what is written has thoughts, so that a scoring run is the same whatever else is requested
+    with it. A task of the harness stands under the first language.
     """
     settings, configs = config.eval, {}
     for task in settings.tasks:
         name, benchmark = f"{task.task}_{task.num_fewshot}shot", benchmark_of(task.task)
-        for language in dict.fromkeys(config.languages[:1] if benchmark.one_set else config.languages):
+        for language in dict.fromkeys(
+            config.languages[:1] if benchmark.one_set else config.languages
+        ):
             is_translation = benchmark.kind == "translation"
             if is_translation and language == "en" and len(set(config.languages)) > 1:
                 continue
             part = replace(
-                settings, name=name, tasks=[task], max_gen_toks_of={},
+                settings,
+                name=name,
+                tasks=[task],
+                max_gen_toks_of={},
                 max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
                 spm_model=settings.spm_model if is_translation else None,
                 options=settings.options if benchmark.letters else "letters",
                 think_end=settings.think_end if benchmark.kind in WRITTEN else None,
                 **({} if benchmark.kind in SAMPLED else GREEDY),
-            )  # fmt: skip
+            )
             configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
     return configs
 
 
 def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
-    """Join what finished scoring runs found: all their rows, and the averages over languages, in scores.json.
+    """Join what finished scoring runs found: all their rows, and the averages over languages, in
+    scores.json.
 
     samples/ has their questions, as hard links. Returns the facts of a run, as scoring does.
     """
     written = {
-        role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for role, part in scored.items()
+        role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8"))
+        for role, part in scored.items()
     }
     rows, further = (
-        [ScoreRow(**row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
+        [ScoreRow(**row) for scores in written.values() for row in scores[side]]
+        for side in ("rows", "beside")
     )
     averages = over_languages([*rows, *further])
     parts = {role: scores["harness"] for role, scores in written.items()}
     first, *further_parts = parts.values()
-    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in further_parts)}
+    same = {
+        key: fact
+        for key, fact in first.items()
+        if all(facts.get(key) == fact for facts in further_parts)
+    }
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     scores = write_scores(result, work)
@@ -81,10 +101,12 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Each metric of a task over its languages, each of the same weight; of FLORES from and into English apart. Then
-    MGSM over all its languages but Thai, where all ten are there: Layer Swapping's average.
+    """Each metric of a task over its languages, each of the same weight; of FLORES from and into
+    English apart. Then MGSM over all its languages but Thai, where all ten are there: Layer
+    Swapping's average.
 
-    They have no standard error, as languages share their questions. None where a language has no score.
+    They have no standard error, as languages share their questions. None where a language has no
+    score.
     """
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
@@ -105,4 +127,11 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
     """One row for several languages, each of the same weight."""
     value = fmean([row.value for row in rows if row.value is not None])
-    return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))
+    return replace(
+        rows[0],
+        language=language,
+        pair=pair,
+        value=value,
+        stderr=None,
+        n=sum(row.n for row in rows),
+    )

@@ -1,10 +1,12 @@
-"""MBPP: programs that a model wrote, run against their tests, each in a confined process of its own (confined.py).
+"""MBPP: programs that a model wrote, run against their tests, each in a confined process of its own
+(confined.py).
 
-The outcome is decided here, from how the process ended and from one line that it wrote, of which nothing but the name
-of a built-in exception is kept. The line begins with a nonce, which no object of the interpreter holds while the
-program runs: what it prints, raises or writes is no pass. Not stopped is forgery that is meant for this very code:
-program and tests share an interpreter, as in the stock task, so that a program can replace what its tests compare with,
-or do what confined.py does at its end. It so claims a pass for itself; it reaches no other problem, secret or process.
+The outcome is decided here, from how the process ended and from one line that it wrote, of which
+nothing but the name of a built-in exception is kept. The line begins with a nonce, which no object
+of the interpreter holds while the program runs: what it prints, raises or writes is no pass. Not
+stopped is forgery that is meant for this very code: program and tests share an interpreter, as in
+the stock task, so that a program can replace what its tests compare with, or do what confined.py
+does at its end. It so claims a pass for itself; it reaches no other problem, secret or process.
 """
 
 from __future__ import annotations
@@ -28,14 +30,18 @@ from pipeline.errors import PipelineError
 from pipeline.files import cores
 
 SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
-GRACE = 5  # seconds more by the clock, after which a program that waits is ended: waiting costs no computing time
+# seconds more by the clock, after which a program that waits is ended: waiting costs no computing
+# time
+GRACE = 5
 POLL, LOOKS = 0.5, 5  # seconds between looks at a program beyond that, and looks in them
 
-_SECRET = re.compile(r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
+_SECRET = re.compile(
+    r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
+)
 
 
-# What came of a program: one of these, NOT_CONFINED with the reason, or the name of the built-in exception that left it
-# (others are Exception).
+# What came of a program: one of these, NOT_CONFINED with the reason, or the name of the built-in
+# exception that left it (others are Exception).
 PASSED = "passed"  # it reached its end, the tests after it included
 TIMED_OUT = "timed out"
 KILLED = "killed"  # by a signal; or it left by itself before its end, or wrote what is no outcome
@@ -62,10 +68,21 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
     nonce, code = secrets.token_hex(16), program.encode(errors="replace")
     arguments = map(str, (seconds, memory, int(has_landlock()), len(code)))
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("confined.py")), *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={}, cwd="/", start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            str(Path(__file__).with_name("confined.py")),
+            *arguments,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
     assert child.stdin and child.stdout
     try:
         child.stdin.write(code + nonce.encode())
@@ -83,7 +100,9 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
 
 
 def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
-    """The exit status. After `seconds` by the clock a process that still computes, or waits for a core, is left to its
+    """The exit status.
+
+    After `seconds` by the clock a process that still computes, or waits for a core, is left to its
     limit of computing time, so that its outcome does not depend on how many others share the cores.
 
     Raises:
@@ -130,40 +149,63 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
 
 
 def check_confinement() -> None:
-    """Raise PipelineError where programs cannot be confined on this machine, found with one that does no harm."""
+    """Raise PipelineError where programs cannot be confined on this machine, found with one that
+    does no harm.
+    """
     refuse_secrets()
-    begun = run_program("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
+    begun = run_program(
+        "import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2"
+    )
     if begun != PASSED:
         reason = begun.removeprefix(f"{NOT_CONFINED}: ")
-        raise PipelineError(f"eval.run_code=true: programs cannot be confined here ({reason}): use Linux on x86-64")
+        raise PipelineError(
+            f"eval.run_code=true: programs cannot be confined here ({reason}): use Linux on x86-64"
+        )
 
 
 def refuse_secrets() -> None:
-    """Raise PipelineError where secrets are in the environment: without Landlock a program can read it, and the user's
-    files."""
+    """Raise PipelineError where secrets are in the environment: without Landlock a program can read
+    it, and the user's files.
+    """
     if has_landlock():
         return
-    secrets = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
-    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    files = (os.environ.get("NETRC", "~/.netrc"), os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")))
+    secrets = sorted(
+        name
+        for name, value in os.environ.items()
+        if _SECRET.search(name.upper()) and len(value) >= 8
+    )
+    home = os.environ.get(
+        "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    )
+    files = (
+        os.environ.get("NETRC", "~/.netrc"),
+        os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")),
+    )
     secrets += [file for file in files if Path(file).expanduser().is_file()]
     if secrets:
         raise PipelineError(
-            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(secrets)}: "
-            "take what is secret away for this evaluation, or use Linux 5.13 or later with Landlock"
+            "eval.run_code=true: this kernel has no Landlock, so programs of a model could read"
+            f" {', '.join(secrets)}: take what is secret away for this evaluation, or use Linux"
+            " 5.13 or later with Landlock"
         )
 
 
 def code_of(response: str) -> str:
-    """Return the program in an answer: its first fenced block if it has one, else all of it, as in the stock task."""
+    """Return the program in an answer: its first fenced block if it has one, else all of it, as in
+    the stock task.
+    """
     fenced = re.search(r"```(?:\w+)?\n(.*?)(?:```|\Z)", response, re.DOTALL)
     return fenced[1] if fenced else response
 
 
 def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[str]:
-    """For each answer what came of its program with the tests after it. A filter of the harness (tasks/mbpp.yaml)."""
+    """For each answer what came of its program with the tests after it.
+
+    A filter of the harness (tasks/mbpp.yaml).
+    """
     programs = [
-        code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
+        code_of(answers[0]) + "\n" + "\n".join(doc["test_list"])
+        for answers, doc in zip(responses, docs, strict=True)
     ]
     with ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(run_program, programs))

@@ -1,12 +1,14 @@
-"""Runs one program that a model wrote, in a process of its own that can do little. Started by code_eval.py.
+"""Runs one program that a model wrote, in a process of its own that can do little.
 
-Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's length in bytes.
-Standard input: the program, then a nonce, which stays in the pipe while the program runs and stands before the one line
-in which the parent reads what came of it.
+Started by code_eval.py.
 
-Before the program begins the process gives up capabilities, memory, time and new files; by Landlock, all files but
-Python's own, /proc with them; by a seccomp filter that lets only named system calls pass, the network, other processes
-and every way to write.
+Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's
+length in bytes. Standard input: the program, then a nonce, which stays in the pipe while the
+program runs and stands before the one line in which the parent reads what came of it.
+
+Before the program begins the process gives up capabilities, memory, time and new files; by
+Landlock, all files but Python's own, /proc with them; by a seccomp filter that lets only named
+system calls pass, the network, other processes and every way to write.
 """
 
 import ctypes
@@ -15,14 +17,83 @@ import resource
 import struct
 import sys
 
-# System calls of x86-64 that a single-threaded Python needs to compute, import and read the clock; all else is refused.
+# System calls of x86-64 that a single-threaded Python needs to compute, import and read the clock;
+# all else is refused.
 ALLOWED = (
-    [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 23, 25, 28, 32, 35, 39]  # read ... getpid
-    + [60, 63, 72, 79, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 131, 158, 186, 202, 204, 217]  # exit ... getdents64
-    + [228, 229, 230, 231, 262, 267, 269, 270, 273, 318, 332, 334, 439]  # clock_gettime ... faccessat2
+    [
+        0,
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        17,
+        19,
+        20,
+        21,
+        23,
+        25,
+        28,
+        32,
+        35,
+        39,
+    ]  # read ... getpid
+    + [
+        60,
+        63,
+        72,
+        79,
+        89,
+        96,
+        97,
+        98,
+        99,
+        100,
+        102,
+        104,
+        107,
+        108,
+        131,
+        158,
+        186,
+        202,
+        204,
+        217,
+    ]  # exit ... getdents64
+    + [
+        228,
+        229,
+        230,
+        231,
+        262,
+        267,
+        269,
+        270,
+        273,
+        318,
+        332,
+        334,
+        439,
+    ]  # clock_gettime ... faccessat2
 )
 OPENING = {2: 24, 257: 32}  # open, openat: where their flags stand in what the filter sees
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.O_TMPFILE & ~os.O_DIRECTORY)
+WRITING = (
+    os.O_WRONLY
+    | os.O_RDWR
+    | os.O_CREAT
+    | os.O_TRUNC
+    | os.O_APPEND
+    | (os.O_TMPFILE & ~os.O_DIRECTORY)
+)
 X86_64 = 0xC000003E
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: EPERM
 LOAD, EQUAL, ANY_BIT, GIVE = 0x20, 0x15, 0x45, 0x06  # instructions of the filter
@@ -32,8 +103,17 @@ NO_NEW_PRIVILEGES, SET_SECCOMP, BY_FILTER = 38, 22, 2  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_FOLDER, ALL_ACCESS = 1 << 2, 1 << 3, (1 << 13) - 1  # of its first version
 # Python's own files, and what its extension modules link to and read.
-READABLE = [*sys.path, sys.base_prefix + "/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store",
-            "/etc/ld.so.cache", "/usr/share/zoneinfo"]  # fmt: skip
+READABLE = [
+    *sys.path,
+    sys.base_prefix + "/lib",
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/usr/share/zoneinfo",
+]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,7 +186,9 @@ def main() -> None:
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
 
-    def end(outcome: str, read=os.read, write=os.write) -> None:  # the program may replace those of os
+    def end(
+        outcome: str, read=os.read, write=os.write
+    ) -> None:  # the program may replace those of os
         write(answer, read(requests, 64) + f" {outcome}".encode())
         leave(outcome != "passed")
 
@@ -115,8 +197,12 @@ def main() -> None:
     except (OSError, ValueError) as error:
         end(f"unconfined {error}")
     try:
-        exec(compile(program.decode(), "program", "exec"), {})  # so a main block is none, as with HF's code_eval
-    except BaseException as error:  # its message is not passed on: it may hold what the program read
+        exec(
+            compile(program.decode(), "program", "exec"), {}
+        )  # so a main block is none, as with HF's code_eval
+    except (
+        BaseException
+    ) as error:  # its message is not passed on: it may hold what the program read
         end(f"raised {type(error).__name__}")
     end("passed")
 

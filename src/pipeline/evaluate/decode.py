@@ -1,11 +1,13 @@
-"""Generation in slots: an answer that ends makes room for the next prompt at once (continuous batching).
+"""Generation in slots: an answer that ends makes room for the next prompt at once (continuous
+batching).
 
-Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
-another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
-dropped when no prompt waits, and attention reads no further than the longest row. Rows that are free are filled in one
-padded pass. What all prompts begin with is stored and read once for all rows. What is drawn depends on the question,
-the answer's number and the token's place in it alone
-(`Sampling`), so that batches change no sample.
+Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that
+no row depends on
+another: a key is visible to the queries at its position and after it, as far as a sliding window
+reaches. Rows are dropped when no prompt waits, and attention reads no further than the longest row.
+Rows that are free are filled in one padded pass. What all prompts begin with is stored and read
+once for all rows. What is drawn depends on the question, the answer's number and the token's place
+in it alone (`Sampling`), so that batches change no sample.
 """
 
 from __future__ import annotations
@@ -24,21 +26,36 @@ from pipeline.evaluate.steps import Sampling, Steps, columns_for, rows_for
 
 REFILL = 8  # on a GPU an eighth of the rows is filled at once: a forward pass is worth it
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
-NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+# settings of a GenerationConfig that change no greedy choice; the length is the request's
+NOT_FOR_GREEDY = {
+    *(
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "top_h",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+    ),
     *("bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens"),
     *("use_cache", "cache_implementation", "_from_model_config", "transformers_version"),
 }
 
 
 def can_decode(model: Any) -> bool:
-    """Whether `decode` chooses the tokens that transformers' greedy generate() would, from a mask of its own."""
+    """Whether `decode` chooses the tokens that transformers' greedy generate() would, from a mask
+    of its own.
+    """
     replaceable = model._supports_attention_backend and takes_masks(model.config, "sdpa")
     return replaceable and not settings_beyond_greedy(model)
 
 
 def settings_beyond_greedy(model: Any) -> list[str]:
-    """Return settings of a model's generation config that change which token is chosen, such as repetition_penalty."""
+    """Return settings of a model's generation config that change which token is chosen, such as
+    repetition_penalty.
+    """
     defaults = GenerationConfig._get_default_generation_params()
     settings = model.generation_config.to_dict().items()
     changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
@@ -62,10 +79,12 @@ def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
 
 @dataclass
 class Ending:
-    """When an answer is over: at one of the tokens `ends`, at a string of `stop`, after `room` tokens.
+    """When an answer is over: at one of the tokens `ends`, at a string of `stop`, after `room`
+    tokens.
 
-    to_text: decodes tokens, special ones too. completes: token -> whether it could complete a stop string, as far as
-    this was asked. think_end: ends a model's thoughts, in which a stop string ends nothing.
+    to_text: decodes tokens, special ones too. completes: token -> whether it could complete a stop
+    string, as far as this was asked. think_end: ends a model's thoughts, in which a stop string
+    ends nothing.
     """
 
     ends: set[int]
@@ -76,8 +95,9 @@ class Ending:
     think_end: str | None = None
 
     def could_complete(self, token: int) -> bool:
-        """Whether a stop string could be complete with this token: it has the last letter of one, maybe a space that a
-        decoder drops; or the rest of a character, where one is not ASCII."""
+        """Whether a stop string could be complete with this token: it has the last letter of one,
+        maybe a space that a decoder drops; or the rest of a character, where one is not ASCII.
+        """
         if token not in self.completes:
             text = self.to_text([token])
             broken = INCOMPLETE in text and not all(string.isascii() for string in self.stop)
@@ -87,7 +107,10 @@ class Ending:
 
 @dataclass(eq=False)
 class _Row:
-    """A prompt, as far as it is not shared, and its answer from `start` on. begun: steps that were begun for it."""
+    """A prompt, as far as it is not shared, and its answer from `start` on.
+
+    begun: steps that were begun for it.
+    """
 
     index: int
     tokens: list[int]
@@ -102,7 +125,10 @@ class _Row:
         return self.tokens[self.start :]
 
     def is_over(self, ending: Ending) -> bool:
-        """Asked after each token. The answer is decoded only where its last token could complete a stop string."""
+        """Asked after each token.
+
+        The answer is decoded only where its last token could complete a stop string.
+        """
         if self.tokens[-1] in ending.ends or len(self.tokens) - self.start >= ending.room:
             return True
         if not ending.could_complete(self.tokens[-1]):
@@ -125,10 +151,11 @@ def decode(
 ) -> None:
     """Answer the prompts `prefix` + rest, at most `slots` at a time, the longest first.
 
-    answered: is given the index of a rest and the tokens of its answer, the end token included, when the answer ends.
-    sampling: how tokens are drawn; None: the likeliest. ahead: steps that are begun before the tokens of one are looked
-    at, so that a GPU does not wait; an answer that is over by then has a step too many, which is dropped. By default
-    one on CUDA, else none.
+    answered: is given the index of a rest and the tokens of its answer, the end token included,
+        when the answer ends.
+    sampling: how tokens are drawn; None: the likeliest. ahead: steps that are begun before the
+    tokens of one are looked at, so that a GPU does not wait; an answer that is over by then has a
+    step too many, which is dropped. By default one on CUDA, else none.
     """
     device = model.device
     on_gpu = device.type == "cuda"
@@ -143,7 +170,9 @@ def decode(
         cache.share(prefix)
         steps = Steps(cache, sampling)
         while waiting or running or any(rows):
-            free = [slot for slot, row in enumerate(rows) if row is None][: slots - sum(map(bool, rows))]
+            free = [slot for slot, row in enumerate(rows) if row is None][
+                : slots - sum(map(bool, rows))
+            ]
             if waiting and len(free) >= min(together, len(waiting)):
                 while free and waiting:  # the longest comes first
                     row_limit = max(1, FILL // (len(prefix) + len(rests[waiting[0]])))
@@ -156,7 +185,11 @@ def decode(
                 rows = _closed_up(cache, rows)
             if any(rows):
                 live = [row for row in rows if row]
-                numbers = [sampling.number(row.index, row.begun) if row else 0.0 for row in rows] if sampling else []
+                numbers = (
+                    [sampling.number(row.index, row.begun) if row else 0.0 for row in rows]
+                    if sampling
+                    else []
+                )
                 reads = max(row.start + row.begun for row in live)
                 running.append((list(rows), steps.next(len(rows), reads, numbers)))
                 for row in live:
@@ -173,7 +206,9 @@ def decode(
 
 
 def _closed_up(cache: SharedCache, rows: list[_Row | None]) -> list[_Row | None]:
-    """Return the rows without those that are free, as far as the next smaller number of rows that is computed."""
+    """Return the rows without those that are free, as far as the next smaller number of rows that
+    is computed.
+    """
     live = [slot for slot, row in enumerate(rows) if row]
     count = rows_for(cache.device, len(live))
     sources = [slot for slot in live if slot >= count]

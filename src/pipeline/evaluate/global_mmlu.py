@@ -1,4 +1,7 @@
-"""A task of the harness whose exemplars come from the question's own subject. Named by tasks/global_mmlu.yaml."""
+"""A task of the harness whose exemplars come from the question's own subject.
+
+Named by tasks/global_mmlu.yaml.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from lm_eval.api.task import ConfigurableTask
 
 
 class BySubject(ConfigurableTask):
-    """All subjects in one task: the prompt of a question is that of the harness' task of its subject.
+    """All subjects in one task: the prompt of a question is that of the harness' task of its
+    subject.
 
-    The harness has 57 tasks a language, each of which loads the whole language and keeps one subject.
+    The harness has 57 tasks a language, each of which loads the whole language and keeps one
+    subject.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:

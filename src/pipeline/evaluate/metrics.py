@@ -1,4 +1,6 @@
-"""Metrics added to the harness' scores: standard errors, shares, numbers, scripts, and BLEU for Japanese."""
+"""Metrics added to the harness' scores: standard errors, shares, numbers, scripts, and BLEU for
+Japanese.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ INVALID = "[invalid]"  # what the harness' regex filters give back when they fin
 
 
 def finite_or_none(value: Any) -> float | None:
-    """Return the number, or None where the harness writes "N/A" or a model gives nan or infinity."""
+    """Return the number, or None where the harness writes "N/A" or a model gives nan or
+    infinity.
+    """
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -29,21 +33,29 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(extracted: Sequence[str]) -> list[int]:
-    """Return the places of the most frequent answer, the first of equally frequent ones; all if none is parsed.
+    """Return the places of the most frequent answer, the first of equally frequent ones; all if
+    none is parsed.
 
     A number is the same answer however it is written: 1800, 1,800, $1800.00 and 1800.
     """
     numbers = [last_number(text) if _WRITTEN_NUMBER.fullmatch(text) else None for text in extracted]
-    votes = [text.strip() if number is None else number for number, text in zip(numbers, extracted, strict=True)]
+    votes = [
+        text.strip() if number is None else number
+        for number, text in zip(numbers, extracted, strict=True)
+    ]
     parsed = [vote for vote, text in zip(votes, extracted, strict=True) if text != INVALID]
     best = max(parsed, key=parsed.count, default=INVALID)
     return [index for index, vote in enumerate(votes) if vote == best]
 
 
-def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], ends: Set[int]) -> bool:
-    """Whether an answer ended because its tokens were used up: no end token and no stop string among them.
+def ran_out(
+    tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], ends: Set[int]
+) -> bool:
+    """Whether an answer ended because its tokens were used up: no end token and no stop string
+    among them.
 
-    `tokens` are the generated ones, which a batch may carry on past the answer's end; `text` is all of them decoded.
+    `tokens` are the generated ones, which a batch may carry on past the answer's end; `text` is all
+    of them decoded.
     """
     return (
         len(tokens) >= max_gen_toks
@@ -53,7 +65,10 @@ def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[
 
 
 def bleu_ja_mecab(items: Iterable[tuple[str, str]]) -> float:
-    """Corpus BLEU (0-100) of (reference, response) pairs in Japanese words. Needs `sacrebleu[ja]`."""
+    """Corpus BLEU (0-100) of (reference, response) pairs in Japanese words.
+
+    Needs `sacrebleu[ja]`.
+    """
     from sacrebleu.metrics import BLEU
 
     references, responses = zip(*items, strict=True)
@@ -61,33 +76,60 @@ def bleu_ja_mecab(items: Iterable[tuple[str, str]]) -> float:
 
 
 def sentence_chrf(reference: str, response: str) -> float:
-    """chrF++ (0-100) of one sentence, for looking at samples; the score of a set is the corpus', not their mean."""
+    """chrF++ (0-100) of one sentence, for looking at samples; the score of a set is the corpus',
+    not their mean.
+    """
     import sacrebleu
 
     return sacrebleu.sentence_chrf(response, [reference], word_order=2).score
 
 
 def spbleu(references: Sequence[str], responses: Sequence[str], model_file: str) -> float:
-    """Corpus BLEU (0-100) over the pieces of a SentencePiece model, that of FLORES-200 for the published spBLEU."""
+    """Corpus BLEU (0-100) over the pieces of a SentencePiece model, that of FLORES-200 for the
+    published spBLEU.
+    """
     from sacrebleu.metrics import BLEU
     from sentencepiece import SentencePieceProcessor
 
     pieces = SentencePieceProcessor(model_file=model_file)
-    cut = [[" ".join(pieces.encode(text, out_type=str)) for text in side] for side in (responses, references)]
+    cut = [
+        [" ".join(pieces.encode(text, out_type=str)) for text in side]
+        for side in (responses, references)
+    ]
     return BLEU(tokenize="none", force=True).corpus_score(cut[0], [cut[1]]).score
 
 
-# ------------------------------------------------------------------------------------------------------- numbers
+# --- numbers ---
 
 NARROW = "\u202f"  # the space within a number, in which no line may break
-# Languages that part thousands by a space, by Unicode's CLDR, and Spanish, by its academy: 1 000 is a thousand there
-# where a plain space stands for NARROW, too. In others "7 200 ml bottles" are seven bottles.
-SPACED = ("bg", "cs", "es", "et", "fi", "fr", "hu", "lt", "lv", "nb", "pl", "pt", "ru", "sk", "sv", "uk")
+# Languages that part thousands by a space, by Unicode's CLDR, and Spanish, by its academy: 1 000 is
+# a thousand there where a plain space stands for NARROW, too. In others "7 200 ml bottles" are
+# seven bottles.
+SPACED = (
+    "bg",
+    "cs",
+    "es",
+    "et",
+    "fi",
+    "fr",
+    "hu",
+    "lt",
+    "lv",
+    "nb",
+    "pl",
+    "pt",
+    "ru",
+    "sk",
+    "sv",
+    "uk",
+)
 _PLAIN = str.maketrans(
-    "\uff0e\u066b\uff0c\u066c\u2019\u00a0\u2009\u202f\u2012\u2013\u2212\uff0d", f"..,,'{3 * NARROW}----"
+    "\uff0e\u066b\uff0c\u066c\u2019\u00a0\u2009\u202f\u2012\u2013\u2212\uff0d",
+    f"..,,'{3 * NARROW}----",
 )
 _CURRENCY = (
-    rf"(?:[A-Z]{{0,2}}\\?[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf\uff04\uffe0\uffe1\uffe5\uffe6][ {NARROW}]?)"
+    r"(?:[A-Z]{0,2}\\?[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf\uff04\uffe0\uffe1\uffe5\uffe6]["
+    rf" {NARROW}]?)"
 )
 _MINUS = r"(?<![-\d)\]}A-Za-z])(?<![\d)]\s)-"  # does not subtract or join
 
@@ -104,15 +146,27 @@ def _number(spaces: str) -> re.Pattern[str]:
 
 
 _NUMBER, _NUMBER_WITH_SPACES = _number(NARROW), _number(f"\\ {NARROW}")
-_FRACTION = re.compile(rf"({_MINUS})?(?<![\d/.,])(?:(\d+)\ )?(?<![\d/.,])(\d+)/(\d+)(?![\d/]|[.,]\d)")  # 1/2, 1 1/2
+_FRACTION = re.compile(
+    rf"({_MINUS})?(?<![\d/.,])(?:(\d+)\ )?(?<![\d/.,])(\d+)/(\d+)(?![\d/]|[.,]\d)"
+)  # 1/2, 1 1/2
 _WRITTEN_NUMBER = re.compile(rf"\s*-?{_CURRENCY}?\d[\d.,]*\s*")
 _THOUSANDS = re.compile(
     r"[1-9]\d{0,2}([.,' \u202f])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}"
 )  # or 12,34,567, as in India
 
-_BIG = {"万": 4, "萬": 4, "만": 4, "億": 8, "亿": 8, "억": 8, "兆": 12}  # powers of ten that close a group
+_BIG = {
+    "万": 4,
+    "萬": 4,
+    "만": 4,
+    "億": 8,
+    "亿": 8,
+    "억": 8,
+    "兆": 12,
+}  # powers of ten that close a group
 _SMALL = {"百": 2, "千": 3, "천": 3}
-_UNIT = r"(?:[万萬만億亿억천]|千(?![克米瓦卡帕伏赫焦字比])|百(?![分帕])|兆(?![赫瓦帕字比]))"  # 千克 is the kilogram
+_UNIT = (  # 千克 is the kilogram
+    r"(?:[万萬만億亿억천]|千(?![克米瓦卡帕伏赫焦字比])|百(?![分帕])|兆(?![赫瓦帕字比]))"
+)
 _DIGITS = r"\d[\d,]*(?:\.\d+)?"
 _GROUPS = re.compile(rf"(?:{_DIGITS}{_UNIT}+)+(?:{_DIGITS})?")
 _POWER = re.compile(r"(?<![A-Za-z0-9_.,])(\d[\d,]*(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![A-Za-z0-9_])")
@@ -126,45 +180,60 @@ def _written_out(match: re.Match[str]) -> str:
         for unit in units:
             part = part.scaleb(_SMALL.get(unit, 0))
             if unit in _BIG:
-                total, group, part = total + (group + part).scaleb(_BIG[unit]), Decimal(0), Decimal(0)
+                total, group, part = (
+                    total + (group + part).scaleb(_BIG[unit]),
+                    Decimal(0),
+                    Decimal(0),
+                )
         group += part
     return _plainly(total + group)
 
 
 def _plainly(value: Decimal) -> str:
-    """Digits without an exponent; a further 0 keeps three decimals from being taken for thousands."""
+    """Digits without an exponent; a further 0 keeps three decimals from being taken for
+    thousands.
+    """
     written = f"{value:f}"
     return written + "0" if "." in written else written
 
 
 def numeric_match(response: str, gold: int | str, language: str = "en") -> float:
-    """Return 1.0 if the last number of a response in this language is the right one, otherwise 0.0."""
+    """Return 1.0 if the last number of a response in this language is the right one, otherwise
+    0.0.
+    """
     number = last_number(response, language)
     return float(number is not None and number == last_number(str(gold)))
 
 
 def last_number(text: str, language: str = "en") -> Fraction | None:
-    """Return the last number of a text, or None if there is none or it cannot be read: 1.2.3, 3,4,5.
+    """Return the last number of a text, or None if there is none or it cannot be read: 1.2.3,
+    3,4,5.
 
-    Languages differ in what a point and a comma mean, models mix them, and the right answers are nearly all whole. So
-    the form decides, in every language and in the digits of any script:
+    Languages differ in what a point and a comma mean, models mix them, and the right answers are
+    nearly all whole. So the form decides, in every language and in the digits of any script:
 
-    - A first group of one to three digits, not beginning with 0, and groups of three after it are thousands, by
-      whichever mark they are parted: 1,000, 1.000 and 1'000 are 1000, and 1.234 is 1234. 12,34,567 is 1234567.
-      A plain space parts them in the languages SPACED alone, a narrow or non-breaking space in all.
-    - Otherwise one point or comma begins the decimals: 0.125, 0,125, 1,5, 13.0, 1234.567; and .5 is 0.5.
+    - A first group of one to three digits, not beginning with 0, and groups of three after it are
+      thousands, by
+      whichever mark they are parted: 1,000, 1.000 and 1'000 are 1000, and 1.234 is 1234. 12,34,567
+      is 1234567. A plain space parts them in the languages SPACED alone, a narrow or non-breaking
+      space in all.
+    - Otherwise one point or comma begins the decimals: 0.125, 0,125, 1,5, 13.0, 1234.567; and .5 is
+      0.5.
     - Of two marks the first parts thousands, the second begins the decimals: 1,234.50 and 1.234,50.
-    - A minus (hyphen, minus sign, en dash) counts where it touches the number or its currency: -5, –5, -$5; not after a
+    - A minus (hyphen, minus sign, en dash) counts where it touches the number or its currency: -5,
+      –5, -$5; not after a
       digit, a closing bracket or a Latin letter (10-4, 3–5, COVID-19), nor before a space.
 
     - 1/2 is a half, 2 1/2 two and a half; 5/12/2023 is no fraction.
     - 1万5000, 3千, 12億 and 1e3 are 15000, 3000, 1200000000 and 1000; 5千克 (kilograms) is 5.
 
-    Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三) are not read, and
-    neither is a power, 10^3.
+    Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三)
+    are not read, and neither is a power, 10^3.
     """
     plain = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_PLAIN))
-    plain = _POWER.sub(lambda power: _plainly(Decimal(power[1].replace(",", "")).scaleb(int(power[2]))), plain)
+    plain = _POWER.sub(
+        lambda power: _plainly(Decimal(power[1].replace(",", "")).scaleb(int(power[2]))), plain
+    )
     plain = _GROUPS.sub(_written_out, plain)
     plain = re.sub(r"\{,\}|\\,", ",", plain)  # TeX's 1{,}000 and 1\,000
     pattern = _NUMBER_WITH_SPACES if language in SPACED else _NUMBER
@@ -180,7 +249,11 @@ def last_number(text: str, language: str = "en") -> Fraction | None:
     if not _THOUSANDS.fullmatch(written) and not written.isdigit():
         mark = max(".,", key=written.rfind)
         integer, _, part = written.rpartition(mark)
-        readable = integer == "" or integer.isdigit() or (_THOUSANDS.fullmatch(integer) and mark not in integer)
+        readable = (
+            integer == ""
+            or integer.isdigit()
+            or (_THOUSANDS.fullmatch(integer) and mark not in integer)
+        )
         if not readable or not part.isdigit():
             return None
     value = Fraction(f"{re.sub(r'[^0-9]', '', integer) or 0}.{part}")
@@ -196,7 +269,7 @@ def _fraction_value(fraction: re.Match[str]) -> Fraction | None:
     return -value if minus else value
 
 
-# ------------------------------------------------------------------------------------------------------- scripts
+# --- scripts ---
 
 
 @lru_cache(maxsize=65536)

@@ -1,4 +1,6 @@
-"""Questions as the evaluation harness puts them: its tasks read, their requests built, and the lengths of these."""
+"""Questions as the evaluation harness puts them: its tasks read, their requests built, and the
+lengths of these.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,17 @@ FEWSHOT_SEED = 1234  # of simple_evaluate
 
 @contextlib.contextmanager
 def harness_tamed() -> Iterator[None]:
-    """Habits of the harness: each look at a task's name draws from Python's random numbers; a bar for each task's
-    prompts, done in no time, and warnings that a model in memory is not a model's name.
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a bar
+    for each task's prompts, done in no time, and warnings that a model in memory is not a model's
+    name.
     """
     state, logger = random.getstate(), logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with reach.replaced(harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)):
+        with reach.replaced(
+            harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)
+        ):
             yield
     finally:
         logger.setLevel(level)
@@ -59,36 +64,55 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
     Raises: PipelineError: data cannot be read, neither from the Hub, which is asked once, nor from
     its cache.
     """
-    manager, refusal_of_set = TaskManager(include_defaults=False), functools.cache(reach.refusal_of_set)
+    manager, refusal_of_set = (
+        TaskManager(include_defaults=False),
+        functools.cache(reach.refusal_of_set),
+    )
     tasks: list[Task] = []
     for spec in specs:
         benchmark, name = spec.benchmark, spec.part or spec.task
         sets = dict.fromkeys(repository for repository, _, _ in data_sets(spec))
-        kept_from = [f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))]
+        kept_from = [
+            f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))
+        ]
         remember_places(spec.file)
         try:
-            with reach.at_locked_revisions(lock), reach.force_offline() if kept_from else nullcontext():
+            with (
+                reach.at_locked_revisions(lock),
+                reach.force_offline() if kept_from else nullcontext(),
+            ):
                 tasks += manager.load([str(spec.file)])["tasks"].values()
         except RefusedTemplate:
             raise
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
             if sets:
-                remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
+                remedy = (
+                    "run stage=prefetch on a node that reaches the Hub, or set data_root to a"
+                    " folder that has it"
+                )
             if sets and benchmark.gated:
-                remedy = f"accept the conditions of {benchmark.gated} on the Hub and log in, {remedy}"
+                remedy = (
+                    f"accept the conditions of {benchmark.gated} on the Hub and log in, {remedy}"
+                )
             elif benchmark.of_harness and kept_from:
                 remedy += f" as harness/{name}/SPLIT.jsonl"
             elif spec.own_folder:
                 remedy = "correct its task file in eval.include_path, or the rows that it names"
             elif benchmark.of_harness:
                 remedy = f"give its rows the columns that the harness' {spec.task} reads"
-            cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            cause = (
+                error.__cause__
+                if isinstance(error, DatasetGenerationError) and error.__cause__
+                else error
+            )
             if isinstance(cause, OSError) and (reason := unusable_cache()):
                 raise PipelineError(reason) from error
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
-            raise PipelineError(f"the data of {spec.name} cannot be read ({problem}): {remedy}") from error
+            raise PipelineError(
+                f"the data of {spec.name} cannot be read ({problem}): {remedy}"
+            ) from error
         _refuse_too_few_rows(spec, tasks[-1])
         if spec.own_folder:
             _refuse_misread_rows(spec, tasks[-1])
@@ -96,15 +120,18 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
 
 
 def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a task file of one's own that reads no column, or a target that is none of the choices:
-    the harness takes the key itself as text, and counts every answer as wrong, with a warning."""
+    """Raise PipelineError for a task file of one's own that reads no column, or a target that is
+    none of the choices: the harness takes the key itself as text, and counts every answer as wrong,
+    with a warning.
+    """
     remedy = "correct its task file in eval.include_path, or its rows"
     of_choices = task.OUTPUT_TYPE == "multiple_choice"
     for key in ("doc_to_text",) if of_choices else ("doc_to_text", "doc_to_target"):
         column = getattr(task.config, key)
         if isinstance(column, str) and column.isidentifier() and column not in task.features:
             raise PipelineError(
-                f"{spec.name}: {key}={column} is no column of its rows, {suggest(column, task.features)} {remedy}"
+                f"{spec.name}: {key}={column} is no column of its rows,"
+                f" {suggest(column, task.features)} {remedy}"
             )
     if not of_choices or callable(task.config.process_results):
         return
@@ -114,19 +141,24 @@ def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
         for target in targets if isinstance(targets, list) else [targets]:
             if target not in (choices if isinstance(target, str) else range(len(choices))):
                 raise PipelineError(
-                    f"{spec.name}: the target of row {number}, {target!r}, is none of its {len(choices)} choices "
-                    f"(the first is 0): {remedy}"
+                    f"{spec.name}: the target of row {number}, {target!r}, is none of its"
+                    f" {len(choices)} choices (the first is 0): {remedy}"
                 )
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than shots; local files
-    are checked before."""
+    """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than
+    shots; local files are checked before.
+    """
     if not len(task.eval_docs):
-        raise PipelineError(f"{spec.name} has no questions: leave the task out, or give data_root with its rows")
+        raise PipelineError(
+            f"{spec.name} has no questions: leave the task out, or give data_root with its rows"
+        )
     if spec.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda counted: counted[1])
+        subject, fewest = min(
+            ((name, len(docs)) for name, docs in subjects.items()), key=lambda counted: counted[1]
+        )
         if fewest < spec.num_fewshot:
             raise PipelineError(
                 f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
@@ -151,7 +183,9 @@ def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
     return rows
 
 
-def build_requests(lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
+def build_requests(
+    lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], settings: Eval
+) -> list[Instance]:
     """Build what the harness will ask for, of each sampled answer to each question.
 
     Raises: PipelineError: the model's chat template cannot render the prompts, or answers would
@@ -175,28 +209,40 @@ def build_requests(lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], sett
             refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
     kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
-    if any(DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs):
+    if any(
+        DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs
+    ):
         raise PipelineError(
-            f"{spec.name} draws its answers by itself (do_sample in its task file), others each time: give "
-            "eval.temperature, or leave the task out"
+            f"{spec.name} draws its answers by itself (do_sample in its task file), others each"
+            " time: give eval.temperature, or leave the task out"
         )
     return requests
 
 
 def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
-    """Raise PipelineError for a question of which a chat template leaves every prompt empty: acc_mutual_info has an
-    empty one for each option besides the question's own."""
-    written = {request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)}
+    """Raise PipelineError for a question of which a chat template leaves every prompt empty:
+    acc_mutual_info has an empty one for each option besides the question's own.
+    """
+    written = {
+        request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)
+    }
     for request in task.instances:
         if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
-            raise PipelineError(template_problem(f"renders an empty prompt for a question of {spec.name}"))
+            raise PipelineError(
+                template_problem(f"renders an empty prompt for a question of {spec.name}")
+            )
 
 
 def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
-    """Set what the requests of the sampled answer of this number differ in; draw exemplars as the harness' command line
-    does."""
+    """Set what the requests of the sampled answer of this number differ in; draw exemplars as the
+    harness' command line does.
+    """
     if is_sampled(settings):
-        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
+        draw = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            DRAW: f"{settings.sample_seed} {answer}",
+        }
         task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
     if settings.exemplars == "random" or spec.benchmark.of_harness:
         task.set_fewshot_seed(FEWSHOT_SEED)
@@ -210,17 +256,21 @@ def prompt_settings(settings: Eval) -> dict[str, Any]:
 
 
 def model_settings(lm: Any, settings: Eval) -> None:
-    """Give a model the settings that its prompts and answers depend on: the variables of its chat template, with the
-    date of eval.template_date as today's, and the end of its thoughts."""
+    """Give a model the settings that its prompts and answers depend on: the variables of its chat
+    template, with the date of eval.template_date as today's, and the end of its thoughts.
+    """
     lm.chat_template_args = date_of_templates(settings.template_date) | settings.chat_template_args
     lm.think_end = settings.think_end
 
 
 def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
-    """Question -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
-    after it, or the room for an answer."""
+    """Question -> the tokens of its longest prompt as this model's tokenizer cuts it, with the
+    longest of what is asked after it, or the room for an answer.
+    """
     room = 0
-    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
+    put: dict[
+        tuple[int, str], str
+    ] = {}  # a question's prompt -> the longest of what is asked after it
     for request in requests:
         if request.request_type == "loglikelihood_rolling":
             continue  # the harness scores it in windows
@@ -230,16 +280,22 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
     needed: dict[int, int] = {}
     for (doc_id, prompt), after in put.items():
-        tokens = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
+        tokens = len(lm.tok_encode(prompt + after)) - bool(
+            after
+        )  # the last token is only predicted
         needed[doc_id] = max(needed.get(doc_id, 0), tokens + room)
     return needed
 
 
-def measured(spec: TaskSpec, folder: Path, settings: Eval, lock: Lock) -> tuple[dict[int, int], int]:
-    """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose weights are not read.
+def measured(
+    spec: TaskSpec, folder: Path, settings: Eval, lock: Lock
+) -> tuple[dict[int, int], int]:
+    """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose
+    weights are not read.
 
     Raises:
-        PipelineError: its data cannot be read, or the model's files are not those of its config.json.
+        PipelineError: its data cannot be read, or the model's files are not those of its
+            config.json.
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([spec], lock)
@@ -249,14 +305,17 @@ def measured(spec: TaskSpec, folder: Path, settings: Eval, lock: Lock) -> tuple[
         requests = build_requests(lm, spec, task, rows, settings)
         if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
             say(
-                f"{spec.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
-                "or its generation_config.json do not allow other batches"
+                f"{spec.name}: {folder.name} answers by transformers' generate, which takes longer:"
+                " its layers or its generation_config.json do not allow other batches"
             )
         return tokens_needed(lm, requests), lm.max_length
 
 
 def template_problem(problem: str) -> str:
-    return f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or leave it off"
+    return (
+        f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or"
+        " leave it off"
+    )
 
 
 def plain_line(error: Exception) -> str:

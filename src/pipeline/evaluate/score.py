@@ -1,4 +1,6 @@
-"""Tasks put to a model: what is not stored is computed, then the evaluation harness scores all answers."""
+"""Tasks put to a model: what is not stored is computed, then the evaluation harness scores all
+answers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ from pipeline.evaluate.prompts import (
     rows_asked,
     tokens_needed,
 )
-from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
+from pipeline.evaluate.records import (
+    EvaluationResult,
+    TaskResult,
+    join_answers,
+    rows_of,
+    sample_of,
+    share_rows,
+)
 from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.limits import time_limit
 from pipeline.progress import Bar, announced, say
@@ -44,8 +53,9 @@ USED = "batch_size"  # the number of rows, among answers that it decides
 
 @dataclass
 class Asked:
-    """A task put to a model: its rows, the requests of all answers to them, the answers that are there, and the
-    requests that are left."""
+    """A task put to a model: its rows, the requests of all answers to them, the answers that are
+    there, and the requests that are left.
+    """
 
     spec: TaskSpec
     task: Task
@@ -63,9 +73,12 @@ class Asked:
 def score_tasks(
     lm: Answering, specs: Sequence[TaskSpec], tasks: Sequence[Task], settings: Eval, store: Store
 ) -> EvaluationResult:
-    """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
+    """Put each task to the model and gather the harness' scores.
 
-    Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
+    A task whose answers are all stored needs no weights.
+
+    Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before
+    anything is scored.
     """
     facts = facts_of(settings)
     model_settings(lm, settings)
@@ -74,7 +87,10 @@ def score_tasks(
     unanswered = [task for task in asked_tasks if task.left]
     for task in asked_tasks:
         if stored := len(task.requests) - len(task.left):
-            say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
+            say(
+                f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier"
+                " evaluation"
+            )
     if unanswered:
         say_if_rounded(settings)
         questions = settings.answers * sum(len(task.rows) for task in unanswered)
@@ -93,7 +109,9 @@ def score_tasks(
         **rows_used(asked_tasks, settings),
     }
     rows = [row for result in results.values() for row in result.rows]
-    return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
+    return EvaluationResult(
+        rows, {name: result.samples for name, result in results.items()}, harness
+    )
 
 
 def facts_of(settings: Eval) -> dict[str, Any]:
@@ -124,8 +142,9 @@ def decided_by(settings: Eval) -> dict[str, Any]:
 
 
 def rounds_together(settings: Eval) -> bool:
-    """Whether an answer depends on those computed together with it: below float32, but for vLLM's batch invariance,
-    which a GPU has."""
+    """Whether an answer depends on those computed together with it: below float32, but for vLLM's
+    batch invariance, which a GPU has.
+    """
     invariant = torch.cuda.is_available() and engine_of(settings).get("batch_invariant") == "1"
     return below_float32(settings) and not invariant
 
@@ -139,7 +158,9 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
     """
     rows = rows_asked(spec, task, settings)
     requests = build_requests(lm, spec, task, rows, settings)
-    together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
+    together = (
+        digest([key_of(request) for request in requests]) if rounds_together(settings) else None
+    )
     answers = store.answers(spec.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
@@ -155,8 +176,10 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 
 
 def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
-    """Answer the requests of a task that are not stored, each kind together. The model reports each answer when it
-    ends."""
+    """Answer the requests of a task that are not stored, each kind together.
+
+    The model reports each answer when it ends.
+    """
     set_sharing(lm, asked.spec, settings)
     questions_a_request = settings.answers * len(asked.rows) / len(asked.left)
 
@@ -166,7 +189,9 @@ def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
 
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
-        getattr(lm, kind)([request for request in asked.left if request.request_type == kind], disable_tqdm=True)
+        getattr(lm, kind)(
+            [request for request in asked.left if request.request_type == kind], disable_tqdm=True
+        )
     asked.answers.found[USED] = lm.batch_size
     if asked.answers.together and not lm.engine.halved:
         asked.answers.write(asked.answers.found.items())
@@ -184,7 +209,9 @@ class Answered(LM):
     def tokenizer_name(self) -> str:
         return str(self.lm.tokenizer_name)
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
 
     def stored(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -203,10 +230,11 @@ def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     result = replace(result, rows=[*result.rows, *share_rows(asked.spec, result.samples)])
     cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
     if asked.left and cut_off > len(result.samples) / 2:
+        limit = "" if settings.max_gen_toks is None else f"={settings.max_gen_toks}"
         say(
-            f"{asked.name}: {cut_off} of {len(result.samples)} answers ran out of eval.max_gen_toks"
-            f"{'' if settings.max_gen_toks is None else f'={settings.max_gen_toks}'} and were scored as they stood: "
-            "the model does not stop, or needs more"
+            f"{asked.name}: {cut_off} of {len(result.samples)} answers ran out of"
+            f" eval.max_gen_toks{limit}"
+            " and were scored as they stood: the model does not stop, or needs more"
         )
     return result
 
@@ -219,19 +247,31 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     """
     spec, put = asked.spec, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, spec, settings, number)
-    message = f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify their patterns"
+    message = (
+        f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify"
+        " their patterns"
+    )
     try:
         with time_limit(SCORING_SECONDS, message):
             output: Any = evaluate(
-                lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows},
-                bootstrap_iters=0, log_samples=True, **prompt_settings(settings),
-            )  # fmt: skip
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # of a metric that does not fit the task
+                lm=put,
+                task_dict={"tasks": {asked.name: asked.task}},
+                samples={asked.name: asked.rows},
+                bootstrap_iters=0,
+                log_samples=True,
+                **prompt_settings(settings),
+            )
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:  # of a metric that does not fit the task
         if isinstance(error, PipelineError) or not spec.benchmark.of_harness:
             raise
         raise PipelineError(
-            f"{spec.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list in the task "
-            "file; the answers are stored."
+            f"{spec.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list"
+            " in the task file; the answers are stored."
         ) from error
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
@@ -241,21 +281,32 @@ def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> Ta
     samples = []
     for record in records:
         if record["filter"] == chief:
-            text, cut_off = asked.answers.look_up(("generate_until", *record["arguments"][0])) or ("", None)
+            text, cut_off = asked.answers.look_up(("generate_until", *record["arguments"][0])) or (
+                "",
+                None,
+            )
             thoughts, _ = split_thoughts(text, settings.think_end)
-            samples.append(sample_of(spec, record, cut_off) | ({} if thoughts is None else {"thinking": thoughts}))
+            samples.append(
+                sample_of(spec, record, cut_off)
+                | ({} if thoughts is None else {"thinking": thoughts})
+            )
     return TaskResult(
         rows=rows_of(spec, output["results"][asked.name], records),
         samples=samples,
         task_hash=hash_string(  # as the harness' command line makes it
-            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
+            "".join(
+                record["doc_hash"] + record["prompt_hash"] + record["target_hash"]
+                for record in records
+            )
         ),
         version=output["versions"].get(asked.name),
     )
 
 
 def plain(value: Any) -> Any:
-    """Return what a task's function gave with NumPy's numbers and arrays as Python's numbers and lists."""
+    """Return what a task's function gave with NumPy's numbers and arrays as Python's numbers and
+    lists.
+    """
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
@@ -269,7 +320,9 @@ def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
-    """Return what decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
+    """Return what decides how intermediate values are rounded, and so the answers below float32;
+    empty in float32.
+    """
     if not below_float32(settings):
         return {}
     on_gpu = torch.cuda.is_available()
@@ -285,13 +338,15 @@ def say_if_rounded(settings: Eval) -> None:
     """Say below float32 what else decides the answers than the model."""
     if rounds_together(settings):
         say(
-            f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and the processor; "
-            "in eval.dtype=float32 they do not"
+            f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and"
+            " the processor; in eval.dtype=float32 they do not"
         )
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the numbers of rows that answers were computed in, also of stored ones where the number decides them."""
+    """Return the numbers of rows that answers were computed in, also of stored ones where the
+    number decides them.
+    """
     default_rows = settings.batch_size if rounds_together(settings) else None
     used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

@@ -1,8 +1,9 @@
 """Stage select: of the snapshots of some trainings, the one that stands for them.
 
-Its parents are the evaluations of the snapshots (and of the base, where there are guards), made as runs of their own;
-by validation loss, the snapshots themselves. Its folder holds the chosen weights as hard links, which take no room, and
-choice.json with the whole ranking: so it is an expert as a training is, and stays one when snapshots are freed.
+Its parents are the evaluations of the snapshots (and of the base, where there are guards), made as
+runs of their own; by validation loss, the snapshots themselves. Its folder holds the chosen weights
+as hard links, which take no room, and choice.json with the whole ranking: so it is an expert as a
+training is, and stays one when snapshots are freed.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ Row = dict[str, Any]
 
 
 def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Measure each candidate, rank those that keep to the guards, and put the chosen weights into the run's folder."""
+    """Measure each candidate, rank those that keep to the guards, and put the chosen weights into
+    the run's folder.
+    """
     config = run.config
     select = config.select
     by_loss = select.by == "validation_loss"
-    candidates = {role: parent for role, parent in run.parents.items() if role not in ("base", "model")}
+    candidates = {
+        role: parent for role, parent in run.parents.items() if role not in ("base", "model")
+    }
     if by_loss:
         models, values = candidates, validation_losses(candidates)
     else:
@@ -48,11 +53,14 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
     rows = [
         {
-            "checkpoint": models[role].name, "training": role.partition("@")[0], "step": int(role.partition("@")[2]),
-            "values": measured, "below": [name for name, least in floor.items() if measured[name] < least],
+            "checkpoint": models[role].name,
+            "training": role.partition("@")[0],
+            "step": int(role.partition("@")[2]),
+            "values": measured,
+            "below": [name for name, least in floor.items() if measured[name] < least],
         }
         for role, measured in values.items()
-    ]  # fmt: skip
+    ]
     keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     choice = choose(ranking, select.place)
@@ -70,7 +78,11 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def compared(selection: Run) -> list[Snapshot]:
     """Return the snapshots that a selection ranks, made or not."""
-    models = [parent for run in selection.parents.values() for parent in [run, *getattr(run, "parents", {}).values()]]
+    models = [
+        parent
+        for run in selection.parents.values()
+        for parent in [run, *getattr(run, "parents", {}).values()]
+    ]
     return [parent for parent in models if isinstance(parent, Snapshot)]
 
 
@@ -91,7 +103,9 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     measures = [*(config.select.primary or []), *(config.select.guards or [])]
     score_of = {label(measure): value(rows, measure, config.languages) for measure in measures}
     if strange := [name for name, number in score_of.items() if not math.isfinite(number)]:
-        raise PipelineError(f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores")
+        raise PipelineError(
+            f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores"
+        )
     return score_of
 
 
@@ -112,7 +126,9 @@ def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float
         if numbers:
             means.append(statistics.fmean(numbers))
     if not means:
-        raise PipelineError(f"{label(measure)} was not scored: name its language in languages=[...]")
+        raise PipelineError(
+            f"{label(measure)} was not scored: name its language in languages=[...]"
+        )
     return statistics.fmean(means)
 
 
@@ -123,7 +139,8 @@ def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
 
 
 def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
-    """Return the validation loss of each model: of a snapshot as recorded, of final weights the last one logged.
+    """Return the validation loss of each model: of a snapshot as recorded, of final weights the
+    last one logged.
 
     Raises: PipelineError: none was recorded, or they are of different validation sets, whose losses
     cannot be compared.
@@ -138,17 +155,23 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
             logged = [row["validation_loss"] for row in steps if "validation_loss" in row]
             loss = logged[-1] if logged else None
         if loss is None:
-            raise PipelineError(f"{model.name} has no validation loss: train it with data.validation=N")
+            raise PipelineError(
+                f"{model.name} has no validation loss: train it with data.validation=N"
+            )
         losses[role] = {"validation_loss": loss}
         sets[manifest.parents["data"].hash] = model.name
     if len(sets) > 1:
         names = " and ".join(list(sets.values())[:2])
-        raise PipelineError(f"checkpoints: {names} have different validation sets, whose losses cannot be compared")
+        raise PipelineError(
+            f"checkpoints: {names} have different validation sets, whose losses cannot be compared"
+        )
     return losses
 
 
 def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> list[Row]:
-    """Rows by the mean of their ranks in `keys`, best first; equal values share a rank. Those below a guard come last.
+    """Rows by the mean of their ranks in `keys`, best first; equal values share a rank.
+
+    Those below a guard come last.
 
     Ties go to the first key, then to the earlier step.
     """
@@ -162,7 +185,13 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
     for row, *row_ranks in zip(allowed, *ranks, strict=True):
         row["rank"] = statistics.fmean(row_ranks)
     order = sorted(
-        allowed, key=lambda row: (row["rank"], sign * row["values"][keys[0]], row["step"], row["checkpoint"])
+        allowed,
+        key=lambda row: (
+            row["rank"],
+            sign * row["values"][keys[0]],
+            row["step"],
+            row["checkpoint"],
+        ),
     )
     return order + [row for row in rows if row["below"]]
 
@@ -177,9 +206,13 @@ def choose(ranking: list[Row], place: int) -> Row:
             best.setdefault(row["training"], row)
     if not best:
         worst = sorted({name for row in ranking for name in row["below"]})
-        raise PipelineError(f"no snapshot keeps to the guards ({', '.join(worst)}): raise select.guard_slack")
+        raise PipelineError(
+            f"no snapshot keeps to the guards ({', '.join(worst)}): raise select.guard_slack"
+        )
     if place > len(best):
-        raise PipelineError(f"select.place={place}: only {len(best)} runs have a snapshot that keeps to the guards")
+        raise PipelineError(
+            f"select.place={place}: only {len(best)} runs have a snapshot that keeps to the guards"
+        )
     return list(best.values())[place - 1]
 
 

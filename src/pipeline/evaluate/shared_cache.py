@@ -1,13 +1,15 @@
-"""Keys and values of what prompts begin with, once, and of rows of tokens below it, each with its own positions.
+"""Keys and values of what prompts begin with, once, and of rows of tokens below it, each with its
+own positions.
 
-A token attends to the shared prefix and to those of its row that are visible to it: what came before it in its prompt,
-or its ancestors in a trie (tree attention, as in SpecInfer: Miao et al. 2024, section 4.2). A sliding window counts
-positions, not columns, so that models with windows are exact too.
+A token attends to the shared prefix and to those of its row that are visible to it: what came
+before it in its prompt, or its ancestors in a trie (tree attention, as in SpecInfer: Miao et al.
+2024, section 4.2). A sliding window counts positions, not columns, so that models with windows are
+exact too.
 
-transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
-gives no likelihoods of given continuations, it ends an answer at end tokens only and not at the stop strings of the
-tasks, and on a CPU its attention over all requests at once costs eight times what this does (measured at
-commit fb35b6d).
+transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not
+used: it generates but gives no likelihoods of given continuations, it ends an answer at end tokens
+only and not at the stop strings of the tasks, and on a CPU its attention over all requests at once
+costs eight times what this does (measured at commit fb35b6d).
 """
 
 from __future__ import annotations
@@ -32,19 +34,29 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """How each layer attends: FULL to all that came before, SLIDING to a window of it, or another way."""
+    """How each layer attends:
+
+    FULL to all that came before, SLIDING to a window of it, or another way.
+    """
     config = config.get_text_config()
     kind = SLIDING if getattr(config, "sliding_window", None) else FULL
     return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
 
 
 def takes_masks(config: Any, *attentions: str) -> bool:
-    """Whether a mask by positions states what each layer attends to, and the model computes by one of `attentions`."""
-    return {*layer_kinds(config)} <= {FULL, SLIDING} and config.get_text_config()._attn_implementation in attentions
+    """Whether a mask by positions states what each layer attends to, and the model computes by one
+    of `attentions`.
+    """
+    return {*layer_kinds(config)} <= {
+        FULL,
+        SLIDING,
+    } and config.get_text_config()._attn_implementation in attentions
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer: of the shared prefix, and of each row [rows, heads, positions, width]."""
+    """Keys and values of one layer: of the shared prefix, and of each row [rows, heads, positions,
+    width].
+    """
 
     is_sliding = False
     supports_early_init = False
@@ -57,12 +69,16 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         def zeros_like(states: torch.Tensor) -> torch.Tensor:  # what is masked must be finite
-            return states.new_zeros(self.cache.rows, states.shape[1], self.cache.room, states.shape[3])
+            return states.new_zeros(
+                self.cache.rows, states.shape[1], self.cache.room, states.shape[3]
+            )
 
         self.keys, self.values = zeros_like(key_states), zeros_like(value_states)
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[Any, Any]:
         cache, new_states = self.cache, (key_states, value_states)
         if self.prefix is None and cache.prefix:
             self.prefix = new_states
@@ -80,13 +96,15 @@ class _Layer(CacheLayerMixin):
             return new_states
         pairs = zip(self.prefix, new_states, strict=True)
         keys, values = (
-            torch.cat([prefix_states.expand(len(key_states), -1, -1, -1), new], dim=2) for prefix_states, new in pairs
+            torch.cat([prefix_states.expand(len(key_states), -1, -1, -1), new], dim=2)
+            for prefix_states, new in pairs
         )
         return keys, values
 
     def keep(self, length: int) -> bool:
-        """Keep the last `length` positions of the prefix, where the prefix before lay if there is room; gives whether
-        there was."""
+        """Keep the last `length` positions of the prefix, where the prefix before lay if there is
+        room; gives whether there was.
+        """
         assert self.prefix
         parts = [states[:, :, -length:] for states in self.prefix]
         has_room = bool(self.kept) and self.kept[0].shape[2] >= length
@@ -108,22 +126,31 @@ class _Layer(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """A prefix, which may be empty and is computed by `share`, and `rows` rows of `room` tokens that are stored.
+    """A prefix, which may be empty and is computed by `share`, and `rows` rows of `room` tokens
+    that are stored.
 
-    A forward pass writes what `written` names, tokens of its rows and their places in the cache (None: its keys and
-    values are forgotten). A step reads `reads` columns of each row that it writes, and the prefix once for all rows
-    (`reads_once`) inside `attending`, if the model's attention takes keys and values as they are stored. DeepSeek's
-    does not, for example: the prefix is then read by each row.
+    A forward pass writes what `written` names, tokens of its rows and their places in the cache
+    (None: its keys and values are forgotten). A step reads `reads` columns of each row that it
+    writes, and the prefix once for all rows (`reads_once`) inside `attending`, if the model's
+    attention takes keys and values as they are stored. DeepSeek's does not, for example: the prefix
+    is then read by each row.
 
-    tokens, places [rows, 1]: the last token of each row, which no forward pass has seen, and its position after the
-    prefix; drawn [rows]: numbers that decide about its next token where tokens are drawn. graphs: steps recorded on
-    CUDA (steps.py), which read the memory of this cache; recordable: whether the model's can be.
+    tokens, places [rows, 1]: the last token of each row, which no forward pass has seen, and its
+    position after the prefix; drawn [rows]: numbers that decide about its next token where tokens
+    are drawn. graphs: steps recorded on CUDA (steps.py), which read the memory of this cache;
+    recordable: whether the model's can be.
     """
 
     def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
-        self.model, self.rows, self.room = weakref.proxy(model), rows, room  # the model keeps the cache
+        self.model, self.rows, self.room = (
+            weakref.proxy(model),
+            rows,
+            room,
+        )  # the model keeps the cache
         # transformers 5.24 gave it another name
-        self.keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.keyword = (
+            "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        )
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
@@ -136,7 +163,9 @@ class SharedCache(Cache):
 
     @classmethod
     def of(cls, model: Any, rows: int, room: int) -> SharedCache:
-        """Return the cache that the model had for its last prompts if it is large enough, with its recorded steps."""
+        """Return the cache that the model had for its last prompts if it is large enough, with its
+        recorded steps.
+        """
         cache = getattr(model, KEPT, None)
         if cache is None or cache.rows < rows or cache.room < room:
             drop_cache(model)  # before the next takes its room
@@ -154,7 +183,10 @@ class SharedCache(Cache):
             layer.prefix = None
 
     def share(self, prefix: Sequence[int]) -> None:
-        """Compute a prefix in place of the one before. A window keeps no more of it than it reaches back to."""
+        """Compute a prefix in place of the one before.
+
+        A window keeps no more of it than it reaches back to.
+        """
         self._forget(prefix)
         if not prefix:
             return
@@ -168,48 +200,66 @@ class SharedCache(Cache):
                 self.graphs.clear()
 
     def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        """Write prompts to rows, all tokens but the last, which is the next step's. A row forgets what it held: an
-        overflow would stay, masked or not."""
+        """Write prompts to rows, all tokens but the last, which is the next step's.
+
+        A row forgets what it held: an overflow would stay, masked or not.
+        """
         row_indices = torch.tensor(rows, device=self.device)
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row_indices], layer.values[row_indices] = 0, 0
         lengths = [len(prompt) - 1 for prompt in prompts]
-        self.tokens[row_indices] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
+        self.tokens[row_indices] = torch.tensor(
+            [prompt[-1:] for prompt in prompts], device=self.device
+        )
         self.places[row_indices] = torch.tensor(lengths, device=self.device)[:, None]
         if width := max(lengths):
             positions = torch.arange(width, device=self.device)[None]
-            ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
+            ids = pad_sequence(
+                [torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts],
+                batch_first=True,
+            )
             row, column = (positions <= self.places[row_indices] - 1).nonzero(as_tuple=True)
             self.reads, self.written = 0, ((row, column), (row_indices[row], column))
             self.logits(ids, positions, self.masks(positions, positions))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at its place. Rows
-        that are over stay within the columns that are read: a window with nothing in it gives no numbers."""
+        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at
+        its place. Rows that are over stay within the columns that are read: a window with nothing
+        in it gives no numbers.
+        """
         places, numbers = self.places[:rows].clamp(max=reads - 1), self.numbers[:rows, None]
         self.reads, self.written = reads, (..., (numbers, places))
-        return self.logits(self.tokens[:rows], places, self.masks(places, self.numbers[None, :reads]))[:, 0]
+        return self.logits(
+            self.tokens[:rows], places, self.masks(places, self.numbers[None, :reads])
+        )[:, 0]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move rows to rows that are free."""
         source, target = torch.tensor([sources, targets], device=self.device)
         layers: Any = self.layers
-        for states in (self.tokens, self.places, *(part for layer in layers for part in (layer.keys, layer.values))):
+        for states in (
+            self.tokens,
+            self.places,
+            *(part for layer in layers for part in (layer.keys, layer.values)),
+        ):
             states[target] = states[source]
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def masks(self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor | None = None) -> Any:
-        """What transformers leaves as it is: [rows, 1, tokens, keys], or one for each kind of layer where the model
-        mixes them; of booleans, or added to the scores in eager attention.
+    def masks(
+        self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor | None = None
+    ) -> Any:
+        """What transformers leaves as it is: [rows, 1, tokens, keys], or one for each kind of layer
+        where the model mixes them; of booleans, or added to the scores in eager attention.
 
-        places [rows, tokens] and columns [rows, keys]: positions after the prefix of tokens and of the row's keys;
-        visible [rows, tokens, keys]: which of these a token attends to, by default those up to its own position; and to
-        all of the prefix, which has no columns where it is read once.
+        places [rows, tokens] and columns [rows, keys]: positions after the prefix of tokens and of
+        the row's keys; visible [rows, tokens, keys]: which of these a token attends to, by default
+        those up to its own position; and to all of the prefix, which has no columns where it is
+        read once.
         """
         visible = places[:, :, None] >= columns[:, None] if visible is None else visible
         masks = {}
@@ -222,7 +272,9 @@ class SharedCache(Cache):
             visible_prefix = visible.new_ones(*visible.shape[:2], reach)
             mask = torch.cat([visible_prefix, visible], dim=2)
             if kind == SLIDING:
-                key_positions = torch.arange(-reach, 0, device=columns.device).expand(len(columns), -1)
+                key_positions = torch.arange(-reach, 0, device=columns.device).expand(
+                    len(columns), -1
+                )
                 key_positions = torch.cat([key_positions, columns], dim=1)
                 mask &= places[:, :, None] - key_positions[:, None] < self.window
             if self.model.config.get_text_config()._attn_implementation == "eager":
@@ -232,9 +284,12 @@ class SharedCache(Cache):
             masks[kind] = mask[:, None].to(self.device)
         return masks if len(masks) > 1 else next(iter(masks.values()), None)
 
-    def logits(self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1) -> torch.Tensor:
-        """Logits after the last `keep` tokens, after all where it is 0. places [rows, tokens]: positions after the
-        prefix."""
+    def logits(
+        self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1
+    ) -> torch.Tensor:
+        """Logits after the last `keep` tokens, after all where it is 0. places [rows, tokens]:
+        positions after the prefix.
+        """
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=(self.shared + places).expand(ids.shape).to(self.device),
@@ -245,12 +300,20 @@ class SharedCache(Cache):
         ).logits
 
     def attend(
-        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **other: Any
+        self,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        scaling: Any = None,
+        **other: Any,
     ) -> Any:
-        """transformers' attention, which at a step reads the keys and values of the prefix once for all rows.
+        """transformers' attention, which at a step reads the keys and values of the prefix once for
+        all rows.
 
-        query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] -> [rows, tokens,
-        heads, width]. As in transformers' eager attention, weights are float32.
+        query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] ->
+        [rows, tokens, heads, width]. As in transformers' eager attention, weights are float32.
         """
         stored: Any = self.layers[module.layer_idx].prefix
         self.plain_layers += not self.shared and key is stored[0] and value is stored[1]
@@ -259,25 +322,45 @@ class SharedCache(Cache):
         keys, values = (states[0] for states in stored)
         rows, _, tokens, width = query.shape
         heads, positions, shared = key.shape[1], key.shape[2], keys.shape[1]
-        query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
-        together = query.transpose(0, 1).reshape(heads, -1, width)  # [heads, rows x group x tokens, width]
-        prefix_weights = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
+        query = (query * (width**-0.5 if scaling is None else scaling)).reshape(
+            rows, heads, -1, width
+        )
+        together = query.transpose(0, 1).reshape(
+            heads, -1, width
+        )  # [heads, rows x group x tokens, width]
+        prefix_weights = (
+            (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
+        )
         scores = torch.cat([prefix_weights, query @ key.transpose(2, 3)], dim=-1).view(
             rows, heads, -1, tokens, shared + positions
         )
         hidden = ~mask[:, :, None]  # of a window the prefix has columns too
         scores[..., -hidden.shape[-1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype).view(rows, heads, -1, shared + positions)
+        weights = (
+            scores.softmax(dim=-1, dtype=torch.float32)
+            .to(query.dtype)
+            .view(rows, heads, -1, shared + positions)
+        )
         attended = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
-        attended = attended.view(heads, rows, -1, attended.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
+        attended = (
+            attended.view(heads, rows, -1, attended.shape[-1]).transpose(0, 1)
+            + weights[..., shared:] @ value
+        )
         attended = attended.view(rows, heads, -1, tokens, attended.shape[-1])
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, attended.shape[-1]), None
 
 
 def kept_bytes(model: Any) -> int:
-    """Bytes of keys and values that a model keeps for its next prompts, which can take their place."""
+    """Bytes of keys and values that a model keeps for its next prompts, which can take their
+    place.
+    """
     layers: Any = cache.layers if (cache := getattr(model, KEPT, None)) else []
-    states = [part for layer in layers if layer.is_initialized for part in (layer.keys, layer.values, *layer.kept)]
+    states = [
+        part
+        for layer in layers
+        if layer.is_initialized
+        for part in (layer.keys, layer.values, *layer.kept)
+    ]
     return sum(part.nbytes for part in states)
 
 
@@ -291,10 +374,12 @@ def drop_cache(model: Any) -> None:
 
 @contextmanager
 def heads_as_they_are(device: torch.device) -> Iterator[None]:
-    """Inside, on a CPU, attention reads the keys of grouped heads where they lie, also under a mask.
+    """Inside, on a CPU, attention reads the keys of grouped heads where they lie, also under a
+    mask.
 
-    transformers copies them for each query head first, a third of the time of attention to a long prefix; the result
-    is the same. On a GPU it is right to: with a mask, the fast kernels do not take grouped heads.
+    transformers copies them for each query head first, a third of the time of attention to a long
+    prefix; the result is the same. On a GPU it is right to: with a mask, the fast kernels do not
+    take grouped heads.
     """
     value = os.environ.get(FORCE_GROUPED)
     if device.type == "cpu":

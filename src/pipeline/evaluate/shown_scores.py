@@ -14,7 +14,8 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
 
-# metrics that the harness gives out of 100, and lengths; ROUGE as such is a share, as are those that count answers
+# metrics that the harness gives out of 100, and lengths; ROUGE as such is a share, as are those
+# that count answers
 OWN_SCALE = re.compile(
     r"(sp|smoothed_)?bleu(?!_acc).*|chrf.*|rouge\w+_(avg|diff|max)|eqbench|percent_parseable|average_len"
 )
@@ -23,11 +24,17 @@ OWN_SCALE = re.compile(
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """Return the factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    return 1 if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric) else 100
+    return (
+        1
+        if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric)
+        else 100
+    )
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Return the score shown for each task and language: the task's primary metric, else the first one written."""
+    """Return the score shown for each task and language: the task's primary metric, else the first
+    one written.
+    """
     by_place: dict[tuple[str, str, int | None], ScoreRow] = {}
     for row in rows:
         if row.subject:
@@ -39,8 +46,10 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
-    """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
-    have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
+    """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as
+    many questions as have its variance, else Student's t. None if the harness gives no error, as
+    for corpus scores, or no variance.
+    """
     value, error = row.value, row.stderr
     if value is None:
         return None
@@ -55,7 +64,8 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
 
 
 def score_lines(folder: Path) -> list[str]:
-    """Return the primary score of each task and language of an evaluation in percent, or why it was skipped.
+    """Return the primary score of each task and language of an evaluation in percent, or why it was
+    skipped.
 
     Sampled answers also have their majority and pass@k.
     """
@@ -75,5 +85,7 @@ def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
     if row.value is not None:
         scale = percent_factor(row.metric)
         ends = score_interval(row)
-        text = f"{scale * row.value:.1f}" + (f" ({scale * ends[0]:.1f} to {scale * ends[1]:.1f})" if ends else "")
+        text = f"{scale * row.value:.1f}" + (
+            f" ({scale * ends[0]:.1f} to {scale * ends[1]:.1f})" if ends else ""
+        )
     return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, text, str(row.n)

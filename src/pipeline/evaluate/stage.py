@@ -1,8 +1,10 @@
-"""The eval stage: one model put to the evaluation harness, a task in a language a run; of several, their averages.
+"""The eval stage: one model put to the evaluation harness, a task in a language a run; of several,
+their averages.
 
-Scores are the harness' own; further ones are added to them (standard errors, a row a subject, the share of answers
-that held no number or ran out of tokens). A prompt that does not fit is counted and refused, where the harness would
-cut its beginning off with no more than a warning. Answers that are stored are not computed again (store.py).
+Scores are the harness' own; further ones are added to them (standard errors, a row a subject, the
+share of answers that held no number or ran out of tokens). A prompt that does not fit is counted
+and refused, where the harness would cut its beginning off with no more than a warning. Answers that
+are stored are not computed again (store.py).
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores. A run of
-    several tasks or languages has the scoring runs as parents, and gathers what they found.
+    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the
+    scores. A run of several tasks or languages has the scoring runs as parents, and gathers what
+    they found.
 
-    Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
-    weights are read), and for prompts that are longer than the model takes.
+    Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars
+    (all before any weights are read), and for prompts that are longer than the model takes.
     """
-    if scored := {role: run.parents[role] for role in scoring_runs(run.config) if role in run.parents}:
+    if scored := {
+        role: run.parents[role] for role in scoring_runs(run.config) if role in run.parents
+    }:
         facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
         return facts
@@ -60,16 +65,21 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     check_all([*OF_TASKS, *OF_MODEL], run, specs)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
-            f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"
+            f"eval.products={BF16X3} is computed on a GPU, and none is visible: give"
+            " eval.products=ieee"
         )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # the harness and its libraries print
+        stack.enter_context(
+            contextlib.redirect_stdout(sys.stderr)
+        )  # the harness and its libraries print
         stack.enter_context(harness_tamed())
         tasks = load_tasks(specs, read_lock(run.runs_dir))
         scratch = stack.enter_context(scratch_folder(work / "merge"))
         weights = weights_of(run, scratch)
         store = Store(run.runs_dir / ".scores", weights.key, fresh=run.config.redo)
-        lm = open_model(weights.of, settings.batch_size, settings.dtype, backend_of(settings, scratch))
+        lm = open_model(
+            weights.of, settings.batch_size, settings.dtype, backend_of(settings, scratch)
+        )
         stack.callback(lm.engine.close)
         result = score_tasks(lm, specs, tasks, settings, store)
         specs, result = join_group(specs, result)
@@ -88,7 +98,10 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def backend_of(settings: Eval, scratch: Path) -> Any:
-    """Return what opens weights, by eval.backend. `scratch` is an empty folder for a merge that has to be written."""
+    """Return what opens weights, by eval.backend.
+
+    `scratch` is an empty folder for a merge that has to be written.
+    """
     if settings.backend == "hf":
         return partial(TorchBackend, products=settings.products)
     return outside_core(BACKENDS, settings.backend).backend(settings, scratch)
@@ -112,7 +125,9 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
         return run  # no safetensors: refused when they are loaded
     if config.eval.dtype not in ("auto", stored):
         raise PipelineError(
-            f"{run.label} was planned in {config.eval.dtype}, but its weights are stored as {stored}: give "
-            f"eval.dtype={stored}, and the same to all that is compared with it"
+            f"{run.label} was planned in {config.eval.dtype}, but its weights are stored as"
+            f" {stored}: give eval.dtype={stored}, and the same to all that is compared with it"
         )
-    return replace(run, config=replace(config, eval=settle_products(replace(config.eval, dtype=stored))))
+    return replace(
+        run, config=replace(config, eval=settle_products(replace(config.eval, dtype=stored)))
+    )

@@ -1,9 +1,10 @@
-"""Steps of decoding whose tokens stay on the device, on CUDA recorded as graphs: a step is one launch, not thousands.
+"""Steps of decoding whose tokens stay on the device, on CUDA recorded as graphs: a step is one
+launch, not thousands.
 
-A step reads the last token of each row, chooses the next one and puts it in its place, so that the next step can begin
-before anyone has looked at it. Its shapes are the number of rows and of columns that are read, both rounded up on
-CUDA; a shape is recorded when it comes for the second time. Graphs read the memory of the cache, which outlives a task
-and a live merge, as both copy in place.
+A step reads the last token of each row, chooses the next one and puts it in its place, so that the
+next step can begin before anyone has looked at it. Its shapes are the number of rows and of columns
+that are read, both rounded up on CUDA; a shape is recorded when it comes for the second time.
+Graphs read the memory of the cache, which outlives a task and a live merge, as both copy in place.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from pipeline.progress import say
 
 @dataclass(frozen=True)
 class Sampling:
-    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which have a share of
-    `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt, what its draws depend on."""
+    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which
+    have a share of `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt,
+    what its draws depend on.
+    """
 
     temperature: float
     top_p: float
@@ -43,20 +46,30 @@ class Sampling:
         return int.from_bytes(digest[:6], "big") / 2**48
 
     def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers` [rows]."""
+        """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers`
+        [rows].
+        """
         probabilities, tokens = (
-            (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+            (logits.float() / self.temperature)
+            .softmax(dim=-1)
+            .sort(dim=-1, descending=True, stable=True)
         )
         upto = probabilities.cumsum(dim=-1)
         is_kept = upto - probabilities < self.top_p  # the first always
         mass = (probabilities * is_kept).sum(dim=-1, keepdim=True)
         target = numbers[..., None] * mass
-        rank = ((upto <= target) & is_kept).sum(dim=-1, keepdim=True).clamp(max=is_kept.sum(dim=-1, keepdim=True) - 1)
+        rank = (
+            ((upto <= target) & is_kept)
+            .sum(dim=-1, keepdim=True)
+            .clamp(max=is_kept.sum(dim=-1, keepdim=True) - 1)
+        )
         return tokens.gather(-1, rank).squeeze(-1)
 
 
 def rows_for(device: torch.device, count: int) -> int:
-    """Rows that a step of `count` prompts computes: on CUDA the next power of two, as each number is recorded."""
+    """Rows that a step of `count` prompts computes: on CUDA the next power of two, as each number
+    is recorded.
+    """
     return 1 << max(count - 1, 0).bit_length() if device.type == "cuda" else count
 
 
@@ -71,9 +84,12 @@ class Steps:
         self.cache, self.sampling = cache, sampling
         self.kind = (sampling.temperature, sampling.top_p) if sampling else None
 
-    def next(self, rows: int, columns: int, numbers: Sequence[float] = ()) -> Callable[[], list[int]]:
-        """Begin a step of the first rows that reads so many columns; gives what waits for the tokens chosen. numbers:
-        those that decide about drawn ones."""
+    def next(
+        self, rows: int, columns: int, numbers: Sequence[float] = ()
+    ) -> Callable[[], list[int]]:
+        """Begin a step of the first rows that reads so many columns; gives what waits for the
+        tokens chosen. numbers: those that decide about drawn ones.
+        """
         cache = self.cache
         if self.sampling:
             cache.drawn[:rows] = torch.tensor(numbers, device=cache.device)
@@ -98,13 +114,18 @@ class Steps:
     def _step(self, rows: int, columns: int) -> None:
         cache = self.cache
         logits = cache.step(rows, columns)
-        tokens = self.sampling.choose(logits, cache.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
+        tokens = (
+            self.sampling.choose(logits, cache.drawn[:rows])
+            if self.sampling
+            else logits.argmax(dim=-1)
+        )
         cache.tokens[:rows, 0] = tokens
         cache.places[:rows] += 1
 
     def _record(self, rows: int, columns: int) -> torch.cuda.CUDAGraph | None:
-        """The graph of a step; None where a model's forward pass cannot be recorded, such as one that computes its
-        rotary embeddings from the positions that it sees. Reported once."""
+        """The graph of a step; None where a model's forward pass cannot be recorded, such as one
+        that computes its rotary embeddings from the positions that it sees. Reported once.
+        """
         pools = (graph.pool() for graph in self.cache.graphs.values() if graph)
         graph = torch.cuda.CUDAGraph()
         try:

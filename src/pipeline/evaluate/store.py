@@ -1,8 +1,10 @@
-"""Answers that models gave before, by request: what is stored is not computed again, whoever asks for it.
+"""Answers that models gave before, by request: what is stored is not computed again, whoever asks
+for it.
 
-Files of runs_dir/.scores are named by a task and by the digest of all that decides an answer besides the request: the
-weights, the files beside them, the settings, the harness. A process appends to a file of its own and reads those of
-all, so that several write at once; a line that a kill cut off is not read.
+Files of runs_dir/.scores are named by a task and by the digest of all that decides an answer
+besides the request: the weights, the files beside them, the settings, the harness. A process
+appends to a file of its own and reads those of all, so that several write at once; a line that a
+kill cut off is not read.
 """
 
 from __future__ import annotations
@@ -48,12 +50,16 @@ def model_key(checkpoint: Parent) -> Key:
     manifest = read_manifest(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
-        base = (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
+        base = (
+            (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
+        )
     return base_key(folder) | {"base": base}
 
 
 def merge_key(merge: Merging, runs_dir: Path) -> Key:
-    """Return the key of a merge in memory, which is that of the written merge (merge/digests.py)."""
+    """Return the key of a merge in memory, which is that of the written merge
+    (merge/digests.py).
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         if merge.adapter:
@@ -65,7 +71,9 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
 
 
 def base_key(folder: Path) -> Key:
-    """Return what the base of an adapter is: the adapter's folder has no config.json, and may have no tokenizer."""
+    """Return what the base of an adapter is: the adapter's folder has no config.json, and may have
+    no tokenizer.
+    """
     return {"root": root_of(folder), "files": deciding_files(folder)}
 
 
@@ -80,10 +88,12 @@ def digest(value: Any) -> str:
 
 @dataclass
 class Answers:
-    """Answers by request, (kind, *arguments) as the harness has them: a generated text and whether it ran out of
-    tokens, or a log-likelihood and whether it is the greedy choice, or the one of a whole text.
+    """Answers by request, (kind, *arguments) as the harness has them: a generated text and whether
+    it ran out of tokens, or a log-likelihood and whether it is the greedy choice, or the one of a
+    whole text.
 
-    file: takes those that are added, each at once, or where they depend on each other (`together`) when all are there.
+    file: takes those that are added, each at once, or where they depend on each other (`together`)
+        when all are there.
     wanted: the digests of requests whose answers are taken.
     """
 
@@ -110,7 +120,9 @@ class Answers:
 
     @cached_property
     def lines(self) -> TextIO:
-        """The file, open while answers are added: on a shared disk to open it takes longer than to write a line."""
+        """The file, open while answers are added: on a shared disk to open it takes longer than to
+        write a line.
+        """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("a", encoding="utf-8", buffering=1)
 
@@ -122,7 +134,10 @@ class Answers:
 
 @dataclass
 class Store:
-    """The folder with the files, and the model whose answers are requested. `fresh`: find nothing, write again."""
+    """The folder with the files, and the model whose answers are requested.
+
+    `fresh`: find nothing, write again.
+    """
 
     folder: Path
     model: Key
@@ -139,9 +154,13 @@ class Store:
         name = f"{task}-{digest(key)[:32]}"
         stored: dict[str, Any] = {}
         files = [] if self.fresh else self.folder.glob(f"{glob.escape(name)}.*.jsonl")
-        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):  # of an answer that was computed again,
+        for file in sorted(
+            files, key=lambda file: file.stat().st_mtime_ns
+        ):  # of an answer that was computed again,
             stored |= stored_answers(file)  # the later one
-        return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, stored)
+        return Answers(
+            self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, stored
+        )
 
 
 def stored_answers(file: Path) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""The task files of an evaluation: each of its tasks in each of its languages, defined by its benchmark.
+"""The task files of an evaluation: each of its tasks in each of its languages, defined by its
+benchmark.
 
-Constructed languages take the English stock file: the prompt's words (`Question:`, `Step-by-Step Answer:`) are English,
-question and answer are not.
+Constructed languages take the English stock file: the prompt's words (`Question:`, `Step-by-Step
+Answer:`) are English, question and answer are not.
 
-Everything that can be wrong with the data is found here, before any weights load. Imports nothing heavy.
+Everything that can be wrong with the data is found here, before any weights load. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -28,28 +30,33 @@ def task_specs(
     folder: Path,
     left_out: list[ScoreRow] | None = None,
 ) -> list[TaskSpec]:
-    """Check the data of each task in each language and write a task file of the harness for each into `folder`.
+    """Check the data of each task in each language and write a task file of the harness for each
+    into `folder`.
 
-    `data_root`: the folder with the data, None for the Hub. `left_out`: takes the tasks that are wanted
-    `where_possible` and are not. FLORES gives two tasks a language, from and into English.
-    Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
+    `data_root`: the folder with the data, None for the Hub. `left_out`: takes the tasks that are
+    wanted `where_possible` and are not. FLORES gives two tasks a language, from and into English.
+    Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars
+    than there are.
     """
     counts = Counter(eval_task.task for eval_task in settings.tasks)
     for task, count in counts.items():
         benchmark_of(task)  # or an error
         if count > 1:
             raise PipelineError(
-                f"{task} stands {count} times in one evaluation: score each number of shots in one of its own"
+                f"{task} stands {count} times in one evaluation: score each number of shots in one"
+                " of its own"
             )
     if data_root is None and settings.split != "test":
         raise PipelineError(
-            f"eval.split={settings.split} has no items on the Hub: set data_root to a folder that has them"
+            f"eval.split={settings.split} has no items on the Hub: set data_root to a folder that"
+            " has them"
         )
     without_drawn = [task for task in counts if not benchmark_of(task).exemplars_drawn]
     if settings.exemplars == "random" and without_drawn:
         drawn = ", ".join(item.title for item in BENCHMARKS.values() if item.exemplars_drawn)
         raise PipelineError(
-            f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the order of its file"
+            f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the"
+            " order of its file"
         )
     folder.mkdir(parents=True, exist_ok=True)
     specs: list[TaskSpec] = []
@@ -57,31 +64,47 @@ def task_specs(
         benchmark = benchmark_of(eval_task.task)
         find = named_language if benchmark.one_set else language
         requested = [find(code) for code in dict.fromkeys(languages)]
-        spoken = [target for target in requested if benchmark.kind != "translation" or target.code != "en"]
+        spoken = [
+            target for target in requested if benchmark.kind != "translation" or target.code != "en"
+        ]
         if not spoken:
             raise PipelineError(
-                f"{eval_task.task} translates between English and another language: add one to languages"
+                f"{eval_task.task} translates between English and another language: add one to"
+                " languages"
             )
         for target in spoken:
             if target.constructed and data_root is None and not benchmark.one_set:
-                raise PipelineError(f"{target.code} is a constructed language and not on the Hub: set data_root")
+                raise PipelineError(
+                    f"{target.code} is a constructed language and not on the Hub: set data_root"
+                )
             ask = Ask(
-                task=eval_task.task, benchmark=benchmark, language=target, num_fewshot=eval_task.num_fewshot,
+                task=eval_task.task,
+                benchmark=benchmark,
+                language=target,
+                num_fewshot=eval_task.num_fewshot,
                 data_root=data_root,
-                split=settings.split, max_gen_toks=settings.max_gen_toks, run_code=settings.run_code, folder=folder,
-                exemplars=settings.exemplars, options=settings.options,
-            )  # fmt: skip
+                split=settings.split,
+                max_gen_toks=settings.max_gen_toks,
+                run_code=settings.run_code,
+                folder=folder,
+                exemplars=settings.exemplars,
+                options=settings.options,
+            )
             try:
                 specs += benchmark.define(ask)
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
-                left_out.append(missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
+                left_out.append(
+                    missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error))
+                )
     return specs
 
 
 def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
+    """(repository, configuration, split) of each set on the Hub that a task reads; none where data
+    is local.
+    """
     body = spec.body
     if body.get("dataset_path") == "json":
         return []
@@ -90,4 +113,7 @@ def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
         sources = [source for target in spoken for source in spec.benchmark.sources(target)]
         return [(source.hub or "", source.hub_config, source.split) for source in sources]
     splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
-    return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]
+    return [
+        (body["dataset_path"], body.get("dataset_name"), split)
+        for split in sorted(filter(None, splits))
+    ]

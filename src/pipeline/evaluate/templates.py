@@ -1,6 +1,8 @@
-"""Templates of task files: rendered as the harness renders them, but in Jinja's sandbox and within a time limit.
+"""Templates of task files: rendered as the harness renders them, but in Jinja's sandbox and within
+a time limit.
 
-The harness' own environment lets a template call any Python function. Importing this module replaces it.
+The harness' own environment lets a template call any Python function. Importing this module
+replaces it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ class RefusedTemplate(PipelineError):
     """A template that the sandbox refuses, or that does not end."""
 
 
-_ENVIRONMENT = SandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+_ENVIRONMENT = SandboxedEnvironment(
+    loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
+)
 _ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
 _places: dict[str, str] = {}  # template -> the file and the key that have it
 
 
 @cache
 def compiled(template: str) -> Template:
-    """Compile a template once; the harness does it for each exemplar of each question, a millisecond each time."""
+    """Compile a template once; the harness does it for each exemplar of each question, a
+    millisecond each time.
+    """
     return _ENVIRONMENT.from_string(template)
 
 
@@ -54,7 +60,9 @@ def render(template: str, doc: dict[str, Any]) -> str:
         return compiled(template).render(**doc)
     except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
-        raise RefusedTemplate(f"{place} is refused by the sandbox of templates ({reason}): correct it") from error
+        raise RefusedTemplate(
+            f"{place} is refused by the sandbox of templates ({reason}): correct it"
+        ) from error
 
 
 utils.env, utils.apply_template = _ENVIRONMENT, render

@@ -1,4 +1,6 @@
-"""The weights that a run scores: a checkpoint, or a merge that is put together in memory or written for scoring."""
+"""The weights that a run scores: a checkpoint, or a merge that is put together in memory or written
+for scoring.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Weights:
-    """The weights that a run scores: a merge in memory, such as of an adapter with its base, or a folder.
+    """The weights that a run scores: a merge in memory, such as of an adapter with its base, or a
+    folder.
 
-    `key` identifies them among stored answers. `merge` says what a merge does. `measure` returns the numbers that the
-    run of the written merge records, too.
+    `key` identifies them among stored answers. `merge` says what a merge does. `measure` returns
+    the numbers that the run of the written merge records, too.
     """
 
     of: Merging | Path
@@ -57,14 +60,18 @@ def weights_of(run: Run[EvalStage], scratch: Path) -> Weights:
 
 
 def in_memory(folder: Path, run: Run[EvalStage]) -> Merging | Path:
-    """Return a checkpoint as a merge of one if it is an adapter, or if its model may stay in memory."""
+    """Return a checkpoint as a merge of one if it is an adapter, or if its model may stay in
+    memory.
+    """
     stays = keeps_models() and run.config.eval.backend == "hf"
     return merge_of_one(folder) if is_adapter(folder) or stays else folder
 
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder, also if an interrupted attempt left it with files, and delete it at the end."""
+    """Make an empty folder, also if an interrupted attempt left it with files, and delete it at the
+    end.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

@@ -1,6 +1,8 @@
-"""stage=compare: a report whose rows are the models of logs and whose columns are the metrics of tasks.
+"""stage=compare: a report whose rows are the models of logs and whose columns are the metrics of
+tasks.
 
-The items that all logs of a task hold are compared: those with equal documents, by lm_eval's doc_hash.
+The items that all logs of a task hold are compared: those with equal documents, by lm_eval's
+doc_hash.
 """
 
 from __future__ import annotations
@@ -40,8 +42,10 @@ Sentences = dict[str, list[str]]  # kind -> how the logs differ, and what is not
 
 @dataclass(frozen=True)
 class Column:
-    """A metric that can be compared, of the items `keys`, which all logs hold. lower: less of it is better; logs: of
-    each model that has one."""
+    """A metric that can be compared, of the items `keys`, which all logs hold.
+
+    lower: less of it is better; logs: of each model that has one.
+    """
 
     title: str
     metric: str
@@ -76,28 +80,44 @@ class Column:
         answers: dict[Key, dict[int, float]] = {}
         for model, cell in self.cells.items():
             (score,) = cell.items[0].readings[0].values()
-            answers[score, None] = {item: scale * value for item, value in enumerate(self.values[model])}
+            answers[score, None] = {
+                item: scale * value for item, value in enumerate(self.values[model])
+            }
         return answers_frame(PlainPlan({}), list(self.cells.values()), answers, self.is_share)
 
     def comparison(self, left: str, right: str) -> Comparison:
         return Comparison(self.frame, [(1.0, self.cells[left])], [(1.0, self.cells[right])])
 
     def row(self, model: str) -> ScoreRow:
-        """Return the row of results.csv, which has Wilson's interval if there is no standard error."""
+        """Return the row of results.csv, which has Wilson's interval if there is no standard
+        error.
+        """
         log, values = self.logs[model], self.values[model]
         scale = (100 if self.is_share else 1) / percent_factor(self.metric)
         error = mean_stderr(values) if self.is_share and scale == 1 else None
         return ScoreRow(
-            self.title, LANGUAGE, None, None, log.num_fewshot, self.metric, log.filter, scale * fmean(values), error,
+            self.title,
+            LANGUAGE,
+            None,
+            None,
+            log.num_fewshot,
+            self.metric,
+            log.filter,
+            scale * fmean(values),
+            error,
             len(values),
-        )  # fmt: skip
+        )
 
     def samples(self, model: str) -> tuple[Place, list[Sample]]:
         is_right = all(value in (0, 1) for values in self.values.values() for value in values)
         samples = []
         for number, (key, value) in enumerate(zip(self.keys, self.values[model], strict=True)):
             correct = bool(value) if is_right else None
-            sample = {**self.logs[model].items[key], "doc_id": number, "scores": {self.metric: value}}
+            sample = {
+                **self.logs[model].items[key],
+                "doc_id": number,
+                "scores": {self.metric: value},
+            }
             samples.append({**sample, "correct": correct})
         return (model, self.title, LANGUAGE), samples
 
@@ -106,27 +126,45 @@ class Column:
         cells = []
         for model in models:
             if model in self.logs:
-                value, low, high = (100 * number for number in self.frame.estimate(self.cells[model]))
+                value, low, high = (
+                    100 * number for number in self.frame.estimate(self.cells[model])
+                )
                 scores = [CellScore(model, {}, [self.row(model)])]
-                cells.append(CellResult(
-                    model, self.title, value, low, high, 1, runs=[model], scores=scores, task=self.title,
-                    metric=self.title,
-                ))  # fmt: skip
+                cells.append(
+                    CellResult(
+                        model,
+                        self.title,
+                        value,
+                        low,
+                        high,
+                        1,
+                        runs=[model],
+                        scores=scores,
+                        task=self.title,
+                        metric=self.title,
+                    )
+                )
 
         def contrast_of(top: CellResult, rival: CellResult) -> Contrast:
             return self.comparison(top.row, rival.row).contrast()
 
         best = best_of(cells, self.lower, contrast_of)
         marked = [replace(cell, best=cell is best) for cell in cells]
-        missing = [CellResult(model, self.title, missing=f"“{model}” has no log of {self.title}", task=self.title)
-                   for model in models if model not in self.logs]  # fmt: skip
+        missing = [
+            CellResult(
+                model, self.title, missing=f"“{model}” has no log of {self.title}", task=self.title
+            )
+            for model in models
+            if model not in self.logs
+        ]
         return marked + missing
 
 
 def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     """Return the results of a comparison.
 
-    Raises PipelineError for a log that cannot be read, fewer than two models, or no item that two models share.
+    Raises PipelineError for a log that cannot be read, fewer than two models, or no item that two
+    models share.
     """
     models = read_models(entries)
     titles = list(models)
@@ -150,7 +188,9 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
             [column.row(model) for column in own], samples=[column.samples(model) for column in own]
         )
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
-    title = f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared"
+    title = (
+        f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared"
+    )
     return Results(
         table=name,
         title=title,
@@ -171,12 +211,19 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
 
 
 def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator[Column]:
-    """Yield the metrics that can be compared. `computed` gets sentences on differences, and on what is not compared."""
+    """Yield the metrics that can be compared.
+
+    `computed` gets sentences on differences, and on what is not compared.
+    """
     for model, of_model in models.items():
         first = next(iter(of_model.values()))
         computed["Logs"].append(f"“{model}”: {pluralize(len(of_model), 'log')} by {first.version}.")
     for task, filter_name in dict.fromkeys(key for logs in models.values() for key in logs):
-        logs = {model: logs[task, filter_name] for model, logs in models.items() if (task, filter_name) in logs}
+        logs = {
+            model: logs[task, filter_name]
+            for model, logs in models.items()
+            if (task, filter_name) in logs
+        }
         for model, log in logs.items():
             computed["Incomplete logs"] += [f"“{model}”: {problem}" for problem in log.problems]
         keys = shared_keys(list(logs.values()))
@@ -186,8 +233,12 @@ def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator
             computed["Not compared"].append(f"{task}: no item is in all logs.")
         else:
             if any(len(log.items) > len(keys) for log in logs.values()):
-                counts = " and ".join(f"{len(log.items)} of “{model}”" for model, log in logs.items())
-                matched = f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
+                counts = " and ".join(
+                    f"{len(log.items)} of “{model}”" for model, log in logs.items()
+                )
+                matched = (
+                    f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
+                )
                 computed["Matched items"].append(matched)
             computed["Different settings"] += differences_of(task, logs, keys)
         for metric in metrics_in(logs.values()):
@@ -203,14 +254,20 @@ def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator
 
 
 def shared_keys(logs: Sequence[Log]) -> list[str]:
-    """Return the items that all logs hold, in the order of the first log; none if there is one log."""
+    """Return the items that all logs hold, in the order of the first log; none if there is one
+    log.
+    """
     first, *others = logs
     return [key for key in first.items if others and all(key in other.items for other in others)]
 
 
 def metrics_in(logs: Iterable[Log]) -> list[str]:
     """Return the metrics that the items of logs have."""
-    return list(dict.fromkeys(metric for log in logs for item in log.items.values() for metric in item["scores"]))
+    return list(
+        dict.fromkeys(
+            metric for log in logs for item in log.items.values() for metric in item["scores"]
+        )
+    )
 
 
 def why_not(logs: Mapping[str, Log], metric: str) -> str:
@@ -220,10 +277,20 @@ def why_not(logs: Mapping[str, Log], metric: str) -> str:
         known = [number for number in numbers if number is not None]
         lacking = len(numbers) - len(known)
         if lacking:
-            return f"{metric} of {log.task} has no number for {lacking} of {len(numbers)} items of “{model}”"
+            return (
+                f"{metric} of {log.task} has no number for {lacking} of {len(numbers)} items of"
+                f" “{model}”"
+            )
         printed, value = log.printed.get(metric), fmean(known)
-        if printed is not None and not log.problems and abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
-            score = f"{metric} of {log.task} is {printed:.6g} for “{model}”, but the mean of its items {value:.6g}"
+        if (
+            printed is not None
+            and not log.problems
+            and abs(value - printed) > 1e-6 * max(1.0, abs(printed))
+        ):
+            score = (
+                f"{metric} of {log.task} is {printed:.6g} for “{model}”, but the mean of its items"
+                f" {value:.6g}"
+            )
             return f"{score}, so a comparison of items says nothing about it"
     return ""
 
@@ -232,13 +299,21 @@ def run_of(model: str, logs: Sequence[Log]) -> RunResult:
     shared = set.intersection(*(set(log.settings.items()) for log in logs))
     tool, _, version = logs[0].version.partition(" ")
     return RunResult(
-        name=model, stage="eval", folder=Path(), label=model, model=logs[0].model, started=logs[0].started,
-        config=dict(sorted(shared)), versions={tool: version},
-    )  # fmt: skip
+        name=model,
+        stage="eval",
+        folder=Path(),
+        label=model,
+        model=logs[0].model,
+        started=logs[0].started,
+        config=dict(sorted(shared)),
+        versions={tool: version},
+    )
 
 
 def differences_of(task: str, logs: Mapping[str, Log], keys: Sequence[str]) -> Iterator[str]:
-    """Yield sentences on what the logs of a task differ in: prompts and targets of matched items, and settings."""
+    """Yield sentences on what the logs of a task differ in: prompts and targets of matched items,
+    and settings.
+    """
     for what in ("prompt", "target"):
         count = sum(len({log.items[key][what] for log in logs.values()}) > 1 for key in keys)
         if count:
@@ -255,7 +330,9 @@ def shortened(text: str) -> str:
 
 
 def note_of(computed: Sentences) -> str:
-    """Return what a reader of the verdict must know: the matched part, different settings, and what is not compared."""
+    """Return what a reader of the verdict must know: the matched part, different settings, and what
+    is not compared.
+    """
     sentences = [] if computed["Different settings"] else ["The recorded settings are the same."]
     for kind, listed in computed.items():
         if listed and kind != "Logs":

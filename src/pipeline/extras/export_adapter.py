@@ -1,4 +1,6 @@
-"""export.adapter=true: a LoRA training, or a merge of LoRA experts, as an adapter of their base that PEFT loads."""
+"""export.adapter=true: a LoRA training, or a merge of LoRA experts, as an adapter of their base
+that PEFT loads.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
 
     Raises: PipelineError: the model is not exactly an adapter of its base.
     """
-    merge = open_merge(Soup(experts=[model.name]), {"0": open_source(model.folder, base_given(model, config))})
+    merge = open_merge(
+        Soup(experts=[model.name]), {"0": open_source(model.folder, base_given(model, config))}
+    )
     if merge.adapter is None:
         raise PipelineError(
-            f"export.adapter=true: {model.name} is not exactly an adapter of its base: {why_dense(merge)}; remove "
-            "export.adapter to write the whole model, or merge LoRA experts with merge.form=adapter"
+            f"export.adapter=true: {model.name} is not exactly an adapter of its base:"
+            f" {why_dense(merge)}; remove export.adapter to write the whole model, or merge LoRA"
+            " experts with merge.form=adapter"
         )
     name, _, revision = hub_id_of_base(model, Path(config.runs_dir)).partition("@")
     settings = {"base_model_name_or_path": name or None, "revision": revision}
@@ -37,13 +42,16 @@ def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
 
 
 def hub_id_of_base(model: Parent, runs_dir: Path) -> str:
-    """Return the Hub id and revision of the base of a LoRA training; for a merge that of its first expert.
+    """Return the Hub id and revision of the base of a LoRA training; for a merge that of its first
+    expert.
 
     Empty for a base that only its folder names.
     """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "merge":
-        experts = [parent for role, parent in find_ancestors(manifest, runs_dir).items() if role != "base"]
+        experts = [
+            parent for role, parent in find_ancestors(manifest, runs_dir).items() if role != "base"
+        ]
         return hub_id_of_base(experts[0], runs_dir) if experts else ""
     with suppress(PipelineError):
         return getattr(base_of(model, runs_dir, "checkpoint"), "hub", None) or ""

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError, first_line
 
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, OSError)
+MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+    OverflowError,
+    OSError,
+)
 Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorded, numbers or not
 
 
@@ -18,8 +27,8 @@ Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorde
 class Log:
     """The answers of a model to a task, as one filter read them.
 
-    printed: metric -> the number that the tool printed; lower_is_better: metrics of which less is better; problems:
-    what the log lacks; version: the tool's, with its name.
+    printed: metric -> the number that the tool printed; lower_is_better: metrics of which less is
+    better; problems: what the log lacks; version: the tool's, with its name.
     """
 
     model: str
@@ -37,7 +46,9 @@ class Log:
 
 
 class Reader(NamedTuple):
-    """How a format is read: `recognizes` a file by its JSON content, and `read` returns its logs."""
+    """How a format is read: `recognizes` a file by its JSON content, and `read` returns its
+    logs.
+    """
 
     recognizes: Callable[[Path, Mapping[str, Any]], bool]
     read: Callable[[Path, dict[str, Any]], Iterable[Log]]
@@ -45,7 +56,9 @@ class Reader(NamedTuple):
 
 @contextmanager
 def as_one_sentence(path: Path) -> Iterator[None]:
-    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is read."""
+    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is
+    read.
+    """
     try:
         yield
     except PipelineError:

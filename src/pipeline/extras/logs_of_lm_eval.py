@@ -1,4 +1,6 @@
-"""Logs of `lm_eval --log_samples`, version 0.4.8 or later: results_TIME.json with samples_TASK_TIME.jsonl."""
+"""Logs of `lm_eval --log_samples`, version 0.4.8 or later: results_TIME.json with
+samples_TASK_TIME.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,37 @@ FIRST_VERSION = (0, 4, 8)
 OF_A_ROW = {"doc_hash", "filter", "metrics"}  # keys that earlier versions do not write
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
 # settings that decide scores: of the run, and of its command
-OF_THE_RUN = ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn", "max_length", "lm_eval_version",
-              "transformers_version")  # fmt: skip
-OF_THE_COMMAND = ("limit", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed", "device")
+OF_THE_RUN = (
+    "chat_template_sha",
+    "system_instruction_sha",
+    "fewshot_as_multiturn",
+    "max_length",
+    "lm_eval_version",
+    "transformers_version",
+)
+OF_THE_COMMAND = (
+    "limit",
+    "gen_kwargs",
+    "random_seed",
+    "numpy_seed",
+    "torch_seed",
+    "fewshot_seed",
+    "device",
+)
 # of model_args: the model's name is the first of these that are set
 THE_MODEL = ("peft", "delta", "pretrained", "model", "revision", "base_url", "tokenizer")
 
 
 def recognizes(_: Path, content: Mapping[str, Any]) -> bool:
-    return {"results", "config"} <= content.keys() and bool({"configs", "versions"} & content.keys())
+    return {"results", "config"} <= content.keys() and bool(
+        {"configs", "versions"} & content.keys()
+    )
 
 
 def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
-    """Yield the log of each task and filter of a results file, with the samples files next to it."""
+    """Yield the log of each task and filter of a results file, with the samples files next to
+    it.
+    """
     time = TIME.search(path.name)
     version = str(content.get("lm_eval_version") or "")
     if "configs" not in content or time is None or is_too_old(version):
@@ -44,11 +64,17 @@ def logs_written_at(time: str, path: Path, content: dict[str, Any]) -> Iterator[
     names = {task: f"samples_{task}_{time}.jsonl" for task in content["configs"]}
     outside = [name for name in names.values() if Path(name).name != name]
     if outside:
-        raise PipelineError(f"{path} names a samples file in another folder ({outside[0]}): correct the task's name")
-    samples = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
+        raise PipelineError(
+            f"{path} names a samples file in another folder ({outside[0]}): correct the task's name"
+        )
+    samples = {
+        task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()
+    }
     if not samples:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
-        raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
+        raise PipelineError(
+            f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples"
+        )
     for task, file in samples.items():
         with as_one_sentence(file):
             rows = read_samples(file)
@@ -66,7 +92,9 @@ def is_too_old(version: str) -> bool:
 
 def too_old(path: Path, version: str) -> PipelineError:
     wrote = f"lm_eval {version}" if is_too_old(version) else "lm_eval before 0.4.8"
-    return PipelineError(f"{path} is of {wrote}: score again with lm_eval 0.4.8 or later, and --log_samples")
+    return PipelineError(
+        f"{path} is of {wrote}: score again with lm_eval 0.4.8 or later, and --log_samples"
+    )
 
 
 def logs_of_task(
@@ -82,7 +110,9 @@ def logs_of_task(
     for name, of_filter in by_filter.items():
         problems = []
         if isinstance(expected, int) and len(of_filter) < expected:
-            problems.append(f"{samples_name} holds {len(of_filter)} of the {expected} items that were scored.")
+            problems.append(
+                f"{samples_name} holds {len(of_filter)} of the {expected} items that were scored."
+            )
         yield Log(
             model=model_of(content),
             task=task,
@@ -92,9 +122,13 @@ def logs_of_task(
             items=items_by_document(of_filter),
             printed=printed_scores(content["results"].get(task, {}), name),
             settings=settings,
-            version=f"lm_eval {content.get('lm_eval_version') or 'of a version that it did not record'}",
+            version=(
+                f"lm_eval {content.get('lm_eval_version') or 'of a version that it did not record'}"
+            ),
             num_fewshot=shots if isinstance(shots, int) else None,
-            lower_is_better=frozenset(metric for metric, higher in directions.items() if higher is False),
+            lower_is_better=frozenset(
+                metric for metric, higher in directions.items() if higher is False
+            ),
             problems=tuple(problems),
         )
 
@@ -121,13 +155,18 @@ def items_by_document(rows: list[Sample]) -> dict[str, Item]:
 
 
 def item_of(row: Sample) -> Item:
-    """Return the item of a line of a samples file. Of weighed options the most likely one is the answer."""
+    """Return the item of a line of a samples file.
+
+    Of weighed options the most likely one is the answer.
+    """
     requests = [list(argument.values()) for argument in row["arguments"].values()]
     read, response = row["filtered_resps"], row["resps"]
     while isinstance(response, list) and len(response) == 1:
         response = response[0]
     extracted = read[0] if isinstance(read, list) and read else read
-    are_options = len(requests) == len(read) > 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in read)
+    are_options = len(requests) == len(read) > 1 and all(
+        isinstance(pair, list) and len(pair) == 2 for pair in read
+    )
     if are_options:
         likelihoods = [float(pair[0]) for pair in read]
         extracted = requests[likelihoods.index(max(likelihoods))][1]
@@ -158,7 +197,9 @@ def model_arguments(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(content: Mapping[str, Any], task: str) -> dict[str, str]:
-    """Return the settings of a task that decide its scores, as text on one line, without unset ones."""
+    """Return the settings of a task that decide its scores, as text on one line, without unset
+    ones.
+    """
     config = content["config"]
     settings = {
         "num_fewshot": content.get("n-shot", {}).get(task),
@@ -167,7 +208,9 @@ def settings_of(content: Mapping[str, Any], task: str) -> dict[str, str]:
         **{key: content.get(key) for key in OF_THE_RUN},
         **{key: config.get(key) for key in OF_THE_COMMAND},
     }
-    return {key: one_line(str(value)) for key, value in settings.items() if value not in (None, {}, "")}
+    return {
+        key: one_line(str(value)) for key, value in settings.items() if value not in (None, {}, "")
+    }
 
 
 READER = Reader(recognizes, read)

@@ -1,4 +1,6 @@
-"""Evaluations of this program as logs: a run of stage=eval is read as the logs that export.format=lm_eval writes."""
+"""Evaluations of this program as logs: a run of stage=eval is read as the logs that
+export.format=lm_eval writes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def read(path: Path, _: dict[str, Any]) -> Iterator[Log]:
 
 
 def scored_model(run: Path) -> str:
-    """Return the name of the checkpoint that a run of stage=eval scored, or the label of its merge in memory."""
+    """Return the name of the checkpoint that a run of stage=eval scored, or the label of its merge
+    in memory.
+    """
     manifest = read_manifest(run)
     assert manifest is not None
     checkpoint = manifest.parents.get("checkpoint")

@@ -1,4 +1,7 @@
-"""The backend that has vLLM compute, by the harness' own class for it. A merge is written before it is scored."""
+"""The backend that has vLLM compute, by the harness' own class for it.
+
+A merge is written before it is scored.
+"""
 
 from __future__ import annotations
 
@@ -51,21 +54,27 @@ def reported() -> Iterator[None]:
         if "memory" in text.lower():
             remedy = "lower eval.batch_size, or free memory that other processes hold"
         raise PipelineError(
-            f"eval.backend=vllm: vLLM stopped ({type(error).__name__}: {text[:300]}), and nothing of this task was "
-            f"scored: {remedy}"
+            f"eval.backend=vllm: vLLM stopped ({type(error).__name__}: {text[:300]}), and nothing"
+            f" of this task was scored: {remedy}"
         ) from error
 
 
 class VllmBackend:
     """A model in vLLM.
 
-    `scratch` is an empty folder, into which a merge is written. `share_prefix` turns vLLM's prefix cache on.
+    `scratch` is an empty folder, into which a merge is written. `share_prefix` turns vLLM's prefix
+    cache on.
     """
 
     halved = False  # vLLM decides by itself how many rows its memory holds
 
     def __init__(
-        self, batch_size: int | None, dtype: str, weights: Merging | Path, scratch: Path, share_prefix: bool = True
+        self,
+        batch_size: int | None,
+        dtype: str,
+        weights: Merging | Path,
+        scratch: Path,
+        share_prefix: bool = True,
     ) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
         self.scratch, self.share_prefix = scratch, share_prefix
@@ -73,19 +82,24 @@ class VllmBackend:
         self.vllm: Any = None  # lm_eval's VLLM
 
     def load(self) -> Any:
-        """Start vLLM, and return the model without weights, which has the settings that the harness asks for."""
+        """Start vLLM, and return the model without weights, which has the settings that the harness
+        asks for.
+        """
         if self.vllm is None:
             self.model, tokenizer = without_weights(self.weights)
             if settings := settings_beyond_greedy(self.model):
                 raise PipelineError(
-                    f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on "
-                    "to vLLM: score it with eval.backend=hf"
+                    f"eval.backend=vllm: the model's generation_config.json sets {settings[0]},"
+                    " which is not passed on to vLLM: score it with eval.backend=hf"
                 )
             self._start(self._folder(), tokenizer.name_or_path)
         return self.model
 
     def _folder(self) -> Path:
-        """Return the folder of the checkpoint. A merge, and an adapter with its base, are written as a whole model."""
+        """Return the folder of the checkpoint.
+
+        A merge, and an adapter with its base, are written as a whole model.
+        """
         if isinstance(self.weights, Path):
             return self.weights
         verify_sources(self.weights)
@@ -99,12 +113,21 @@ class VllmBackend:
             from lm_eval.models.vllm_causallms import VLLM
             from vllm.platforms import current_platform
 
-            dtype: Any = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+            dtype: Any = (
+                str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+            )
             self.vllm = VLLM(
-                str(folder), dtype=dtype, tokenizer=tokenizer, max_model_len=-1, seed=0, max_num_seqs=self.batch_size,
-                enable_prefix_caching=self.share_prefix, enforce_eager=current_platform.is_cpu(),
-                disable_log_stats=True, generation_config="vllm",
-            )  # fmt: skip
+                str(folder),
+                dtype=dtype,
+                tokenizer=tokenizer,
+                max_model_len=-1,
+                seed=0,
+                max_num_seqs=self.batch_size,
+                enable_prefix_caching=self.share_prefix,
+                enforce_eager=current_platform.is_cpu(),
+                disable_log_stats=True,
+                generation_config="vllm",
+            )
             self.vllm._max_length = None  # -1 had vLLM take the length that its memory holds
 
     def close(self) -> None:
@@ -114,7 +137,7 @@ class VllmBackend:
             sys.modules["vllm.distributed"].cleanup_dist_env_and_memory()
         gc.collect()
 
-    # --------------------------------------------------------------------------------------------------- answers
+    # --- answers ---
 
     def can_share(self) -> bool:
         return True
@@ -123,11 +146,17 @@ class VllmBackend:
         return True
 
     def generate(
-        self, prompts: Sequence[Tokens], endings: Sequence[Ending], share: bool,
-        ended: Callable[[int, list[int]], None], sampling: Sampling | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        prompts: Sequence[Tokens],
+        endings: Sequence[Ending],
+        share: bool,
+        ended: Callable[[int, list[int]], None],
+        sampling: Sampling | None = None,
+    ) -> None:
         """Generate an answer to each prompt. A sampled answer depends on its own seed alone."""
-        self._refuse_too_long(max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True)))
+        self._refuse_too_long(
+            max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True))
+        )
         with reported():
             from vllm import SamplingParams
 
@@ -139,21 +168,36 @@ class VllmBackend:
                     drawn["seed"] = sampling.seed(place)
                 settings.append(
                     SamplingParams(
-                        max_tokens=ending.room, stop=[] if ending.think_end else list(ending.stop), ignore_eos=True,
-                        stop_token_ids=sorted(ending.ends), skip_special_tokens=False, **drawn,
+                        max_tokens=ending.room,
+                        stop=[] if ending.think_end else list(ending.stop),
+                        ignore_eos=True,
+                        stop_token_ids=sorted(ending.ends),
+                        skip_special_tokens=False,
+                        **drawn,
                     )
-                )  # fmt: skip
-            outputs = self.vllm._model_generate([list(prompt) for prompt in prompts], True, settings)
+                )
+            outputs = self.vllm._model_generate(
+                [list(prompt) for prompt in prompts], True, settings
+            )
         for place, output in enumerate(outputs):
             ended(place, list(output.outputs[0].token_ids))
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
+        self,
+        requests: Sequence[tuple[Tokens, Tokens]],
+        share: bool,
+        scored: Callable[[int, float, bool], None],
     ) -> None:
-        """Score continuations as the harness' class does, from the log-probabilities of the whole prompt."""
-        self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests) + 1)
+        """Score continuations as the harness' class does, from the log-probabilities of the whole
+        prompt.
+        """
+        self._refuse_too_long(
+            max(len(context) + len(continuation) for context, continuation in requests) + 1
+        )
         with reported():
-            asked = [(None, list(context), list(continuation)) for context, continuation in requests]
+            asked = [
+                (None, list(context), list(continuation)) for context, continuation in requests
+            ]
             found = self.vllm._loglikelihood_tokens(asked, disable_tqdm=True)
         for place, (value, greedy) in enumerate(found):
             scored(place, value, greedy)
@@ -161,15 +205,18 @@ class VllmBackend:
     def _refuse_too_long(self, longest: int) -> None:
         if longest > self.vllm.max_length:
             raise PipelineError(
-                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, and vLLM has memory for "
-                f"{self.vllm.max_length}: lower eval.batch_size, or ask for fewer exemplars or shorter answers"
+                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, and vLLM has"
+                f" memory for {self.vllm.max_length}: lower eval.batch_size, or ask for fewer"
+                " exemplars or shorter answers"
             )
 
     def halving(self, work: Callable[[], Result]) -> Result:
-        """Refuse the harness' own loop of transformers, which requests with other generation settings would need."""
+        """Refuse the harness' own loop of transformers, which requests with other generation
+        settings would need.
+        """
         raise PipelineError(
-            "eval.backend=vllm passes no generation settings of a task on, except its length and its stop strings. "
-            "Use eval.backend=hf."
+            "eval.backend=vllm passes no generation settings of a task on, except its length and"
+            " its stop strings. Use eval.backend=hf."
         )
 
 
@@ -188,9 +235,12 @@ def versions() -> dict[str, str]:
     installed = {name: package_version(name) for name in ("vllm", "torch", "transformers")}
     if installed["vllm"] == "absent":
         raise PipelineError(
-            "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
+            "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use"
+            " eval.backend=hf"
         )
     if tuple(map(int, installed["vllm"].split(".")[:2])) < OLDEST_VLLM:
-        raise PipelineError(f"eval.backend=vllm: vLLM {installed['vllm']} is too old: install 0.32 or later")
+        raise PipelineError(
+            f"eval.backend=vllm: vLLM {installed['vllm']} is too old: install 0.32 or later"
+        )
     invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0")
     return installed | {"batch_invariant": invariant, "computed_by": "lm_eval"}

@@ -1,4 +1,6 @@
-"""Addresses of repositories on the Hub, and the only place that masks credentials in output and records."""
+"""Addresses of repositories on the Hub, and the only place that masks credentials in output and
+records.
+"""
 
 from __future__ import annotations
 
@@ -20,39 +22,49 @@ SECRET_ENDS = "apikey passwd password credential credentials secret authorizatio
 _SECRET = rf"(?:{'|'.join(SECRET_PARTS)}|[a-z0-9]*?(?:{'|'.join(SECRET_ENDS)}))"
 _ADDRESS = re.compile(r"\b\w+:/\S*")  # Path makes one slash of two
 _USER = re.compile(r"(\b\w+:/{1,2})[^/\s]+@")
-# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole. The time is linear
-# in the length of a text, by possessive quantifiers (++) and limits of length.
+# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole.
+# The time is linear in the length of a text, by possessive quantifiers (++) and limits of length.
 _NAMED = re.compile(
     rf"""(?<![\w.])(?=(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9]))(?P<name>[a-z0-9_.]++)"""
     r"""(?P<sign>\\?["']?\s?(?:=|:(?=\s))\s?)"""
-    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|(?:(?:bearer|basic|token)\ )?\S++)""",
+    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|(?:(?:bearer|basic|token)\ )?\S++)""",  # noqa: E501
     re.IGNORECASE,
 )
 _SECRET_NAME = re.compile(rf"(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9])", re.IGNORECASE)
 _FORMS = re.compile(  # of the Hub, W&B, GitHub, GitLab, OpenAI and AWS
-    r"\b(?:hf_[A-Za-z0-9]{16,}|wandb_v1_\w{16,}|(?<=login )[0-9a-f]{40}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{16,}"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|wandb_v1_\w{16,}|(?<=login"
+    r" )[0-9a-f]{40}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|sk-[\w-]{32,}|AKIA[0-9A-Z]{16})\b"
 )
-_NUMBER = re.compile(r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)  # num_key_value_heads=8, eos_token_id: 128001
+_NUMBER = re.compile(
+    r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE
+)  # num_key_value_heads=8, eos_token_id: 128001
 _NO_SECRET = "eos_token"  # which is of a tokenizer
 _EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=..., every.KEY=VALUE
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True if a part of a name, split at _ and ., names a secret: HF_TOKEN and MYAPIKEY, but not tokenizer."""
+    """Return True if a part of a name, split at _ and ., names a secret:
+
+    HF_TOKEN and MYAPIKEY, but not tokenizer.
+    """
     return _SECRET_NAME.match(name) is not None and not name.lower().endswith(_NO_SECRET)
 
 
 @cache
 def _secret_values() -> list[str]:
-    """Return the values of this process's environment variables that are secrets: with 12 characters and a digit."""
+    """Return the values of this process's environment variables that are secrets: with 12
+    characters and a digit.
+    """
     values = (value for name, value in os.environ.items() if is_secret_name(name))
     return [value for value in values if len(value) >= 12 and re.search(r"\d", value)]
 
 
 def plain_addresses(text: str) -> str:
     """Remove user:password@, and the text after ? or #, from each address in a text."""
-    return _ADDRESS.sub(lambda match: re.split(r"[?#]", _USER.sub(r"\1", match[0]), maxsplit=1)[0], text)
+    return _ADDRESS.sub(
+        lambda match: re.split(r"[?#]", _USER.sub(r"\1", match[0]), maxsplit=1)[0], text
+    )
 
 
 def without_credentials(value: Any) -> Any:
@@ -64,7 +76,11 @@ def without_credentials(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            key: MASK if isinstance(part, str) and part and is_secret_name(str(key)) else without_credentials(part)
+            key: (
+                MASK
+                if isinstance(part, str) and part and is_secret_name(str(key))
+                else without_credentials(part)
+            )
             for key, part in value.items()
         }
     if isinstance(value, list | tuple):
@@ -112,7 +128,8 @@ class Masked:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Context in which everything that Python writes to standard output and error, libraries included, is masked.
+    """Context in which everything that Python writes to standard output and error, libraries
+    included, is masked.
 
     Stays in force after an exception: the interpreter prints its traceback.
     """

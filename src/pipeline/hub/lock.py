@@ -1,7 +1,7 @@
 """The lock file: which revision of each model, dataset and file a table's runs use.
 
-stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs, and the files are read from the
-Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
+stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs, and the files
+are read from the Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -25,23 +25,37 @@ LOCK = "hub.lock.json"
 
 def hub_cache() -> Path:
     """Return the Hub's cache folder, by the rules of huggingface_hub."""
-    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    home = os.environ.get(
+        "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    )
+    folder = (
+        os.environ.get("HF_HUB_CACHE")
+        or os.environ.get("HUGGINGFACE_HUB_CACHE")
+        or os.path.join(home, "hub")
+    )
     return Path(os.path.expandvars(os.path.expanduser(folder)))
 
 
 def unusable_cache() -> str:
-    """Return why the Hub's cache, to which libraries also write what they read of local files, cannot be used: no file
-    can be written or locked there."""
+    """Return why the Hub's cache, to which libraries also write what they read of local files,
+    cannot be used: no file can be written or locked there.
+    """
     folder = hub_cache().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        name = "HF_HOME" if "HF_HOME" in os.environ else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
+        name = (
+            "HF_HOME"
+            if "HF_HOME" in os.environ
+            else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
+        )
         reason = error.strerror or "unusable"
-        return f"{name}={folder} cannot be written ({reason}): set HF_HOME to a folder on a disk that can be written"
+        return (
+            f"{name}={folder} cannot be written ({reason}): set HF_HOME to a folder on a disk that"
+            " can be written"
+        )
     return ""
 
 
@@ -51,13 +65,18 @@ def cached_snapshot(kind: str, name: str, revision: str) -> Path:
 
 
 def part_of(source: Source) -> str:
-    """Return the part of a repository that a source reads: its files, or its configuration and split."""
+    """Return the part of a repository that a source reads: its files, or its configuration and
+    split.
+    """
     return source.files or f"{source.hub_config or 'default'}/{source.split}"
 
 
 @dataclass
 class Lock:
-    """models: id -> revision, files. datasets: id or id@requested -> revision, parts. urls: address -> sha256, path."""
+    """models: id -> revision, files.
+
+    datasets: id or id@requested -> revision, parts. urls: address -> sha256, path.
+    """
 
     models: dict[str, Any] = field(default_factory=dict)
     datasets: dict[str, Any] = field(default_factory=dict)
@@ -72,15 +91,28 @@ class Lock:
         if source.url is not None:
             return self.urls.get(url_key(source.url))
         for name, locked in self.datasets.items():
-            requested = name == pinned_as(source.hub, source.revision) or locked["revision"] == source.revision
-            if requested and name.partition("@")[0] == source.hub and part_of(source) in locked["parts"]:
+            requested = (
+                name == pinned_as(source.hub, source.revision)
+                or locked["revision"] == source.revision
+            )
+            if (
+                requested
+                and name.partition("@")[0] == source.hub
+                and part_of(source) in locked["parts"]
+            ):
                 return locked
         return None
 
     def pinned(self, source: Source) -> Source:
-        """Return the source at its locked revision; for a file from a URL, with the digest of its content."""
+        """Return the source at its locked revision; for a file from a URL, with the digest of its
+        content.
+        """
         entry = self.entry(source)
-        return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}") if entry else source
+        return (
+            replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}")
+            if entry
+            else source
+        )
 
     def source(self, source: Source) -> tuple[Source, list[Path] | None]:
         """Return a locked source and its complete files; (the source, None) if it is not locked."""
@@ -89,9 +121,14 @@ class Lock:
             return source, None
         if source.url is not None:
             address = without_credentials(source.url)
-            return self.pinned(source), [check_size(self.folder / entry["path"], entry["bytes"], address)]
+            return self.pinned(source), [
+                check_size(self.folder / entry["path"], entry["bytes"], address)
+            ]
         assert source.hub is not None
-        root, part = cached_snapshot("dataset", source.hub, entry["revision"]), entry["parts"][part_of(source)]
+        root, part = (
+            cached_snapshot("dataset", source.hub, entry["revision"]),
+            entry["parts"][part_of(source)],
+        )
         paths = [check_size(root / name, size, source.hub) for name, size in part["files"].items()]
         return replace(self.pinned(source), format=source.format or part["format"]), paths
 
@@ -103,7 +140,9 @@ class Lock:
         entry = self.models.get(name)
         if entry is None:
             return None
-        return entry["revision"], cached_snapshot("model", name.partition("@")[0], entry["revision"])
+        return entry["revision"], cached_snapshot(
+            "model", name.partition("@")[0], entry["revision"]
+        )
 
     def check_model(self, name: str) -> None:
         """Raise a PipelineError unless the cache holds each file of a locked model completely."""
@@ -117,7 +156,9 @@ def pinned_as(name: str | None, revision: str | None) -> str:
 
 
 def url_key(url: str) -> str:
-    """Return an address as the lock file stores it: without credentials, with a digest in their place."""
+    """Return an address as the lock file stores it: without credentials, with a digest in their
+    place.
+    """
     plain = without_credentials(url)
     return url if plain == url else f"{plain} {digest_of([url])[:8]}"
 
@@ -127,8 +168,8 @@ def check_size(path: Path, size: int, label: str) -> Path:
     if bytes_there != size:
         state = "is not there" if bytes_there is None else f"has {bytes_there} of {size} bytes"
         raise PipelineError(
-            f"{label} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where the Hub can be "
-            "reached, or set HF_HOME to the cache it filled"
+            f"{label} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where"
+            " the Hub can be reached, or set HF_HOME to the cache it filled"
         )
     return path
 
@@ -147,7 +188,9 @@ def _read_lock_file(path: Path, _: int) -> Lock:
         content = json.loads(path.read_text(encoding="utf-8"))
         return Lock(content["models"], content["datasets"], content["urls"], path.parent)
     except (ValueError, KeyError, TypeError) as error:
-        raise PipelineError(f"{path} is not a lock file of this program: remove it and run stage=prefetch") from error
+        raise PipelineError(
+            f"{path} is not a lock file of this program: remove it and run stage=prefetch"
+        ) from error
 
 
 def digest_of(texts: list[str]) -> str:

@@ -1,4 +1,6 @@
-"""Models on the Hub: taken from its cache or fetched; a one-line error where neither is possible."""
+"""Models on the Hub: taken from its cache or fetched; a one-line error where neither is
+possible.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         if reached:
             raise refusal_of_model(name, error) from error
         raise PipelineError(
-            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node that "
-            "reaches the Hub, or name a folder that holds it"
+            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a"
+            " node that reaches the Hub, or name a folder that holds it"
         ) from error
 
 
@@ -66,7 +68,12 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
     Other errors, such as a full disk, are not included.
     """
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+    )
 
     return HTTPError, OfflineModeIsEnabled, EntryNotFoundError, HFValidationError
 
@@ -93,7 +100,11 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
         except hub_errors():  # the cache may have it
             ask = False
         try:
-            file = Path(hf_hub_download(name, "README.md", revision=revision or None, local_files_only=not ask))
+            file = Path(
+                hf_hub_download(
+                    name, "README.md", revision=revision or None, local_files_only=not ask
+                )
+            )
         except hub_errors():  # a model without a card, or one that is not in the cache
             return {}
     if not file.is_file():
@@ -110,6 +121,6 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:
     return PipelineError(
-        f"hub:{name} cannot be fetched ({first_line(error)}): accept its terms on its page and log in (hf auth "
-        "login, or HF_TOKEN), or name a folder that holds it"
+        f"hub:{name} cannot be fetched ({first_line(error)}): accept its terms on its page and log"
+        " in (hf auth login, or HF_TOKEN), or name a folder that holds it"
     )

@@ -28,7 +28,9 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
         raise PipelineError(f"{knob}=hub:{name} is not a repository on the Hub: write hub:org/name")
     token = get_token()
     if not token:
-        raise PipelineError(f"{knob}=hub:{name} needs a token of the Hub: log in (hf auth login), or set HF_TOKEN")
+        raise PipelineError(
+            f"{knob}=hub:{name} needs a token of the Hub: log in (hf auth login), or set HF_TOKEN"
+        )
     api, owner = HfApi(token=token), name.partition("/")[0]
     try:
         me = api.whoami()
@@ -41,13 +43,19 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
             f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
             "name one of your organizations"
         )
-    if files_there := [file.rfilename for file in (existing and existing.siblings) or () if file.rfilename != OWN]:
+    if files_there := [
+        file.rfilename for file in (existing and existing.siblings) or () if file.rfilename != OWN
+    ]:
         raise PipelineError(
-            f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more files): "
-            "name a new repository"
+            f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more"
+            " files): name a new repository"
         )
     if existing and existing.private != private:
-        kinds = "private, give export.private=true" if existing.private else "public, give export.private=false"
+        kinds = (
+            "private, give export.private=true"
+            if existing.private
+            else "public, give export.private=false"
+        )
         raise PipelineError(f"{knob}=hub:{name} is {kinds}, or name a new repository")
     return api
 
@@ -64,6 +72,6 @@ def publish_folder(api: HfApi, name: str, folder: Path, private: bool, knob: str
 
 def refusal_of_upload(name: str, knob: str, error: Exception) -> PipelineError:
     return PipelineError(
-        f"{knob}=hub:{name} cannot be written ({first_line(error)}): check the network and the token's rights, "
-        "or name a folder"
+        f"{knob}=hub:{name} cannot be written ({first_line(error)}): check the network and the"
+        " token's rights, or name a folder"
     )

@@ -1,4 +1,6 @@
-"""Whether the Hub answers, queried once before libraries retry many times, and offline use without it."""
+"""Whether the Hub answers, queried once before libraries retry many times, and offline use without
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ def refusal_of_set(repository: str) -> Exception | None:
 
 @contextmanager
 def force_offline() -> Iterator[None]:
-    """Context in which datasets come from the cache only: `datasets` queries an unreachable Hub six times, half a
-    minute."""
+    """Context in which datasets come from the cache only: `datasets` queries an unreachable Hub six
+    times, half a minute.
+    """
     import datasets
     from huggingface_hub import constants
 
-    with replaced(datasets.config, "HF_HUB_OFFLINE", True), replaced(constants, "HF_HUB_OFFLINE", True):
+    with (
+        replaced(datasets.config, "HF_HUB_OFFLINE", True),
+        replaced(constants, "HF_HUB_OFFLINE", True),
+    ):
         yield
 
 
@@ -48,9 +54,10 @@ def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def at_locked_revisions(lock: Lock) -> Iterator[None]:
-    """Context in which `datasets.load_dataset`, which the harness calls by name alone, reads a locked set at its
-    revision. Offline `datasets` takes the revision that its cache was last given, whichever is asked for: another one
-    raises PipelineError."""
+    """Context in which `datasets.load_dataset`, which the harness calls by name alone, reads a
+    locked set at its revision. Offline `datasets` takes the revision that its cache was last given,
+    whichever is asked for: another one raises PipelineError.
+    """
     import datasets
 
     load = datasets.load_dataset
@@ -61,10 +68,13 @@ def at_locked_revisions(lock: Lock) -> Iterator[None]:
         revision = lock.datasets[path]["revision"]
         loaded: Any = load(path, *args, revision=revision, **how)
         part = loaded if "split" in how else next(iter(loaded.values()))
-        for cached in {Path(file["filename"]).parent.name for file in part.cache_files} - {revision}:
+        for cached in {Path(file["filename"]).parent.name for file in part.cache_files} - {
+            revision
+        }:
             raise PipelineError(
-                f"{path} is locked at {revision[:8]}, and the cache of datasets gives {cached[:8]}: run stage=prefetch "
-                "where the Hub can be reached, or set HF_HOME to the cache it filled"
+                f"{path} is locked at {revision[:8]}, and the cache of datasets gives {cached[:8]}:"
+                " run stage=prefetch where the Hub can be reached, or set HF_HOME to the cache it"
+                " filled"
             )
         return loaded
 
@@ -77,11 +87,13 @@ def reach_or_offline(repository: str) -> Iterator[None]:
     """Context for loading a dataset: from the cache only where the Hub does not answer.
 
     Raises:
-        ConnectionError: the Hub does not answer, and the cache does not have the dataset. Other errors (not found,
-            gated) are raised by the library that loads it.
+        ConnectionError: the Hub does not answer, and the cache does not have the dataset. Other
+            errors (not found, gated) are raised by the library that loads it.
     """
     error = refusal_of_set(repository)
-    status = getattr(getattr(error, "response", None), "status_code", 500)  # without an answer there is none
+    status = getattr(
+        getattr(error, "response", None), "status_code", 500
+    )  # without an answer there is none
     if error is None or status < 500:
         yield
         return

@@ -1,7 +1,9 @@
-"""Counts the attempts at a run that a signal ended, so that a job without progress is not requeued forever.
+"""Counts the attempts at a run that a signal ended, so that a job without progress is not requeued
+forever.
 
-`stops` in state.json holds the step of the resume point (None: there is none) of each attempt since the run last made
-progress. An attempt starts before its libraries are imported. SIGTERM does not count: it is a requeue or a preemption.
+`stops` in state.json holds the step of the resume point (None: there is none) of each attempt since
+the run last made progress. An attempt starts before its libraries are imported. SIGTERM does not
+count: it is a requeue or a preemption.
 """
 
 from __future__ import annotations
@@ -24,15 +26,20 @@ def count_attempt(run: Run) -> Iterator[None]:
     """Context in which the run is computed; counts the attempt if a signal ends it.
 
     Raises:
-        NoProgress: in a Slurm job, after MAX_ATTEMPTS attempts without progress, or when the time limit was reached
-            before the first resume point of a training: the next attempt would have the same limit.
+        NoProgress: in a Slurm job, after MAX_ATTEMPTS attempts without progress, or when the time
+            limit was reached before the first resume point of a training: the next attempt would
+            have the same limit.
     """
     start_step = last_step(run)
     try:
         stop.raise_if_signalled()  # a signal that came while libraries were imported
         yield
     except SystemExit as error:
-        if error.code == stop.UNFINISHED and stop.stop_signal_name() not in ("SIGTERM", "SIGHUP", "SIGINT"):
+        if error.code == stop.UNFINISHED and stop.stop_signal_name() not in (
+            "SIGTERM",
+            "SIGHUP",
+            "SIGINT",
+        ):
             add_attempt(run, start_step)
         raise
 
@@ -48,7 +55,10 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     if not run.config.redo and why_not_finished(run) is None:
         return  # the signal came after it was published: it would leave a state behind
     step, training = last_step(run), isinstance(run.config, TrainStage)
-    stops = [*(state.read_state(run.workplace).get("stops", []) if step == start_step else []), step][-MAX_ATTEMPTS:]
+    stops = [
+        *(state.read_state(run.workplace).get("stops", []) if step == start_step else []),
+        step,
+    ][-MAX_ATTEMPTS:]
     reason = None
     if training and step is None and stop.stop_signal_name() == "SIGUSR1":
         reason = "its first resume point was not reached when the job was asked to stop"

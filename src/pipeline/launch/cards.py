@@ -1,8 +1,10 @@
-"""The cards of this machine, shared among the workers of a command: one a worker, and more for a training of several.
+"""The cards of this machine, shared among the workers of a command: one a worker, and more for a
+training of several.
 
-Locks of files count them, which end with their process. A worker holds its card's lock while it computes, and as long
-as a model stays in its memory. For a training of several cards, it first closes the gates of its neighbours, so that
-they begin nothing else and give back their memory, and then waits until their cards are free.
+Locks of files count them, which end with their process. A worker holds its card's lock while it
+computes, and as long as a model stays in its memory. For a training of several cards, it first
+closes the gates of its neighbours, so that they begin nothing else and give back their memory, and
+then waits until their cards are free.
 """
 
 from __future__ import annotations
@@ -32,12 +34,19 @@ def places_of(cards: Sequence[str], workers: int) -> list[list[str]]:
 
 
 class Cards:
-    """The cards as one worker sees them. folder: of the locks; places: those of `places_of`; number: the worker's."""
+    """The cards as one worker sees them.
+
+    folder: of the locks; places: those of `places_of`; number: the worker's.
+    """
 
     def __init__(self, folder: Path, places: Sequence[Sequence[str]], number: int) -> None:
         self.places, self.own = places, number % len(places)
-        self._gates = [os.open(folder / f"gate-{index}", os.O_CREAT) for index in range(len(places))]
-        self._cards = [os.open(folder / f"card-{index}", os.O_CREAT) for index in range(len(places))]
+        self._gates = [
+            os.open(folder / f"gate-{index}", os.O_CREAT) for index in range(len(places))
+        ]
+        self._cards = [
+            os.open(folder / f"card-{index}", os.O_CREAT) for index in range(len(places))
+        ]
 
     def give_way(self) -> bool:
         """Whether another worker waits for this one's card, which is then free."""
@@ -49,7 +58,8 @@ class Cards:
 
     @contextmanager
     def taken(self, gpus: int, still_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """Inside, this process has that many cards, its own the first that it sees; False: it could not get them.
+        """Inside, this process has that many cards, its own the first that it sees; False: it could
+        not get them.
 
         still_wanted: asked while it waits for neighbours.
         """
@@ -61,8 +71,14 @@ class Cards:
         try:
             yield taken
         finally:
-            os.environ.pop(VISIBLE) if visible_before is None else os.environ.update({VISIBLE: visible_before})
-            for place in group if taken and count > 1 else ():  # its own alone it keeps: a model may be in its memory
+            (
+                os.environ.pop(VISIBLE)
+                if visible_before is None
+                else os.environ.update({VISIBLE: visible_before})
+            )
+            for place in (
+                group if taken and count > 1 else ()
+            ):  # its own alone it keeps: a model may be in its memory
                 fcntl.flock(self._cards[place], fcntl.LOCK_UN)
 
     def _take(self, group: Sequence[int], still_wanted: Callable[[], bool]) -> bool:
@@ -72,7 +88,8 @@ class Cards:
                 return False
             if len(group) > 1:
                 self._give_back()
-            while not all([_lock(self._cards[place], how) for place in group]):
+            # A list, not a generator: each card is tried.
+            while not all([_lock(self._cards[place], how) for place in group]):  # noqa: C419
                 if len(group) == 1 or not still_wanted():
                     for place in group:
                         fcntl.flock(self._cards[place], fcntl.LOCK_UN)
@@ -85,11 +102,14 @@ class Cards:
                 fcntl.flock(self._gates[place], fcntl.LOCK_UN)
 
     def _give_back(self) -> None:
-        """Free the card, and all memory that this process has of it: one that has used CUDA keeps its context, some
-        hundred MB, so that it starts anew."""
+        """Free the card, and all memory that this process has of it: one that has used CUDA keeps
+        its context, some hundred MB, so that it starts anew.
+        """
         release_models()
         if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-            os.execv(sys.executable, [sys.executable, "-m", "pipeline.launch.worker", *sys.argv[1:]])
+            os.execv(
+                sys.executable, [sys.executable, "-m", "pipeline.launch.worker", *sys.argv[1:]]
+            )
         fcntl.flock(self._cards[self.own], fcntl.LOCK_UN)
 
 

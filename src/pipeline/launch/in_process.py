@@ -31,23 +31,33 @@ from pipeline.stages.rows import RUN_STAGES
 from pipeline.text import printable
 from pipeline.train.processes import launched_count
 
-OUT_OF_MEMORY = "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
+OUT_OF_MEMORY = (
+    "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was"
+    " published"
+)
 DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
     r"OutOfMemoryError: ": OUT_OF_MEMORY,
-    r"NVIDIA driver on your system is too old": "the NVIDIA driver is too old for this torch: update the driver, or "
-    "install a torch for an older CUDA; nothing was published",
-    r"Duplicate GPU detected": "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
-    "published",
-    r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": "NCCL is missing, by which processes on GPUs "
-    "exchange gradients: install torch again with its nvidia-nccl package, or give sft.processes=1; nothing was "
-    "published",
+    r"NVIDIA driver on your system is too old": (
+        "the NVIDIA driver is too old for this torch: update the driver, or "
+        "install a torch for an older CUDA; nothing was published"
+    ),
+    r"Duplicate GPU detected": (
+        "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
+        "published"
+    ),
+    r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": (
+        "NCCL is missing, by which processes on GPUs exchange gradients: install torch again with"
+        " its nvidia-nccl package, or give sft.processes=1; nothing was published"
+    ),
 }
 
 
 @contextmanager
 def imports_uncollected() -> Iterator[None]:
-    """Import without garbage collections, a sixth of the time that torch and transformers take, and exclude what was
-    imported from later collections: the one at the start of each training would take 0.2 s."""
+    """Import without garbage collections, a sixth of the time that torch and transformers take, and
+    exclude what was imported from later collections: the one at the start of each training would
+    take 0.2 s.
+    """
     gc.disable()
     try:
         yield
@@ -60,17 +70,25 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
     """Import the stage's `make` function on demand."""
     row = RUN_STAGES[run.config.stage]
     uncollected = nullcontext() if row.make in sys.modules else imports_uncollected()
-    with uncollected, redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
+    with (
+        uncollected,
+        redirect_stdout(io.StringIO()),
+    ):  # transformers prints, when it is imported, where W&B is offline
         if row.torch:
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
+            os.environ.setdefault(
+                "OMP_WAIT_POLICY", "passive"
+            )  # spinning threads on shared cores cost twenty times
         return row.import_make()
 
 
 @contextmanager
 def settings_of(run: Run) -> Iterator[None]:
-    """Context in which torch has the run's threads. Afterwards it is as it was before: a training also leaves TF32 and
-    deterministic kernels on, which the next run of this process has not asked for; and a model and a trainer that hold
-    each other, whose memory the next run needs."""
+    """Context in which torch has the run's threads.
+
+    Afterwards it is as it was before: a training also leaves TF32 and deterministic kernels on,
+    which the next run of this process has not asked for; and a model and a trainer that hold each
+    other, whose memory the next run needs.
+    """
     if not (torch := sys.modules.get("torch")):
         yield
         return
@@ -86,24 +104,30 @@ def settings_of(run: Run) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def make_run(run: Run, predicted_seconds: float | None = None, begin: Callable[[], None] | None = None) -> Path:
+def make_run(
+    run: Run, predicted_seconds: float | None = None, begin: Callable[[], None] | None = None
+) -> Path:
     """Compute a run unless it is finished, and return its folder.
 
     Args: begin: as of make_once.
     """
     of_training = isinstance(run.config, TrainStage)
-    bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
+    bytes_needed: Any = (
+        bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
+    )
     with count_attempt(run):
         make = stage_function(run)  # imports, before the run's time is taken
         if of_training and why_not_finished(run):
-            refuse_too_large([run])  # its base is here now, whose shape may not have been known before
+            refuse_too_large(
+                [run]
+            )  # its base is here now, whose shape may not have been known before
         with settings_of(run), convert_errors_after_signal():
             return make_once(run, make, bytes_needed, predicted_seconds or guess(run), begin)
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
-    """Raise PipelineError if a run requests more GPUs than are visible, or GPUs that torch cannot use, before anything
-    is computed.
+    """Raise PipelineError if a run requests more GPUs than are visible, or GPUs that torch cannot
+    use, before anything is computed.
 
     On a machine without GPUs, processes share the CPU.
     """
@@ -111,25 +135,28 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
         return
     for run in runs:
         count = gpus_requested(run)
-        by_gpu = isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus()
+        by_gpu = (
+            isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus()
+        )
         if count == 1 and not by_gpu:
             continue
         import torch
 
         if by_gpu and torch.version.cuda and not torch.cuda.is_available():
             raise PipelineError(
-                f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs under NVIDIA "
-                f"driver {driver_version()}: update the driver, install a torch for an older CUDA, or set "
-                "CUDA_VISIBLE_DEVICES= to compute on the CPU"
+                f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the"
+                f" GPUs under NVIDIA driver {driver_version()}: update the driver, install a torch"
+                " for an older CUDA, or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
             )
         if 0 < (gpus := torch.cuda.device_count()) < count:
             raise PipelineError(
-                f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}"
+                f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}): give at"
+                f" most {gpus}"
             )
         if count > 1 and torch.cuda.is_available() and not torch.distributed.is_nccl_available():
             raise PipelineError(
-                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with "
-                "it, or give sft.processes=1"
+                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here:"
+                " install a torch with it, or give sft.processes=1"
             )
 
 
@@ -146,12 +173,18 @@ def error_sentence(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return printable(shorten_words(without_credentials(str(error))))
     if isinstance(error, OSError) and error.errno is not None:
-        text = f"{error.strerror}: {shorten_words(str(error.filename or 'no file named'))}; nothing was published"
+        text = (
+            f"{error.strerror}: {shorten_words(str(error.filename or 'no file named'))}; nothing"
+            " was published"
+        )
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return OUT_OF_MEMORY
-    for pattern, sentence in DEVICE_ERRORS.items():  # also of another process, whose traceback is the error's text
+    for (
+        pattern,
+        sentence,
+    ) in DEVICE_ERRORS.items():  # also of another process, whose traceback is the error's text
         if re.search(pattern, str(error)):
             return sentence
     return f"{reason}; nothing was published" if (reason := disk_full_reason(error)) else None

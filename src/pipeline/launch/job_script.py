@@ -1,7 +1,9 @@
-"""The text of a job script, for launcher=slurm and for slurm/*.sbatch, which scripts/make_sbatch.py writes.
+"""The text of a job script, for launcher=slurm and for slurm/*.sbatch, which scripts/make_sbatch.py
+writes.
 
-The script forwards signals to the program and acts on its exit status. USR1 (before the time limit) is handled from the
-first line on. After status 75 the job is requeued, unless TERM ended it: then Slurm itself decides what is next.
+The script forwards signals to the program and acts on its exit status. USR1 (before the time limit)
+is handled from the first line on. After status 75 the job is requeued, unless TERM ended it: then
+Slurm itself decides what is next.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def job_script(
     bash that runs after the command, with its $STATUS.
     """
     lines = [
-        "#!/bin/bash", *head,
+        "#!/bin/bash",
+        *head,
         "PID=; ASKED=; ENDED=",
         f"trap 'ASKED=1; [ -z \"$PID\" ] || {on_usr1}' USR1",
         f"trap 'ENDED=1; [ -z \"$PID\" ] || {on_term}' TERM",
@@ -43,10 +46,13 @@ def job_script(
         f'[ "$ASKED" = "$EARLY" ] || {on_usr1}  # it came between these two lines',
         'while wait "$PID"; STATUS=$?; kill -0 "$PID" 2>/dev/null; do :; done',
         '[ "$STATUS" -le 128 ] || { wait "$PID"; STATUS=$?; }  # it ended while a trap ran',
-        'case "$ASKED:$STATUS" in 1:138|1:-1) STATUS=75 ;; esac  # USR1 before its handler; -1: bash lost the status',
+        (
+            'case "$ASKED:$STATUS" in 1:138|1:-1) STATUS=75 ;; esac  # USR1 before its handler; -1:'
+            " bash lost the status"
+        ),
         then,
         'exit "$STATUS"',
-    ]  # fmt: skip
+    ]
     return "\n".join([*lines, ""])
 
 

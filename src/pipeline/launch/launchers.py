@@ -1,4 +1,6 @@
-"""Where the runs of a plan are computed: in this process, by local workers, or on Slurm (launcher=)."""
+"""Where the runs of a plan are computed: in this process, by local workers, or on Slurm
+(launcher=).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.defaults import card_of
-from pipeline.config.stages import HARDWARE, EvalStage, Launcher, RunStage, SelectStage, Stage, TrainStage
+from pipeline.config.stages import (
+    HARDWARE,
+    EvalStage,
+    Launcher,
+    RunStage,
+    SelectStage,
+    Stage,
+    TrainStage,
+)
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import describe_training, visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
@@ -30,7 +40,9 @@ from pipeline.stages.rows import STUDY_STAGES, build
 from pipeline.text import first_few, pluralize
 from pipeline.train.processes import is_follower
 
-Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
+Execute = Callable[
+    ..., dict[str, str]
+]  # (targets, earlier failures) -> failures: run name -> reason
 
 
 @contextmanager
@@ -40,7 +52,8 @@ def executor_for(
     again: Sequence[str] | None = None,
     later: Callable[[], Sequence[Run]] = tuple,
 ) -> Iterator[Execute]:
-    """Return a function that computes targets, given earlier failures, and returns run name -> reason.
+    """Return a function that computes targets, given earlier failures, and returns run name ->
+    reason.
 
     Args: again: the arguments of the command that a last Slurm job runs when the others are done,
     or None for no such job. later: runs that a later call will compute; they count for the
@@ -72,8 +85,9 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
 
 
 def stage_output(config: Stage, options: Mapping[str, str]) -> str:
-    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. options: key ->
-    value of its command."""
+    """Run the stage and return what it prints: the folder of its run, for a stage that computes
+    one. options: key -> value of its command.
+    """
     if row := STUDY_STAGES.get(config.stage):
         return row.answer(config)
     if not isinstance(config, RunStage):
@@ -112,11 +126,17 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         with executor_for(config.launcher, [run]) as execute:
             failed = execute([run])
     else:
-        with keep_models_resident() if is_bundle(run) or isinstance(run.config, SelectStage) else nullcontext():
+        with (
+            keep_models_resident()
+            if is_bundle(run) or isinstance(run.config, SelectStage)
+            else nullcontext()
+        ):
             failed = execute_here([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # later failures follow from the first
-        raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+        raise PipelineError(
+            reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}"
+        )
     if was_finished:
         check_unchanged(run.folder)
         print(f"{run.name} was finished before", file=sys.stderr)
@@ -126,8 +146,18 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 
 
 def what_failed(failed: Mapping[str, str]) -> str:
-    """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
-    own_failures = [f"{name}: {reason}" for name, reason in failed.items() if not reason.startswith(BLOCKED)]
-    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(first_few(own_failures, 3))})"
+    """Text with the failed runs and reasons, and the number of runs that were not computed as they
+    depend on them.
+    """
+    own_failures = [
+        f"{name}: {reason}" for name, reason in failed.items() if not reason.startswith(BLOCKED)
+    ]
+    summary = (
+        f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(first_few(own_failures, 3))})"
+    )
     dependents = len(failed) - len(own_failures)
-    return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary
+    return (
+        f"{summary}, so {dependents} that depend on them were not computed"
+        if dependents
+        else summary
+    )

@@ -1,7 +1,8 @@
-"""Computes runs on this machine: the loop of work.py in this process, or in several that it starts and watches.
+"""Computes runs on this machine: the loop of work.py in this process, or in several that it starts
+and watches.
 
-Workers are in a session of their own, so that Ctrl-C reaches this process alone, which shuts them down. One that dies
-is replaced, and its run begun again.
+Workers are in a session of their own, so that Ctrl-C reaches this process alone, which shuts them
+down. One that dies is replaced, and its run begun again.
 """
 
 from __future__ import annotations
@@ -46,16 +47,23 @@ Failures = dict[str, str]  # run name -> reason
 
 
 class Local:
-    """Computes runs by `count` processes, which stay between calls; one: this process. Prints what becomes of them.
+    """Computes runs by `count` processes, which stay between calls; one: this process.
 
-    cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time left. aloud: whether
-    failures are printed, where the caller does not. planned: whether stage=status is to know of the runs.
+    Prints what becomes of them.
+
+    cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time
+    left. aloud: whether failures are printed, where the caller does not. planned: whether
+    stage=status is to know of the runs.
     """
 
     def __init__(
-        self, count: int = 1, cards: Sequence[str] = (), later: Callable[[], Sequence[Run]] = tuple, aloud: bool = True,
+        self,
+        count: int = 1,
+        cards: Sequence[str] = (),
+        later: Callable[[], Sequence[Run]] = tuple,
+        aloud: bool = True,
         planned: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.count, self.later, self.aloud, self.planned = count, later, aloud, planned
         self.places = places_of(cards, count) if cards and count > 1 else []
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
@@ -80,13 +88,15 @@ class Local:
             self.folder.cleanup()
 
     def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
-        """Compute the unfinished runs among some targets and their parents; after a failure, continue with those that
-        do not depend on it. Returns the failures. An unexpected exception is a failure too, after its traceback.
+        """Compute the unfinished runs among some targets and their parents; after a failure,
+        continue with those that do not depend on it. Returns the failures. An unexpected exception
+        is a failure too, after its traceback.
 
         earlier: failures of an earlier call, which are not retried.
 
         Raises:
-            PipelineError: before anything is computed, for a run that does not fit this machine, or cannot be written.
+            PipelineError: before anything is computed, for a run that does not fit this machine, or
+                cannot be written.
             Held: when all else is done, for a run that another process holds.
         """
         runs, failed = order_runs(targets), dict(earlier or {})
@@ -98,7 +108,9 @@ class Local:
             check_writable(runs_dir)
             refuse_without_gpus(unfinished)
             # a signal before the first run is an attempt at the training, which takes longest
-            with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
+            with count_attempt(
+                next((run for run in unfinished if trains(run.config)), unfinished[0])
+            ):
                 pass
             refuse_too_large(unfinished)
         for run in runs:
@@ -111,14 +123,24 @@ class Local:
         remaining = [run for run in unfinished if run.name not in failed]
         self.watch(remaining, history, len(runs))
         tasks = tasks_of(remaining, history.predict)
-        if self.count > 1:  # the longest path to the end first; parents stay before, as their paths are no shorter
+        if (
+            self.count > 1
+        ):  # the longest path to the end first; parents stay before, as their paths are no shorter
             paths = longest_paths(remaining, {task.hash: task.seconds or 0.0 for task in tasks})
             tasks.sort(key=lambda task: -paths[task.hash])
         self.session.add(tasks)
         if self.planned and tasks:
             publish_plan(runs_dir, plan_name(targets), self.session.tasks)
-        held = self.watch_workers() if self.count > 1 else work(self.session, self.compute, tell=self.tell)
-        failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}
+        held = (
+            self.watch_workers()
+            if self.count > 1
+            else work(self.session, self.compute, tell=self.tell)
+        )
+        failed |= {
+            task.name: self.session.failed[task.hash]
+            for task in tasks
+            if task.hash in self.session.failed
+        }
         if held:
             error = Held(held[0])
             error.failed = failed
@@ -134,15 +156,22 @@ class Local:
 
         make_run(self.runs[task.hash], task.seconds, begin_aloud)
 
-    # ------------------------------------------------------------------------------------------------ workers
+    # --- workers ---
 
     def watch_workers(self) -> list[str]:
-        """Have workers make the runs of the session. Returns why those that are left cannot be made now."""
+        """Have workers make the runs of the session.
+
+        Returns why those that are left cannot be made now.
+        """
         session, announced = self.session, False
-        places_needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
+        places_needed = sum(
+            -(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left
+        )
         for number in set(range(min(self.count, places_needed))) - self.workers.keys():
             self.start(number)
-        with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
+        with tqdm(
+            bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()
+        ) as line:
             while session.left and self.workers:
                 stop.raise_if_signalled()
                 session.look()
@@ -161,8 +190,9 @@ class Local:
         return ["its workers were stopped: rerun the same command"] * len(session.left)
 
     def held_by_others(self) -> dict[str, Holder]:
-        """Name -> holder of the runs that are ready, if other processes than the workers hold all of them; else
-        empty."""
+        """Name -> holder of the runs that are ready, if other processes than the workers hold all
+        of them; else empty.
+        """
         pids, held = {worker.pid for worker in self.workers.values()}, {}
         for task in self.session.ready():
             holder = live_holder(task.workplace)
@@ -174,13 +204,23 @@ class Local:
     def start(self, number: int) -> None:
         """Start a worker, in a session of its own."""
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
-        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.launch.worker",
+            self.folder.name,
+            json.dumps(self.places),
+        ]
         self.workers[number] = subprocess.Popen(
             [*command, str(number)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
-            env={**os.environ, **visible, "PYTHONSAFEPATH": "1"},  # no library from the working directory
+            env={
+                **os.environ,
+                **visible,
+                "PYTHONSAFEPATH": "1",
+            },  # no library from the working directory
         )
 
     def replace(self, number: int) -> None:
@@ -198,9 +238,11 @@ class Local:
                 say(f"{task.name}: its worker {death}; another begins it again")
                 self.start(number)
         if not self.workers and status != stop.UNFINISHED:
-            raise PipelineError(f"a worker {death} before it began a run: its output above says why")
+            raise PipelineError(
+                f"a worker {death} before it began a run: its output above says why"
+            )
 
-    # ------------------------------------------------------------------------------------------------ what is printed
+    # --- what is printed ---
 
     def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
         """Begin to print what becomes of these runs. total: of the plan, finished ones included."""
@@ -208,7 +250,10 @@ class Local:
         self.later_runs = self.later() if runs else ()
         self.started: dict[str, float] = {}  # when each run that is being made was begun
         self.ended: set[str] = set()
-        self.told, self.told_until = ("", ""), 0.0  # the time left, and until when it is not computed again
+        self.told, self.told_until = (
+            ("", ""),
+            0.0,
+        )  # the time left, and until when it is not computed again
         self.shown_at = time.monotonic()
 
     def tell(self) -> None:
@@ -220,7 +265,10 @@ class Local:
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 left, more = self.time_left()
-                say(f"{self.head()} {name} ({self.runs[key].config.stage}), {left} left in all{more}")
+                say(
+                    f"{self.head()} {name} ({self.runs[key].config.stage}), {left} left in"
+                    f" all{more}"
+                )
             if key in session.failed:
                 self.tell_failure(name, session.failed[key])
             elif key in session.done:
@@ -243,7 +291,9 @@ class Local:
         return f"[{begun}/{self.total}]"
 
     def show(self, line: Any) -> None:
-        """Show how far the runs are: at a terminal in its last line, elsewhere in a line every LOG_SECONDS."""
+        """Show how far the runs are: at a terminal in its last line, elsewhere in a line every
+        LOG_SECONDS.
+        """
         if not line.disable:
             line.set_description_str(self.progress_line()[: shutil.get_terminal_size().columns - 1])
         elif time.monotonic() - self.shown_at >= LOG_SECONDS:
@@ -261,18 +311,25 @@ class Local:
             left: dict[str, float] = {}
             for key, begun in self.started.items():
                 seconds = seconds_of_steps_left(self.runs[key])
-                if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
+                if (
+                    seconds is None
+                    and (expected := self.history.predict(self.runs[key])) is not None
+                ):
                     seconds = max(0.0, expected - (asked_at - begun))
                 if seconds is not None:
                     left[key] = seconds
-            remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
+            remaining = [
+                self.runs[task.hash] for task in self.session.left if task.hash in self.runs
+            ]
             total, unknown = self.history.sum([*remaining, *self.later_runs], self.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
             self.told_until = asked_at + 20 * (time.monotonic() - asked_at)
         return self.told
 
     def progress_line(self) -> str:
-        """One line of text: what is left, and each run that is being made, its step and its time."""
+        """One line of text: what is left, and each run that is being made, its step and its
+        time.
+        """
         left, more = self.time_left()
         parts = [f"{pluralize(len(self.session.left), 'run')} and {left} left{more}"]
         for key, begun in self.started.items():
@@ -289,7 +346,9 @@ def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
 
 
 def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
-    """Why a run fails before any is computed: by a parent, or as its files were changed since it was finished."""
+    """Why a run fails before any is computed: by a parent, or as its files were changed since it
+    was finished.
+    """
     parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
     if blocked := next((parent.name for parent in parents if parent.name in failed), None):
         return f"{BLOCKED}{blocked} failed"
@@ -302,7 +361,9 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
 
 
 def seconds_of_steps_left(run: Run) -> float | None:
-    """Seconds of the steps that a training has left, by those that it has done; None where none is measured."""
+    """Seconds of the steps that a training has left, by those that it has done; None where none is
+    measured.
+    """
     record = state.read_state(run.workplace)
     if record.get("state") != "running" or not record.get("seconds_a_step"):
         return None

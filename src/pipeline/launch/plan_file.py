@@ -1,7 +1,8 @@
 """The plan of a command: a file with a line of JSON for each run to compute, parents first.
 
-A line holds what the process that computes the run needs to know: its resolved configuration and its parents by hash.
-`runs_dir/.plans/<name>.jsonl` is the newest plan of a name, which stage=status compares with finished runs.
+A line holds what the process that computes the run needs to know: its resolved configuration and
+its parents by hash. `runs_dir/.plans/<name>.jsonl` is the newest plan of a name, which stage=status
+compares with finished runs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ LOGS = ".logs"
 class Task:
     """A run as a line of a plan.
 
-    parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs that are made before;
+    parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs
+        that are made before;
     gpus: how many it uses; models: those that an evaluation reads; seconds: predicted.
-    level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a node.
+    level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a
+        node.
     """
 
     hash: str
@@ -53,11 +56,19 @@ class Task:
         from pipeline.stages.evaluation import source_models
 
         return cls(
-            run.hash, run.name, run.config.stage, run.version, run.label, recorded_config(run.config),
+            run.hash,
+            run.name,
+            run.config.stage,
+            run.version,
+            run.label,
+            recorded_config(run.config),
             {role: _as_json(parent) for role, parent in run.parents.items()},
-            [parent.hash for parent in parent_runs(run.parents)], gpus_requested(run), list(source_models(run)),
-            None if seconds is None else round(seconds, 1), **more,
-        )  # fmt: skip
+            [parent.hash for parent in parent_runs(run.parents)],
+            gpus_requested(run),
+            list(source_models(run)),
+            None if seconds is None else round(seconds, 1),
+            **more,
+        )
 
     @property
     def runs_dir(self) -> Path:
@@ -92,22 +103,28 @@ class Task:
         config: Any = read_stage(row.config, self.config, extra="ignore")
         if self.stage == "eval" and config.eval.include_path is not None:
             include(config.eval.include_path)  # this process does not know its tasks yet
-        parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
+        parents = {
+            role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()
+        }
         run = Run(config, self.label, parents, version=row.version)
         if folder := parents.get("include_path"):
             files = files_of_task(config.eval.tasks[0].task)
             if content_hash([*files], folder.folder) != folder.hash:
                 raise PipelineError(
-                    f"{folder.folder} was changed after {run.label} was planned: rerun the same command"
+                    f"{folder.folder} was changed after {run.label} was planned: rerun the same"
+                    " command"
                 )
         if run.hash != self.hash:
             raise PipelineError(
-                f"{self.label} was planned by another version of this program: rerun the command with this one"
+                f"{self.label} was planned by another version of this program: rerun the command"
+                " with this one"
             )
         return run
 
 
-def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}) -> list[Task]:
+def tasks_of(
+    runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}
+) -> list[Task]:
     """Return the tasks of runs, which are given parents first.
 
     Args: predict: expected seconds of a run. kinds: by hash of a run.
@@ -116,8 +133,13 @@ def tasks_of(runs: Sequence[Run], predict: Callable[[Run], float | None], kinds:
 
     levels: dict[str, int] = {}
     for run in runs:
-        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
-    return [Task.of(run, predict(run), level=levels[run.hash], kind=kinds.get(run.hash, "")) for run in runs]
+        levels[run.hash] = 1 + max(
+            (levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1
+        )
+    return [
+        Task.of(run, predict(run), level=levels[run.hash], kind=kinds.get(run.hash, ""))
+        for run in runs
+    ]
 
 
 def gpus_requested(run: Run) -> int:
@@ -134,7 +156,11 @@ def _as_json(parent: Parent) -> dict[str, Any]:
     elif isinstance(parent, Folder):
         entry |= {"folder": str(parent.folder), "model": True}
     elif isinstance(parent, External):
-        entry |= {"folder": str(parent.folder), "hub": parent.hub, "files": [*map(str, parent.files)]}
+        entry |= {
+            "folder": str(parent.folder),
+            "hub": parent.hub,
+            "files": [*map(str, parent.files)],
+        }
     return entry
 
 
@@ -151,11 +177,15 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
     if folder is None:
         raise PipelineError(f"its {role} {entry['name']} is not finished")
     if "of" in entry:
-        return External(f"{folder.name}@{entry['step']}", entry["hash"], folder / "snapshots" / f"step-{entry['step']}")
+        return External(
+            f"{folder.name}@{entry['step']}",
+            entry["hash"],
+            folder / "snapshots" / f"step-{entry['step']}",
+        )
     return External(folder.name, entry["hash"], folder)
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# --- files ---
 
 
 def plan_name(targets: Sequence[Run]) -> str:
@@ -163,7 +193,8 @@ def plan_name(targets: Sequence[Run]) -> str:
     groups = {run.config.group for run in targets}
     if len(groups) == 1 and (group := groups.pop()):
         return group
-    return f"runs-{hashlib.sha256(''.join(sorted(run.hash for run in targets)).encode()).hexdigest()[:8]}"
+    hashes = "".join(sorted(run.hash for run in targets))
+    return f"runs-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
 
 
 def write_plan(file: Path, tasks: Sequence[Task]) -> None:
@@ -172,8 +203,12 @@ def write_plan(file: Path, tasks: Sequence[Task]) -> None:
 
 
 def publish_plan(runs_dir: Path, name: str, tasks: Sequence[Task]) -> None:
-    """Write the newest plan of a name for stage=status, without configurations: addresses may hold credentials."""
-    shown = [replace(task, config={"runs_dir": task.config["runs_dir"]}, parents={}) for task in tasks]
+    """Write the newest plan of a name for stage=status, without configurations: addresses may hold
+    credentials.
+    """
+    shown = [
+        replace(task, config={"runs_dir": task.config["runs_dir"]}, parents={}) for task in tasks
+    ]
     write_plan(runs_dir / PLANS / f"{name}.jsonl", shown)
 
 
@@ -186,7 +221,8 @@ def read_plan(file: Path) -> list[Task]:
         return [Task(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError) as error:
         raise PipelineError(
-            f"{file} is not readable ({error}): it lists the runs of a command, so remove it and rerun that command"
+            f"{file} is not readable ({error}): it lists the runs of a command, so remove it and"
+            " rerun that command"
         ) from error
 
 

@@ -1,8 +1,10 @@
-"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of stage=eval, training
-sets that hold items of benchmarks that were added later, trainings without a library that they need, or memory.
+"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of
+stage=eval, training sets that hold items of benchmarks that were added later, trainings without a
+library that they need, or memory.
 
-Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the tokenizer and the harness
-and takes seconds: they are cached in runs_dir/.lengths by task, language, data, tokenizer and config of the model.
+Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the
+tokenizer and the harness and takes seconds: they are cached in runs_dir/.lengths by task, language,
+data, tokenizer and config of the model.
 """
 
 from __future__ import annotations
@@ -57,12 +59,15 @@ from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
 MOST_ROWS = 1_000_000  # of a file whose rows are drawn in a plan
-Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
+Cache = tuple[
+    dict[str, Path | None], dict[str, str | None]
+]  # as in model_here, and as in check_once
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
-    """Return one sentence for each training that cannot run: rows without a loss, a library that is not installed,
-    adapters on matrices that its base does not have. Warn of benchmarks that came after a training set was built.
+    """Return one sentence for each training that cannot run: rows without a loss, a library that is
+    not installed, adapters on matrices that its base does not have. Warn of benchmarks that came
+    after a training set was built.
 
     remaining: the hashes of the runs that are not finished.
     """
@@ -93,7 +98,9 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                         name,
                         source,
                         root,
-                        name in files and files[name].is_file() and files[name].stat().st_size <= LARGE,
+                        name in files
+                        and files[name].is_file()
+                        and files[name].stat().st_size <= LARGE,
                     )
                 except (PipelineError, OSError) as error:
                     problems[str(error)] = None
@@ -103,10 +110,16 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
 
 
 def too_few_rows(run: Run[DataStage]) -> str:
-    """Return why a data run cannot draw its rows from the files that are here, of which some may still be dropped."""
+    """Return why a data run cannot draw its rows from the files that are here, of which some may
+    still be dropped.
+    """
     sources = run.config.expert.sources
     counts = {name: rows_of(file, source) or 0 for name, source, file in source_files(run)}
-    if not counts or counts.keys() != sources.keys() or not all(0 < count <= MOST_ROWS for count in counts.values()):
+    if (
+        not counts
+        or counts.keys() != sources.keys()
+        or not all(0 < count <= MOST_ROWS for count in counts.values())
+    ):
         return ""
     try:
         draw_rows(run.config, {name: [*range(count)] for name, count in counts.items()})
@@ -116,8 +129,9 @@ def too_few_rows(run: Run[DataStage]) -> str:
 
 
 def check_base_files(run: Run[TrainStage]) -> None:
-    """Raise PipelineError for a base that no run made and that is here, where its files lack a tensor, or hold others
-    than its config.json asks for."""
+    """Raise PipelineError for a base that no run made and that is here, where its files lack a
+    tensor, or hold others than its config.json asks for.
+    """
     base = run.parents.get("model")
     if base and is_external(base) and has_full_weights(base):
         check_shapes(base.folder, "model.path")
@@ -128,38 +142,50 @@ def refuse_targets_of_base(run: Run[TrainStage]) -> None:
     sft, base = run.config.sft, run.parents.get("model")
     if sft.adapter == "lora" and sft.lora_targets and base and has_full_weights(base):
         infos = Checkpoint.open(base.folder).infos.items()
-        matrices = [name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)]
+        matrices = [
+            name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)
+        ]
         refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:
-    """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this machine's GPUs or, without
-    one, its memory; before anything is fetched. Models of unknown shape, and scores on GPUs, are not checked."""
+    """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this
+    machine's GPUs or, without one, its memory; before anything is fetched. Models of unknown shape,
+    and scores on GPUs, are not checked.
+    """
     on_gpu = bool(visible_gpus())
     room = gpu_memory() if on_gpu else cpu.memory()
-    sizes = [(memory_here(run, on_gpu, row=0) or 0.0, run) for run in runs if trains(run.config) or not on_gpu]
+    sizes = [
+        (memory_here(run, on_gpu, row=0) or 0.0, run)
+        for run in runs
+        if trains(run.config) or not on_gpu
+    ]
     bytes_needed, largest = max(sizes, key=itemgetter(0), default=(0.0, None))
     if largest is None or room is None or bytes_needed <= room:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
         options = [option for option, _ in hardware_that_fits([largest], room)]
-        remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
+        remedy = (
+            f"give {' or '.join(options)}"
+            if options
+            else "no hardware= makes it fit, use a larger GPU"
+        )
         raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
     raise PipelineError(
-        f"{need}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs (launcher=slurm, "
-        "hardware=a100_80x8 for example), or take a smaller model=NAME"
+        f"{need}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs"
+        " (launcher=slurm, hardware=a100_80x8 for example), or take a smaller model=NAME"
     )
 
 
 def evaluation_problems(
     runs: Sequence[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run] = ()
 ) -> list[str]:
-    """One sentence per cause why evaluations among these runs cannot run, with the count and the first one, and per
-    training set that needs to be built again.
+    """One sentence per cause why evaluations among these runs cannot run, with the count and the
+    first one, and per training set that needs to be built again.
 
-    reasons: the hashes of the unfinished ones. prompts: check the lengths of prompts too. waiting: further evaluations,
-    like those of models that are still to be chosen.
+    reasons: the hashes of the unfinished ones. prompts: check the lengths of prompts too. waiting:
+    further evaluations, like those of models that are still to be chosen.
     """
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
@@ -171,7 +197,8 @@ def evaluation_problems(
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     return training_problems(runs, reasons) + [
-        f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
+        f"{pluralize(len(names), 'evaluation')} cannot run: {cause}"
+        f" ({names[0]}{', ...' if len(names) > 1 else ''})"
         for cause, names in causes.items()
     ]
 
@@ -197,7 +224,9 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
 
 
 def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
-    """Yield the adapters from elsewhere that an evaluation merges, with the base that they are read on."""
+    """Yield the adapters from elsewhere that an evaluation merges, with the base that they are read
+    on.
+    """
     base = run.parents.get("base")
     if base is None or not (base.folder / "config.json").is_file():
         return
@@ -207,7 +236,9 @@ def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
 
 
 def check_adapter(adapter: Path, base: Path) -> None:
-    """Raise PipelineError if an adapter does not fit the base, by the names and shapes of its tensors."""
+    """Raise PipelineError if an adapter does not fit the base, by the names and shapes of its
+    tensors.
+    """
     from pipeline.merge.adapters import open_source
 
     open_source(adapter, base)
@@ -221,14 +252,18 @@ def check_lengths(run: Run[EvalStage], model: Path) -> None:
 
 
 def check_data(run: Run[EvalStage]) -> None:
-    """Raise PipelineError if the data of an evaluation, or another input besides the model, is missing."""
+    """Raise PipelineError if the data of an evaluation, or another input besides the model, is
+    missing.
+    """
     with TemporaryDirectory() as folder:
         check_all(OF_TASKS, run, define_tasks(run, Path(folder), []))
 
 
 def check_once(key: str, problems: dict[str, str | None], check: Callable[[], object]) -> None:
-    """Raise the PipelineError that a check raises. It is done once for a key, since evaluations of many models, or of
-    one model, share it."""
+    """Raise the PipelineError that a check raises.
+
+    It is done once for a key, since evaluations of many models, or of one model, share it.
+    """
     if key not in problems:
         problems[key] = None
         try:
@@ -247,7 +282,9 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
     Args: folders: a cache by run hash.
     """
     if run.hash not in folders:
-        has_model = (run.folder / "config.json").is_file() and not (run.folder / ADAPTER_CONFIG).is_file()
+        has_model = (run.folder / "config.json").is_file() and not (
+            run.folder / ADAPTER_CONFIG
+        ).is_file()
         candidates = (model_here(parent, folders) for parent in models_of(run))
         folders[run.hash] = run.folder if has_model else next(filter(None, candidates), None)
     return folders[run.hash]
@@ -256,17 +293,30 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
 def data_key(run: Run[EvalStage]) -> str:
     """All inputs of an evaluation besides the model."""
     config, root = run.config, run.parents.get("data_root")
-    inputs = [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
+    inputs = [
+        asdict(config.eval),
+        config.languages,
+        str(root.folder) if root else None,
+        "checkpoint" in run.parents,
+    ]
     return json.dumps(inputs)
 
 
-# ---------------------------------------------------------------------------------------------------- prompts
+# --- prompts ---
 
 
-def tokens_needed(run: Run[EvalStage], definition: TaskSpec, model: Path) -> tuple[dict[int, int], int]:
-    """(row -> tokens of its prompt and answer, maximum tokens of the model), from the cache or measured now."""
+def tokens_needed(
+    run: Run[EvalStage], definition: TaskSpec, model: Path
+) -> tuple[dict[int, int], int]:
+    """(row -> tokens of its prompt and answer, maximum tokens of the model), from the cache or
+    measured now.
+    """
     key = lengths_key(run, definition, model)
-    file = run.runs_dir / LENGTHS / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    file = (
+        run.runs_dir
+        / LENGTHS
+        / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    )
     try:
         record = json.loads(file.read_bytes())
         if record["key"] == key:
@@ -276,9 +326,13 @@ def tokens_needed(run: Run[EvalStage], definition: TaskSpec, model: Path) -> tup
     from pipeline.evaluate.prompts import measured
 
     lengths, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
-    if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
+    if any(
+        role in run.parents for role in ("data_root", "benchmarks")
+    ):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"key": key, "needed": list(lengths.items()), "most": max_tokens}))
+        write_atomically(
+            file, json.dumps({"key": key, "needed": list(lengths.items()), "most": max_tokens})
+        )
     return lengths, max_tokens
 
 
@@ -287,11 +341,24 @@ def lengths_key(run: Run[EvalStage], definition: TaskSpec, model: Path) -> str:
     options, body = run.config.eval, dict(definition.body)
     body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
     facts: dict[str, Any] = {
-        "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
+        "task": body,
+        "first": definition.first,
+        "limit": options.limit,
+        "split": options.split,
         **({"counts": column} if (column := definition.benchmark.question_column) else {}),
-        "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
-        "turns": [options.chat_template_args, options.system_instruction, options.fewshot_as_multiturn],
-        "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},
+        "exemplars": options.exemplars,
+        "chat_template": options.chat_template,
+        "harness": version("lm_eval"),
+        "turns": [
+            options.chat_template_args,
+            options.system_instruction,
+            options.fewshot_as_multiturn,
+        ],
+        "data": {
+            role: run.parents[role].hash
+            for role in ("data_root", "benchmarks")
+            if role in run.parents
+        },
         "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},
-    }  # fmt: skip
+    }
     return json.dumps(facts, sort_keys=True, default=str)

@@ -16,13 +16,20 @@ from pipeline.runs.run import Run
 from pipeline.text import pluralize
 
 WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
-LEAST = 300  # seconds of work for each of them: a job takes about a minute to start and to load its model
-EARLY, LEAD = 60, 600  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
+# seconds of work for each of them: a job takes about a minute to start and to load its model
+LEAST = 300
+EARLY, LEAD = (
+    60,
+    600,
+)  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run requests of sbatch. lead: seconds before the time limit at which it receives SIGUSR1."""
+    """What a run requests of sbatch.
+
+    lead: seconds before the time limit at which it receives SIGUSR1.
+    """
 
     gpus: int
     cpus: int | None
@@ -30,20 +37,27 @@ class Resources:
 
     @property
     def name(self) -> str:
-        return f"{self.gpus}gpu{f'-{self.cpus}cpu' if self.cpus else ''}{'-long' if self.lead > EARLY else ''}"
+        name = f"{self.gpus}gpu"
+        if self.cpus:
+            name += f"-{self.cpus}cpu"
+        if self.lead > EARLY:
+            name += "-long"
+        return name
 
 
 def resources_of(run: Run, launcher: Launcher) -> Resources:
-    """GPUs by the run's processes, cores by its threads, and the time that a training takes to write a resume point.
+    """GPUs by the run's processes, cores by its threads, and the time that a training takes to
+    write a resume point.
 
     Raises:
-        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a training.
+        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a
+            training.
     """
     config, gpus, processes, lead = run.config, int(isinstance(run.config, EvalStage)), 1, EARLY
     if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
         raise PipelineError(
-            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and the cores of nodes "
-            "differ (threads=8; of a table every.threads=8)"
+            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and"
+            " the cores of nodes differ (threads=8; of a table every.threads=8)"
         )
     if isinstance(config, TrainStage):
         gpus = processes = config.sft.processes
@@ -51,8 +65,9 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         lead = int(min(LEAD, limit / 4))
         if lead < EARLY:
             raise PipelineError(
-                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {4 * EARLY} s to start and "
-                "to write one resume point; give a longer launcher.time"
+                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs"
+                f" {4 * EARLY} s to start and to write one resume point; give a longer"
+                " launcher.time"
             )
     cpus = config.threads * processes if config.threads else None
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
@@ -70,7 +85,9 @@ def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resource
 
 
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
-    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS."""
+    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at
+    most WORKERS.
+    """
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
     return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(work / LEAST))))
 
@@ -82,9 +99,11 @@ def seconds_of_all(tasks: Sequence[Task]) -> float | None:
 
 
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
-    """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at most launcher.time.
+    """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at
+    most launcher.time.
 
-    That alone where it is shorter, the time of a run is not known, or one was begun before: its estimate may be wrong.
+    That alone where it is shorter, the time of a run is not known, or one was begun before: its
+    estimate may be wrong.
     """
     seconds = seconds_of_all(tasks)
     if longest is None or not seconds or any(state.read_state(task.workplace) for task in tasks):
@@ -94,7 +113,11 @@ def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str 
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
-    """Describe the GPUs of an array's jobs, and how long its runs take together if that is known of all."""
+    """Describe the GPUs of an array's jobs, and how long its runs take together if that is known of
+    all.
+    """
     seconds = seconds_of_all(tasks)
-    gpus_text = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
+    gpus_text = f"{pluralize(gpus, 'GPU')} each" + (
+        f" ({gpus * workers} at once)" if gpus and workers > 1 else ""
+    )
     return gpus_text if seconds is None else f"{gpus_text}, about {format_duration(seconds)} in all"

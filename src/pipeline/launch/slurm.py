@@ -1,13 +1,17 @@
-"""launcher=slurm: submits workers of a plan as job arrays, one for each level of the plan and what its runs request.
+"""launcher=slurm: submits workers of a plan as job arrays, one for each level of the plan and what
+its runs request.
 
-A task of an array is a worker (launch/work.py): it makes any free run of its level and kind, and ends when none is
-left. Arrays wait for those of the level before by `afterany`; a failure costs what depends on it. A last job runs the
-command again when all are done, and submits what was lost with its job, as long as that gets any further.
+A task of an array is a worker (launch/work.py): it makes any free run of its level and kind, and
+ends when none is left. Arrays wait for those of the level before by `afterany`; a failure costs
+what depends on it. A last job runs the command again when all are done, and submits what was lost
+with its job, as long as that gets any further.
 
-A plan of less than five minutes is the last job alone: each process imports libraries for seconds, and each job waits
-in the queue. The last job computes it itself, and so what choices add to a plan, if its own resources suffice.
+A plan of less than five minutes is the last job alone: each process imports libraries for seconds,
+and each job waits in the queue. The last job computes it itself, and so what choices add to a plan,
+if its own resources suffice.
 
-The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs beside their ids.
+The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs
+beside their ids.
 """
 
 from __future__ import annotations
@@ -69,12 +73,16 @@ GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLET
 
 
 def execute(
-    launcher: Launcher, again: Sequence[str] | None, targets: list[Run], earlier: Mapping[str, str] | None = None
+    launcher: Launcher,
+    again: Sequence[str] | None,
+    targets: list[Run],
+    earlier: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Submit the unfinished runs, unless jobs of the same plan are in the queue; the last job may compute them instead.
-    Returns the failures where none is left.
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue; the last job may
+    compute them instead. Returns the failures where none is left.
 
-    again: the words of the command that a last job runs when the others are done; None: no such job.
+    again: the words of the command that a last job runs when the others are done; None: no such
+        job.
 
     Raises:
         Held: jobs are in the queue; rerun the same command when they are done.
@@ -101,24 +109,36 @@ def execute(
         Submission(launcher, name, Session(folder, tasks), resources, one_job, []).submit(again)
         show_dry_run(folder)
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
-        queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
+        queue = {
+            job: Path(script)
+            for job, script in queued_jobs().items()
+            if job != os.environ.get("SLURM_JOB_ID")
+        }
         if own_jobs := [job for job, script in queue.items() if script.parent == folder.resolve()]:
             raise Held(
-                f"{pluralize(len(own_jobs), 'job')} of {name} in the queue, as they were submitted (to change how, "
-                "scancel them first); stage=status shows the runs; rerun the same command when they are done"
+                f"{pluralize(len(own_jobs), 'job')} of {name} in the queue, as they were submitted"
+                " (to change how, scancel them first); stage=status shows the runs; rerun the same"
+                " command when they are done"
             )
         if CONTINUES not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
         session = Session(folder, tasks)
         publish_plan(runs_dir, name, tasks)
-        other_jobs = sorted({job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)})
+        other_jobs = sorted(
+            {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
+        )
         # the name of a kind begins with the name of one that requests less
         makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
         if session.left and not makes_it:
             if goes_further(session):
-                submitted = Submission(launcher, name, session, resources, one_job, other_jobs).submit(again)
+                submitted = Submission(
+                    launcher, name, session, resources, one_job, other_jobs
+                ).submit(again)
             else:
-                reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
+                reasons = {
+                    array: why_lost(array, folder)
+                    for array in {task.array for task in session.left}
+                }
                 session.failed |= {task.hash: reasons[task.array] for task in session.ready()}
                 session.look()
     if session.left and makes_it:
@@ -128,13 +148,17 @@ def execute(
     failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
     if not session.left:
         return failed
-    error = Held(f"{submitted}; stage=status shows the runs; rerun the same command when they are done")
+    error = Held(
+        f"{submitted}; stage=status shows the runs; rerun the same command when they are done"
+    )
     error.failed = failed
     raise error
 
 
 def goes_further(session: Session) -> bool:
-    """Whether more runs have ended than when their jobs were last submitted; else the last job would go on forever."""
+    """Whether more runs have ended than when their jobs were last submitted; else the last job
+    would go on forever.
+    """
     file, ended = session.folder / "ended", len(session.done) + len(session.failed)
     before = int(file.read_text()) if file.is_file() else -1
     file.write_text(str(ended))
@@ -142,14 +166,17 @@ def goes_further(session: Session) -> bool:
 
 
 def why_lost(array: str, folder: Path) -> str:
-    """Why runs of an array were not made: the last words of its newest log, or that the job was lost."""
+    """Why runs of an array were not made: the last words of its newest log, or that the job was
+    lost.
+    """
     job, log = log_of(array, folder)
     return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of an array, or of the last job, which computes or submits what is in no array, and the newest log of the
-    array's tasks; None where there is none. folder: of its submission."""
+    """Id of an array, or of the last job, which computes or submits what is in no array, and the
+    newest log of the array's tasks; None where there is none. folder: of its submission.
+    """
     files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
     job = next((file.read_text() for file in files if file.is_file()), None)
     logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
@@ -161,18 +188,23 @@ def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
     folder = script.parent
     if folder.parent != (tasks[0].runs_dir / FOLDER).resolve() or not (folder / PLAN).is_file():
         return False
-    return not {task.hash for task in read_plan(folder / PLAN)}.isdisjoint(task.hash for task in tasks)
+    return not {task.hash for task in read_plan(folder / PLAN)}.isdisjoint(
+        task.hash for task in tasks
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- arrays
+# --- arrays ---
 
 
 @dataclass
 class Submission:
-    """Submits the workers of a session. resources: by kind; one_job: those of the job that computes a plan of little
-    time; before: jobs that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
+    """Submits the workers of a session.
 
-    A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
+    resources: by kind; one_job: those of the job that computes a plan of little time; before: jobs
+    that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
+
+    A dry run writes the same files into another folder, without a Slurm; submit.sh there would
+    submit them.
     """
 
     launcher: Launcher
@@ -184,8 +216,11 @@ class Submission:
     jobs: dict[str, int] = field(default_factory=dict)
 
     def submit(self, again: Sequence[str] | None) -> str:
-        """Submit the arrays and the last job. Returns a summary as text. All or nothing: after an error or a signal,
-        what was submitted is cancelled."""
+        """Submit the arrays and the last job.
+
+        Returns a summary as text. All or nothing: after an error or a signal, what was submitted is
+        cancelled.
+        """
         try:
             submitted = len(self.session.left) if again and self.one_job else self.submit_arrays()
             arrays = len(self.jobs)
@@ -196,7 +231,9 @@ class Submission:
             if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
-                self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}")
+                self.tell(
+                    f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}"
+                )
             raise
         remaining = len(self.session.left) - submitted
         then = f", {remaining} more when these are done" if remaining else ""
@@ -204,8 +241,11 @@ class Submission:
         return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
 
     def submit_arrays(self) -> int:
-        """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
-        jobs there are fewer workers, then none for the runs of later levels."""
+        """Submit an array for each level and kind.
+
+        Returns the number of runs that they make: at the site's limit of jobs there are fewer
+        workers, then none for the runs of later levels.
+        """
         submitted, level, within = 0, -1, list[str]()
         arrays: dict[str, list[Task]] = {}
         for task in self.session.left:
@@ -214,12 +254,21 @@ class Submission:
             kind = runs[0].kind
             if runs[0].level != level:
                 self.before, within, level = within or self.before, [], runs[0].level
-            command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
+            command = [
+                "-m",
+                "pipeline.launch.worker",
+                "task",
+                str(self.session.folder.resolve()),
+                str(level),
+                kind,
+            ]
             workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}"]
                 what = f"level {level}, {pluralize(workers, 'task')}"
-                job = self.submit_job(array, command, self.resources[kind], options, runs, workers, what)
+                job = self.submit_job(
+                    array, command, self.resources[kind], options, runs, workers, what
+                )
                 workers //= 2
             if not job:
                 return submitted
@@ -228,11 +277,15 @@ class Submission:
         return submitted
 
     def submit_again(self, again: Sequence[str]) -> None:
-        """Submit the last job, which runs the same command after all others, or computes a plan of little time. At the
-        site's limit of jobs it takes the place of a task, whose runs others compute, unless that is the only one."""
+        """Submit the last job, which runs the same command after all others, or computes a plan of
+        little time. At the site's limit of jobs it takes the place of a task, whose runs others
+        compute, unless that is the only one.
+        """
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *config_dir_flags()]
-        resources, runs = (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
+        resources, runs = (
+            (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
+        )
         options = ["--job-name", f"{self.name}-{AGAIN_JOB}"]
         while True:
             self.before = [*self.jobs] or self.before
@@ -245,11 +298,20 @@ class Submission:
             self.jobs |= {last: tasks - 1} if tasks > 1 else {}
 
     def submit_job(
-        self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], runs: Sequence[Task],
-        tasks: int, what: str,
-    ) -> str | None:  # fmt: skip
-        """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit. runs: those
-        that it computes; none: it runs when all others are done."""
+        self,
+        name: str,
+        command: Sequence[str],
+        resources: Resources,
+        options: Sequence[str],
+        runs: Sequence[Task],
+        tasks: int,
+        what: str,
+    ) -> str | None:
+        """Submit an array, or the last job.
+
+        Returns its id; None if the jobs before reach the site's limit. runs: those that it
+        computes; none: it runs when all others are done.
+        """
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
         launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
         options = [
@@ -257,7 +319,11 @@ class Submission:
             *options,
             *(["--dependency", f"afterany:{':'.join(self.before)}"] if self.before else []),
         ]
-        log, then = (AGAIN_JOB, (GOES_ON, {CONTINUES: resources.name})) if name == AGAIN_JOB else ("%A_%a", ())
+        log, then = (
+            (AGAIN_JOB, (GOES_ON, {CONTINUES: resources.name}))
+            if name == AGAIN_JOB
+            else ("%A_%a", ())
+        )
         script = script_of(launcher, command, *then)
         try:
             with delay_signals():
@@ -269,8 +335,8 @@ class Submission:
             raise
         file.with_suffix(".job").write_text(job)
         work = (
-            f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}, time limit "
-            f"{launcher.time or 'of the site'}"
+            f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}, time"
+            f" limit {launcher.time or 'of the site'}"
         )
         self.tell(f"job {job}: {what}{f' for {work}' if runs else ', when these are done'}")
         return job
@@ -284,18 +350,24 @@ class Submission:
             file.write(f"# {text}\n")
 
 
-# ---------------------------------------------------------------------------------------------------- jobs
+# --- jobs ---
 
 
 def show_dry_run(folder: Path) -> NoReturn:
     """Print what would submit the jobs, and end the command: there is no result to show."""
     text = (folder / SUBMIT).read_text(encoding="utf-8")
-    print(f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}", file=sys.stderr)
+    print(
+        f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}",
+        file=sys.stderr,
+    )
     raise SystemExit(0)
 
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Add the submission of a script to the folder's submit.sh. Returns the variable there that holds its job's id."""
+    """Add the submission of a script to the folder's submit.sh.
+
+    Returns the variable there that holds its job's id.
+    """
     quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
     with open(folder / SUBMIT, "a+", encoding="utf-8") as file:
         file.seek(0)
@@ -305,23 +377,41 @@ def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> st
 
 
 def submit_script(
-    launcher: Launcher, runs_dir: Path, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
+    launcher: Launcher,
+    runs_dir: Path,
+    file: Path,
+    script: str,
+    resources: Resources,
+    options: Sequence[str],
+    log: str,
 ) -> str:
-    """Write a job's script and submit it. Returns the job id. The script is readable by its owner alone if it has lines
-    of the user's, which may hold secrets."""
+    """Write a job's script and submit it.
+
+    Returns the job id. The script is readable by its owner alone if it has lines of the user's,
+    which may hold secrets.
+    """
     logs = runs_dir.resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    on_cpus = not resources.gpus and launcher.cpu_partition is not None  # then a job has the share of one GPU
+    on_cpus = (
+        not resources.gpus and launcher.cpu_partition is not None
+    )  # then a job has the share of one GPU
     cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
     partition = "cpu_partition" if on_cpus else "partition"
     requested: dict[str, Any] = {
-        "partition": getattr(launcher, partition), "account": launcher.account, "qos": launcher.qos,
-        "time": launcher.time, "mem": launcher.memory or (launcher.memory_per_gpu if on_cpus else None),
+        "partition": getattr(launcher, partition),
+        "account": launcher.account,
+        "qos": launcher.qos,
+        "time": launcher.time,
+        "mem": launcher.memory or (launcher.memory_per_gpu if on_cpus else None),
         "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
         "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
-        "cpus-per-task": cpus or None, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
-        "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
-    }  # fmt: skip
+        "cpus-per-task": cpus or None,
+        "signal": f"B:USR1@{resources.lead}",
+        "open-mode": "append",
+        "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log",
+        "nodes": 1,
+        "ntasks": 1,
+    }
     arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
     with file.open("w", encoding="utf-8") as stream:
         if launcher.setup or launcher.wrap or launcher.options:
@@ -337,20 +427,30 @@ def submit_script(
         raise
     except PipelineError as error:
         file.unlink()
-        knobs = {key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
+        knobs = {
+            key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")
+        }
         words = [f"launcher.{knob}={value}" for knob, value in knobs.items() if value is not None]
-        words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else []), *own_options]
+        words += [
+            pluralize(resources.gpus, "GPU"),
+            *([pluralize(cpus, "core")] if cpus else []),
+            *own_options,
+        ]
         text = f"{error}; requested: {', '.join(words)}"
         if NO_GRES.search(str(error)):
             text += (
-                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
+                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own"
+                " option, "
                 """'launcher.options=["--gpus-per-node=1"]'"""
             )
         raise PipelineError(text) from error
 
 
 def script_of(
-    launcher: Launcher, command: Sequence[str], then: str = REQUEUE, exported: Mapping[str, str] | None = None
+    launcher: Launcher,
+    command: Sequence[str],
+    then: str = REQUEUE,
+    exported: Mapping[str, str] | None = None,
 ) -> str:
     """Return the script of a job.
 
@@ -360,11 +460,23 @@ def script_of(
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     setup = []
     if launcher.setup:
-        setup += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
+        setup += [
+            "trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT",
+            "set -e",
+        ]
         setup += [*launcher.setup, "set +e", "trap - EXIT"]
     added = {ADDED_CONF: os.environ[ADDED_CONF]} if ADDED_CONF in os.environ else {}
-    setup += [f"export {name}={shlex.quote(value)}" for name, value in {**added, **(exported or {})}.items()]
-    setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"] if launcher.hf_home else []
-    setup += [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
+    setup += [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in {**added, **(exported or {})}.items()
+    ]
+    setup += (
+        [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"] if launcher.hf_home else []
+    )
+    setup += (
+        [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"']
+        if launcher.scratch
+        else []
+    )
     start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     return job_script(start, setup=setup, then=then)

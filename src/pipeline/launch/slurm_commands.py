@@ -1,4 +1,6 @@
-"""Runs Slurm's commands, which may be slow or print extra lines, and parses the jobs in its queue."""
+"""Runs Slurm's commands, which may be slow or print extra lines, and parses the jobs in its
+queue.
+"""
 
 from __future__ import annotations
 
@@ -28,40 +30,52 @@ def queued_jobs() -> dict[str, str]:
 
 def submitted_as(script: Path) -> str | None:
     """Id of the queued job of a script; None if there is none."""
-    return next((job.partition("_")[0] for job, command in queued_jobs().items() if command == str(script)), None)
+    return next(
+        (job.partition("_")[0] for job, command in queued_jobs().items() if command == str(script)),
+        None,
+    )
 
 
 def sbatch(script: Path, *options: str) -> str:
     """Submit a script. Returns the job id.
 
-    A command that did not respond may still have submitted it, so the queue is searched before the next attempt, and
-    also if the id cannot be parsed from the output of a site's wrapper.
+    A command that did not respond may still have submitted it, so the queue is searched before the
+    next attempt, and also if the id cannot be parsed from the output of a site's wrapper.
 
     Raises:
         PipelineError: Slurm rejected it, or the id cannot be determined.
         Held: it did not respond.
     """
-    text = run_slurm("sbatch", "--parsable", *options, str(script), find_answer=lambda: submitted_as(script))
+    text = run_slurm(
+        "sbatch", "--parsable", *options, str(script), find_answer=lambda: submitted_as(script)
+    )
     ids = set(re.findall(r"^(\d+)(?:;[\w.-]+)?$", text, re.MULTILINE))
     job = ids.pop() if len(ids) == 1 else submitted_as(script)
     if job is None:
         output = " ".join(text.split())[:200]
         raise PipelineError(
-            f"sbatch printed {output!r} and no job id, and squeue lists no job of {script}: run squeue --me"
+            f"sbatch printed {output!r} and no job id, and squeue lists no job of {script}: run"
+            " squeue --me"
         )
     return job
 
 
 def parse_time_limit(limit: str) -> float:
-    """Seconds of a limit: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]], as of sbatch."""
+    """Seconds of a limit: minutes[:seconds], hours:minutes:seconds or
+    days-hours[:minutes[:seconds]], as of sbatch.
+    """
     days, dash, clock = limit.rpartition("-")
     parts = [float(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return 86400 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return 86400 * float(days or 0) + sum(
+        part * unit for part, unit in zip(parts, units, strict=False)
+    )
 
 
 def seconds_left(job: str) -> float:
-    """Seconds until the time limit of a running job, infinite without one; 0 where Slurm does not say."""
+    """Seconds until the time limit of a running job, infinite without one; 0 where Slurm does not
+    say.
+    """
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
         limit_text = "".join(re.findall(rf"^{PREFIX}(\S+)$", text, re.MULTILINE))
@@ -85,7 +99,8 @@ def last_log_line(log: Path | None) -> str | None:
 def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: None) -> str:
     """Standard output of a Slurm command.
 
-    find_answer: called after an attempt that did not respond; returns the output if the attempt took effect.
+    find_answer: called after an attempt that did not respond; returns the output if the attempt
+        took effect.
 
     Raises:
         PipelineError: it failed (has its message), or is not installed.
@@ -93,7 +108,8 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
     """
     if shutil.which(command[0]) is None:
         raise PipelineError(
-            f"launcher=slurm needs {command[0]}, which is not here: use launcher=local, or launcher.dry_run=true"
+            f"launcher=slurm needs {command[0]}, which is not here: use launcher=local, or"
+            " launcher.dry_run=true"
         )
     reason = ""
     for _ in range(ATTEMPTS):
@@ -109,19 +125,27 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
                 raise PipelineError(f"{command[0]} {reason}")
         if (answer := find_answer()) is not None:
             return answer
-    raise Held(f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds")
+    raise Held(
+        f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds"
+    )
 
 
 def run_command(command: Sequence[str]) -> tuple[int, str, str]:
     """(exit status, output, error message) of a command.
 
-    It runs in its own session, because after a Ctrl-C nobody would know the id of the submitted job. On a timeout the
-    processes that it started are killed too, as they would keep its output open.
+    It runs in its own session, because after a Ctrl-C nobody would know the id of the submitted
+    job. On a timeout the processes that it started are killed too, as they would keep its output
+    open.
     """
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
         start_new_session=True,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             out, errors = process.communicate(timeout=SECONDS)
         except BaseException:

@@ -1,9 +1,11 @@
-"""The loop of every process that computes a plan: take the first run that is ready and nobody computes, make it, again.
+"""The loop of every process that computes a plan: take the first run that is ready and nobody
+computes, make it, again.
 
-This process, each of the workers of a machine, and each task of a Slurm array runs the same `work`; the lease of a run
-decides who makes it. What became of the runs is written to the folder of the session, which is one call of a command,
-or one submission: `plan.jsonl`, and of each run `<hash>.begun`, then `.done` or `.failed`. A failed run is not tried
-again in its session, nor is what depends on it.
+This process, each of the workers of a machine, and each task of a Slurm array runs the same `work`;
+the lease of a run decides who makes it. What became of the runs is written to the folder of the
+session, which is one call of a command, or one submission: `plan.jsonl`, and of each run
+`<hash>.begun`, then `.done` or `.failed`. A failed run is not tried again in its session, nor is
+what depends on it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ BLOCKED = "its parent "  # begins the reason of a run that failed by another
 
 
 class Session:
-    """The tasks of a session and what became of them. left: neither done nor failed; failed: hash -> reason."""
+    """The tasks of a session and what became of them.
+
+    left: neither done nor failed; failed: hash -> reason.
+    """
 
     def __init__(self, folder: Path, tasks: Sequence[Task] = ()) -> None:
         self.folder, self.plan_bytes = folder, 0
@@ -48,7 +53,9 @@ class Session:
         self.look()
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Add tasks to the plan, which its workers see when they look; one that was made before is made again."""
+        """Add tasks to the plan, which its workers see when they look; one that was made before is
+        made again.
+        """
         for task in tasks:
             for kind in ("begun", "done", "failed"):
                 self._file(task, kind).unlink(missing_ok=True)
@@ -65,7 +72,8 @@ class Session:
             self.names |= {task.hash: task.name for task in new}
         files = [name.partition(".") for name in os.listdir(self.folder)]
         self.begun, self.done, failed = (
-            {key for key, _, kind in files if kind == wanted} for wanted in ("begun", "done", "failed")
+            {key for key, _, kind in files if kind == wanted}
+            for wanted in ("begun", "done", "failed")
         )
         for task in self.left:
             blocked = next((parent for parent in task.needs if parent in self.failed), None)
@@ -73,7 +81,11 @@ class Session:
                 self.failed[task.hash] = self._file(task, "failed").read_text(encoding="utf-8")
             elif blocked:
                 self.failed[task.hash] = f"{BLOCKED}{self.names[blocked]} failed"
-        self.left = [task for task in self.left if task.hash not in self.done and task.hash not in self.failed]
+        self.left = [
+            task
+            for task in self.left
+            if task.hash not in self.done and task.hash not in self.failed
+        ]
 
     def ready(self, models: Sequence[str] = ()) -> list[Task]:
         """Return the tasks that wait for nothing, the first to make first.
@@ -89,13 +101,18 @@ class Session:
         return ready
 
     def begun_by(self, task: Task) -> list[int]:
-        """Return the process ids of the workers that have begun a run and not ended it in good order."""
+        """Return the process ids of the workers that have begun a run and not ended it in good
+        order.
+        """
         with suppress(FileNotFoundError):
             return [int(pid) for pid in self._file(task, "begun").read_text().split()]
         return []
 
     def begin(self, task: Task) -> None:
-        """Record that this process begins a run. Raises PipelineError after TRIES workers that died of it."""
+        """Record that this process begins a run.
+
+        Raises PipelineError after TRIES workers that died of it.
+        """
         if len(pids := self.begun_by(task)) == TRIES:
             raise PipelineError(f"its worker ended without a word, {TRIES} times: see {task.log}")
         self._write(task, "begun", " ".join(map(str, [*pids, os.getpid()])))
@@ -114,12 +131,16 @@ class Session:
     def fail(self, task: Task, reason: str) -> None:
         if slurm_job():  # for stage=status, also of what failed before it began
             task.workplace.mkdir(parents=True, exist_ok=True)
-            state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
+            state.update_state(
+                task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason
+            )
         self._write(task, "failed", reason)
 
     def is_free(self, task: Task) -> bool:
-        """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is
-        long."""
+        """Whether nobody has made a run, or makes it now.
+
+        Of its files alone: a list of all takes long where it is long.
+        """
         ended = any(self._file(task, kind).is_file() for kind in ("done", "failed"))
         return not ended and live_holder(task.workplace) is None
 
@@ -138,17 +159,22 @@ def work(
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Make runs of a session until none is left to this worker. Returns why it did not make those that are.
+    """Make runs of a session until none is left to this worker.
+
+    Returns why it did not make those that are.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
+        compute: makes the run of a task, or raises why not; calls its second argument once it has
+            its lease.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
         stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
     """
     models: list[str] = []
-    refused: dict[str, str] = {}  # runs that no process holds and that cannot be made now: hash -> why
+    refused: dict[
+        str, str
+    ] = {}  # runs that no process holds and that cannot be made now: hash -> why
     announced = False
     while True:
         stop.raise_if_signalled()
@@ -164,7 +190,11 @@ def work(
                 held[task.name] = holder
                 continue
             tried = True
-            with cards.taken(task.gpus, partial(session.is_free, task)) if cards else nullcontext(True) as taken:
+            with (
+                cards.taken(task.gpus, partial(session.is_free, task))
+                if cards
+                else nullcontext(True)
+            ) as taken:
                 if taken and session.is_free(task) and make(session, task, compute, refused):
                     models = task.models
                     break
@@ -178,8 +208,10 @@ def work(
 
 
 def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]) -> bool:
-    """Make a run and record how it ended. False: it could not get its lease; `refused` gets the reason where no process
-    holds it."""
+    """Make a run and record how it ended.
+
+    False: it could not get its lease; `refused` gets the reason where no process holds it.
+    """
     try:
         compute(task, partial(session.begin, task))
     except Held as error:

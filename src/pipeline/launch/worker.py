@@ -1,8 +1,10 @@
-"""A process that computes runs one after the other and keeps libraries and models in memory between them.
+"""A process that computes runs one after the other and keeps libraries and models in memory between
+them.
 
-`python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a signal ends it, at one
-of some places, lists of cards; `... worker task FOLDER LEVEL KIND` as a task of a Slurm array. Output of a run is in
-its log. What runs need is imported by the first: a task that finds none left ends at once.
+`python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a
+signal ends it, at one of some places, lists of cards; `... worker task FOLDER LEVEL KIND` as a task
+of a Slurm array. Output of a run is in its log. What runs need is imported by the first: a task
+that finds none left ends at once.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ from pipeline.runs.lease import slurm_job
 
 @contextmanager
 def logged(task: Task) -> Iterator[None]:
-    """Inside, all output of this process and its subprocesses is appended to the log of a task. Warnings are printed
-    here too."""
+    """Inside, all output of this process and its subprocesses is appended to the log of a task.
+
+    Warnings are printed here too.
+    """
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with open(task.log, "ab", buffering=0) as output:
         size_before = output.tell()
@@ -89,9 +93,11 @@ def work_here(folder: str, places: str, number: str) -> int:
 
 
 def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> int:
-    """Make what is free of a level and kind, and of levels before it. Returns the exit status: 0 done, 1 if a run
-    failed; 75 after a signal or, where that has the job requeued, before a further training that may need more than its
-    time."""
+    """Make what is free of a level and kind, and of levels before it.
+
+    Returns the exit status: 0 done, 1 if a run failed; 75 after a signal or, where that has the job
+    requeued, before a further training that may need more than its time.
+    """
     session, tasks_made = Session(folder), list[Task]()
 
     def fits(task: Task) -> bool:
@@ -111,7 +117,9 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
             if stop_signal_name() and (task := next(filter(fits, session.left), None)):
                 from pipeline.launch.attempts import count_attempt
 
-                with count_attempt(task.run()):  # the signal came before any was begun, and ends this here
+                with count_attempt(
+                    task.run()
+                ):  # the signal came before any was begun, and ends this here
                     pass
             work(session, compute_in_job, fits=fits)
     finally:
@@ -119,7 +127,9 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
         failed = [task for task in tasks_made if task.hash in session.failed]
         for task in failed:
             print(f"{task.label} failed: {session.failed[task.hash]}", file=sys.stderr)
-        print(f"{len(tasks_made)} runs: {len(failed)} failed", file=sys.stderr)  # marks its end in the log of the job
+        print(
+            f"{len(tasks_made)} runs: {len(failed)} failed", file=sys.stderr
+        )  # marks its end in the log of the job
     return int(bool(failed))
 
 
@@ -129,10 +139,13 @@ def has_time_for(task: Task) -> bool:
 
 
 def wait_for_parents(task: Task) -> None:
-    """Wait until parents that other nodes have made are seen here: clients of NFS keep lists of folders for a
-    minute."""
+    """Wait until parents that other nodes have made are seen here: clients of NFS keep lists of
+    folders for a minute.
+    """
     deadline = time.monotonic() + 90
-    while not all(folder_of(key, task.runs_dir) for key in task.needs) and time.monotonic() < deadline:
+    while (
+        not all(folder_of(key, task.runs_dir) for key in task.needs) and time.monotonic() < deadline
+    ):
         time.sleep(LOOK)
 
 

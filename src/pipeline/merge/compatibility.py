@@ -18,22 +18,34 @@ from pipeline.models.checkpoint import DTYPES, text_settings
 def key_of(role: str) -> str:
     """Return the key that names a source: merge.math, merge.language[1], merge.experts[0]."""
     side, _, index = role.partition(".")
-    return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
+    return (
+        f"merge.experts[{role}]"
+        if role.isdigit()
+        else f"merge.{side}[{index}]"
+        if index
+        else f"merge.{role}"
+    )
 
 
 def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of) -> None:
     """Raise PipelineError for sources whose tensors or tokenizers do not fit each other."""
     for role, source in sources.items():
         if quantized := source.config.get("quantization_config"):
-            quantization = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            quantization = (
+                quantized.get("quant_method", quantized)
+                if isinstance(quantized, dict)
+                else quantized
+            )
             raise PipelineError(
-                f"{key_for(role)}: config.json of {source.folder} has quantization_config ({quantization}), "
-                "so its tensors are not the weights that it computes with: "
-                "name the model before it was quantized, or dequantize it"
+                f"{key_for(role)}: config.json of {source.folder} has quantization_config"
+                f" ({quantization}), so its tensors are not the weights that it computes with: name"
+                " the model before it was quantized, or dequantize it"
             )
         for name, info in source.infos.items():
             if info.dtype not in DTYPES.values():
-                raise PipelineError(f"{source.folder}: {name} is stored as {info.dtype}, not as a float")
+                raise PipelineError(
+                    f"{source.folder}: {name} is stored as {info.dtype}, not as a float"
+                )
     experts = {role: source for role, source in sources.items() if role != "base"}
     first_role, first = next(iter(experts.items()))
     for role, source in sources.items():
@@ -46,7 +58,9 @@ def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] =
 
 
 def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Return models that also see as their decoders if another source is a decoder alone, as trained from one."""
+    """Return models that also see as their decoders if another source is a decoder alone, as
+    trained from one.
+    """
     opened = dict(sources)
     if all("text_config" in source.config for source in opened.values()):
         return opened
@@ -59,7 +73,8 @@ def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
 
 
 def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
-    """Give a merge's configuration the base's number of positions, without a base the smallest of its experts.
+    """Give a merge's configuration the base's number of positions, without a base the smallest of
+    its experts.
 
     Returns:
         A sentence for the plan and the card if the sources differ in it, otherwise nothing.
@@ -76,9 +91,12 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
-    """Raise PipelineError for an adapter that was trained on another base than merge.base. key: of the expert."""
+    """Raise PipelineError for an adapter that was trained on another base than merge.base.
+
+    key: of the expert.
+    """
     if expert.base.folder.resolve() != base.resolve():
         raise PipelineError(
-            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}: merge experts of one "
-            "base"
+            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}:"
+            " merge experts of one base"
         )

@@ -1,4 +1,6 @@
-"""What a merge's sources and the merge itself are known by: digests on record, else computed once and cached."""
+"""What a merge's sources and the merge itself are known by: digests on record, else computed once
+and cached.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ Known = dict[str, dict[str, str]]  # source -> tensor -> digest
 
 
 def known_digests(merge: Merging, runs_dir: Path) -> Known:
-    """Digests of a merge's sources, of an adapter its base's, for what it leaves alone: those that a run recorded, of
-    other files all tensors are read once. Tensors that are not finite have none."""
+    """Digests of a merge's sources, of an adapter its base's, for what it leaves alone: those that
+    a run recorded, of other files all tensors are read once. Tensors that are not finite have none.
+    """
     return {role: _digests(source, runs_dir) for role, source in _sources(merge).items()}
 
 
@@ -38,12 +41,18 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
     for file, names in source.files.items():
         if not known.keys() >= set(names):
             of_file = file_digests(file, runs_dir)["tensors"]
-            known |= {name: of_file[key] for name in names if (key := source.model.info(name).key) in of_file}
+            known |= {
+                name: of_file[key]
+                for name in names
+                if (key := source.model.info(name).key) in of_file
+            }
     return known
 
 
 def equal_to_base(merge: Merging, known: Known) -> list[str]:
-    """Return the roles of experts whose tensors are all equal to those of the base that the merge reads."""
+    """Return the roles of experts whose tensors are all equal to those of the base that the merge
+    reads.
+    """
     if "base" not in merge.sources:
         return []
     experts = {role: source for role, source in merge.sources.items() if role != "base"}
@@ -51,7 +60,9 @@ def equal_to_base(merge: Merging, known: Known) -> list[str]:
     equal = []
     for role, source in experts.items():
         pairs = [(known[role].get(name), known["base"].get(name)) for name in names]
-        if not isinstance(source, Adapted) and all(one is not None and one == other for one, other in pairs):
+        if not isinstance(source, Adapted) and all(
+            one is not None and one == other for one, other in pairs
+        ):
             equal.append(role)
     return equal
 
@@ -62,11 +73,14 @@ _verified: set[tuple[FileState, str]] = set()  # tensors of files that this proc
 def verify_sources(merge: Merging, threads: int | None = None) -> None:
     """Raise PipelineError if a tensor that a merge reads is not the one that its run wrote."""
     for role, source in _sources(merge).items():
-        verify_source(source, [name for name in source.model.infos if merge.reads(role, name)], threads)
+        verify_source(
+            source, [name for name in source.model.infos if merge.reads(role, name)], threads
+        )
 
 
 def verify_source(source: Source, names: Sequence[str], threads: int | None = None) -> None:
-    """Raise PipelineError if one of these tensors of a model, or one of its adapter, is not the one that its run wrote.
+    """Raise PipelineError if one of these tensors of a model, or one of its adapter, is not the one
+    that its run wrote.
 
     Tensors without a digest on record, such as those of models from elsewhere, are not verified.
     """
@@ -85,7 +99,9 @@ def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) 
         seen = FileState.now(info.file), name
         if seen not in _verified and info.digest() != recorded[name]:
             problem = f"{name} is not the tensor that the run wrote"
-            raise PipelineError(f"{info.file}: {problem}: restore the file, or rerun {folder.name} with redo=true")
+            raise PipelineError(
+                f"{info.file}: {problem}: restore the file, or rerun {folder.name} with redo=true"
+            )
         _verified.add(seen)
 
     in_threads(verify, [name for name in infos if recorded.get(name, "").startswith(KIND)], threads)
@@ -96,11 +112,11 @@ def _sources(merge: Merging) -> dict[str, Source]:
 
 
 def weights_key(merge: Merging, known: Known) -> str:
-    """What a merge's weights are known by before and after they are computed: `merge:...`, over what each tensor is
-    made of; where all are one source's unchanged, the key of that source.
+    """What a merge's weights are known by before and after they are computed: `merge:...`, over
+    what each tensor is made of; where all are one source's unchanged, the key of that source.
 
-    Of a linear merge that is {tensor: ([(digest of the source's tensor, share)], dtype)}, else knobs and roots. Raises
-    PipelineError, naming it, for a tensor that is not finite.
+    Of a linear merge that is {tensor: ([(digest of the source's tensor, share)], dtype)}, else
+    knobs and roots. Raises PipelineError, naming it, for a tensor that is not finite.
     """
     sources = _sources(merge)
 
@@ -115,10 +131,15 @@ def weights_key(merge: Merging, known: Known) -> str:
 
     @cache
     def identity(role: str, name: str | None) -> Any:
-        """Return the digest of a source's tensor, or the root over all, and an adapter's own root."""
+        """Return the digest of a source's tensor, or the root over all, and an adapter's own
+        root.
+        """
         if name is None:
             return " ".join(
-                [weights_root({each: digest_of(role, each) for each in sources[role].names}), *own_root(role)]
+                [
+                    weights_root({each: digest_of(role, each) for each in sources[role].names}),
+                    *own_root(role),
+                ]
             )
         found = [digest_of(role, name), *own_root(role)]
         return found if found[1:] else found[0]
@@ -126,5 +147,7 @@ def weights_key(merge: Merging, known: Known) -> str:
     if role := merge.sole_source():
         return recorded_key(sources[role].folder) or (own_root(role) or [identity(role, None)])[0]
     tensors = {name: merge.decided_by(name, identity) for name in merge.names}
-    text = json.dumps([tensors, "adapter" if merge.adapter else "dense"], sort_keys=True, default=str)
+    text = json.dumps(
+        [tensors, "adapter" if merge.adapter else "dense"], sort_keys=True, default=str
+    )
     return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,8 +1,9 @@
-"""What the rows of one tensor of a merge are, in float32, as functions of the same rows of its sources.
+"""What the rows of one tensor of a merge are, in float32, as functions of the same rows of its
+sources.
 
-A formula takes a parameter's name, may look at the whole tensor, and gives a function of a range of its rows
-(`arrays.matrix`), which gives a fresh array, (rows, columns). Order is stated where it decides bits: sources in the
-order of the merge, sums from the left.
+A formula takes a parameter's name, may look at the whole tensor, and gives a function of a range of
+its rows (`arrays.matrix`), which gives a fresh array, (rows, columns). Order is stated where it
+decides bits: sources in the order of the merge, sums from the left.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ _mean_changes: dict[Any, float] = {}
 keep_freed_memory()
 
 
-def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, stop: int) -> np.ndarray:
+def weighted_sum(
+    parts: Sequence[tuple[float, Source]], name: str, start: int, stop: int
+) -> np.ndarray:
     """w1 x1 + w2 x2 + ... in float32, from the left, each product and sum rounded once together.
 
-    That is a fused multiply-add, as torch's addcmul (and so mergekit) computes it. Where a weight is a power of two the
-    product is exact and nothing needs fusing; else it is exact in float64.
+    That is a fused multiply-add, as torch's addcmul (and so mergekit) computes it. Where a weight
+    is a power of two the product is exact and nothing needs fusing; else it is exact in float64.
     """
     (weight, source), *further = parts
     total = source.rows(name, start, stop) * np.float32(weight)
@@ -55,7 +58,9 @@ def task_vectors(
 def vector_pieces(
     experts: Sequence[Source], base: Source, name: str
 ) -> Iterator[tuple[int, int, np.ndarray, list[np.ndarray]]]:
-    """Yield a tensor a piece at a time: the range of its rows, the base's, and expert - base for each."""
+    """Yield a tensor a piece at a time: the range of its rows, the base's, and expert - base for
+    each.
+    """
     for piece in pieces(base.info(name).shape):
         yield *piece, *task_vectors(experts, base, name, *piece)
 
@@ -66,7 +71,9 @@ def squared_norm(values: np.ndarray) -> float:
 
 
 def relative_change(expert: Source, base: Source, name: str, smallest: float) -> float:
-    """Return the Frobenius norm of a tensor's change divided by that of the base's tensor, if that is not near 0."""
+    """Return the Frobenius norm of a tensor's change divided by that of the base's tensor, if that
+    is not near 0.
+    """
     change = whole = 0.0
     for _, _, origin, (vector,) in vector_pieces([expert], base, name):
         change += squared_norm(vector)
@@ -102,17 +109,25 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
         parts: list[Source] = [source.base, source] if isinstance(source, Adapted) else [source]
         for part, name in itertools.product(parts, names):
             if name in part.infos and not all(
-                np.isfinite(part.rows(name, *piece)).all() for piece in pieces(part.info(name).shape)
+                np.isfinite(part.rows(name, *piece)).all()
+                for piece in pieces(part.info(name).shape)
             ):
-                file = part.folder / ADAPTER_WEIGHTS if isinstance(part, Adapted) else part.info(name).file
-                raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
+                file = (
+                    part.folder / ADAPTER_WEIGHTS
+                    if isinstance(part, Adapted)
+                    else part.info(name).file
+                )
+                raise PipelineError(
+                    f"{file}: {name} holds NaN or infinite values: copy it again, or name another"
+                )
 
 
 def are_columns(base: Source, name: str, axis: str) -> bool:
     """Return True if the rows that changes are measured by are columns of the stored matrix.
 
-    axis: `input` takes a row to be an input feature, as the published maps do (papers/decisions.md); `output` takes it
-    to be an output feature. A matrix is stored as (outputs, inputs), GPT-2's as (inputs, outputs).
+    axis: `input` takes a row to be an input feature, as the published maps do
+    (papers/decisions.md); `output` takes it to be an output feature. A matrix is stored as
+    (outputs, inputs), GPT-2's as (inputs, outputs).
     """
     if len(base.info(name).shape) < 2:
         return False
@@ -120,13 +135,16 @@ def are_columns(base: Source, name: str, axis: str) -> bool:
 
 
 def rows_in(base: Source, name: str, axis: str) -> tuple[int, int]:
-    """Return how many rows a tensor has by which changes are measured, and how many entries each; a vector is one
-    row."""
+    """Return how many rows a tensor has by which changes are measured, and how many entries each; a
+    vector is one row.
+    """
     rows, columns = matrix(base.info(name).shape)
     return (columns, rows) if are_columns(base, name, axis) else (rows, columns)
 
 
-def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, by_column: bool) -> None:
+def add_to_rows(
+    sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, by_column: bool
+) -> None:
     """Add the magnitudes of a piece of a tensor to the sums, float64, of its rows or columns."""
     if by_column:
         sums += sizes.sum(axis=0, dtype=np.float64)
@@ -146,7 +164,8 @@ def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarra
 
 
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None) -> float:
-    """Return the mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
+    """Return the mean over all rows of all tensors of their mean absolute change (`layer_swapping`,
+    section 4.3).
 
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. It is measured
     once in a process for the same files, as each merge of a table asks for it.
@@ -159,7 +178,9 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
         """Return the sum of the means of a tensor's rows, and how many there are."""
         count, length = rows_in(base, name, "input")
         ranges = pieces(base.info(name).shape)
-        changes = (np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in ranges)
+        changes = (
+            np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in ranges
+        )
         total = sum(float(change.sum(dtype=np.float64)) for change in changes)
         if not math.isfinite(total):
             refuse_not_finite([base, *(source for _, source in parts)], [name])

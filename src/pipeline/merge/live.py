@@ -1,7 +1,8 @@
-"""A merge in a model in memory: what differs from what the model holds is copied in place, nothing else is touched.
+"""A merge in a model in memory: what differs from what the model holds is copied in place, nothing
+else is touched.
 
-Parameters are copied into, never rebound: a tensor mapped from a file is read-only memory, and to write there ends the
-process. Going back is applying another merge.
+Parameters are copied into, never rebound: a tensor mapped from a file is read-only memory, and to
+write there ends the process. Going back is applying another merge.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ COPY = 2**23  # entries of a source's tensor that are copied at once
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds. `kind`: what else decides its answers, and its dtype."""
+    """A model in memory, and for each parameter what it holds.
+
+    `kind`: what else decides its answers, and its dtype.
+    """
 
     model: Any
     tokenizer: Any
@@ -47,7 +51,8 @@ class Live:
     def apply(self, merge: Merging, threads: int | None = None) -> list[str]:
         """Make the model the merge; gives the names of the parameters that changed.
 
-        Where it fails midway, what was half copied is not taken for anything, and the next merge copies it anew.
+        Where it fails midway, what was half copied is not taken for anything, and the next merge
+        copies it anew.
         """
         parameters = self._parameters(merge)
         signatures = {name: merge.signature(name) for name in parameters}
@@ -73,19 +78,30 @@ class Live:
 
         Raises: PipelineError: the model has other parameters than the merge.
         """
-        held = {name: parameter.data for name, parameter in self.model.named_parameters()} | split_layers(self.model)
+        held = {
+            name: parameter.data for name, parameter in self.model.named_parameters()
+        } | split_layers(self.model)
         if merge.layout.tied_head:
-            held = {name: target for name, target in held.items() if target is not self.model.get_output_embeddings()}
+            held = {
+                name: target
+                for name, target in held.items()
+                if target is not self.model.get_output_embeddings()
+            }
         in_memory = dict(self.model.named_buffers()) | held
         places = {name: in_memory[own] for own, name in tensor_names(in_memory).items()}
         needed, wanted = set(tensor_names(held).values()), set(merge.names)
         if different := sorted((needed - wanted) | (wanted - places.keys() - set(towers(wanted)))):
-            raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {different[0]}")
+            raise PipelineError(
+                f"the model in memory has other parameters than {merge.layout.folder}:"
+                f" {different[0]}"
+            )
         return {name: places[name] for name in merge.names if name in places}
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -> None:
-    """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
+    """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch
+    casts.
+    """
     dtype, place = torch_dtype(merge.stored_dtype(name)), 0
     for piece in merge.pieces(name, COPY):
         part = torch.from_numpy(piece.reshape(-1).view(np.uint8)).view(dtype)
@@ -114,11 +130,12 @@ def _alone(source: Source) -> Merging:
     return Merging(Soup(experts=[str(source.folder)]), {"0": source}, Linear(weights))
 
 
-# ---------------------------------------------------------------------------------------------------- a model for it
+# --- a model for it ---
 
 
 def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> Live:
-    """Build the merge as a model in memory, with the tokenizer and generation config of the side that gives them.
+    """Build the merge as a model in memory, with the tokenizer and generation config of the side
+    that gives them.
 
     Args: dtype: `auto` is that of the written merge; torch's name else. products: of its linear
     layers (models/products.py).
@@ -140,13 +157,18 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
 
 
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
-    """Return what models in memory must share for one to become the other: all but their weights."""
+    """Return what models in memory must share for one to become the other: all but their
+    weights.
+    """
     dtypes = [giver.config.get(key) for key in ("dtype", "torch_dtype")]
     unread = ("dtype", "torch_dtype", "_name_or_path", "transformers_version")
     settings = {key: value for key, value in giver.config.items() if key not in unread}
     as_stored = (stored, dtypes, isinstance(giver, Adapted)) if dtype == "auto" else None
     texts = tokenizer_folder(giver)
-    places = [(texts if name != "generation_config.json" else giver.folder) / name for name in BESIDE_WEIGHTS[1:]]
+    places = [
+        (texts if name != "generation_config.json" else giver.folder) / name
+        for name in BESIDE_WEIGHTS[1:]
+    ]
     digests = [sha256(path) if path.is_file() else None for path in places]
     return json.dumps(settings, sort_keys=True), as_stored, tuple(digests), dtype, device
 
@@ -159,12 +181,16 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     tokenizer = load_tokenizer(tokenizer_folder(giver))
     model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
     if isinstance(giver, Adapted) and (rows := text_settings(giver.config).get("vocab_size")):
-        model.resize_token_embeddings(rows, mean_resizing=False)  # of a vocabulary that grew in training
+        model.resize_token_embeddings(
+            rows, mean_resizing=False
+        )  # of a vocabulary that grew in training
     take_generation_config(model, giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped
         parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
     model.to(device)
     model.tie_weights()
     loaded = _alone(giver)
-    holds = {} if isinstance(giver, Adapted) else {name: loaded.signature(name) for name in giver.names}
+    holds = (
+        {} if isinstance(giver, Adapted) else {name: loaded.signature(name) for name in giver.names}
+    )
     return Live(model, tokenizer, holds=holds)

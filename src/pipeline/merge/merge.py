@@ -1,7 +1,9 @@
-"""Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to disk or into a model.
+"""Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to
+disk or into a model.
 
-One object serves both: `Merging.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in
-memory, and nothing here imports torch: a layer swap is over before torch would be loaded.
+One object serves both: `Merging.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs
+a whole model in memory, and nothing here imports torch: a layer swap is over before torch would be
+loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from pipeline.config.training import Partition
 
 
-Measured = Callable[[int | None], dict[str, float]]  # numbers of a merge that its run records, by that many threads
+Measured = Callable[
+    [int | None], dict[str, float]
+]  # numbers of a merge that its run records, by that many threads
 
 
 @dataclasses.dataclass
@@ -56,11 +60,13 @@ class Linear:
 
 @dataclasses.dataclass
 class Computed:
-    """A merge by a formula, and its plan: a text, or rows. `weights`: of parameters that have some all the same.
+    """A merge by a formula, and its plan: a text, or rows.
 
-    `prepare` finds what the formula needs to know of whole models, by the number of threads. `changes` says how much of
-    each expert's change from the base a parameter has, where it is a sum of such. `measured` gives numbers of the merge
-    that its run records.
+    `weights`: of parameters that have some all the same.
+
+    `prepare` finds what the formula needs to know of whole models, by the number of threads.
+    `changes` says how much of each expert's change from the base a parameter has, where it is a sum
+    of such. `measured` gives numbers of the merge that its run records.
     """
 
     formula: Formula
@@ -72,14 +78,17 @@ class Computed:
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, str):
-            self.rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": self.rows}]
+            self.rows = [
+                {"where": "everywhere", "what": "all", "weights": {}, "formula": self.rows}
+            ]
 
 
 @dataclasses.dataclass
 class Merging:
-    """A merge that is decided but not computed: what its method decided, of these sources by role, the base included
-    where it is read. `adapter` is set where the merge is one. `lost`: what casts cost, tensor -> [sum of squared
-    errors, sum of squares], filled by writing."""
+    """A merge that is decided but not computed: what its method decided, of these sources by role,
+    the base included where it is read. `adapter` is set where the merge is one. `lost`: what casts
+    cost, tensor -> [sum of squared errors, sum of squares], filled by writing.
+    """
 
     config: Merge
     sources: dict[str, Source]
@@ -92,16 +101,27 @@ class Merging:
 
     @cached_property
     def dtype(self) -> str | None:
-        """Return torch's name of the dtype in which all tensors are stored, or None to store each as the experts do.
+        """Return torch's name of the dtype in which all tensors are stored, or None to store each
+        as the experts do.
 
-        merge.dtype has priority. If the experts store some tensor in several dtypes, it is the base's dtype, or float32
-        without a base or if the base has several.
+        merge.dtype has priority. If the experts store some tensor in several dtypes, it is the
+        base's dtype, or float32 without a base or if the base has several.
         """
-        experts = [source for role, source in self.sources.items() if role != "base" and source is not self.base]
-        of_tensors = [{source.info(name).dtype for source in [self.layout, *experts]} for name in self.names]
+        experts = [
+            source
+            for role, source in self.sources.items()
+            if role != "base" and source is not self.base
+        ]
+        of_tensors = [
+            {source.info(name).dtype for source in [self.layout, *experts]} for name in self.names
+        ]
         if self.config.result_dtype() or all(len(dtypes) == 1 for dtypes in of_tensors):
             return self.config.result_dtype()
-        of_base = {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()} if self.base else set()
+        of_base = (
+            {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()}
+            if self.base
+            else set()
+        )
         return self.config.dtype_of_several(of_base)
 
     @property
@@ -123,9 +143,13 @@ class Merging:
 
     @property
     def giver_role(self) -> str:
-        role = self.config.files_from or (self.padding.role if self.padding else next(iter(self.sources)))
+        role = self.config.files_from or (
+            self.padding.role if self.padding else next(iter(self.sources))
+        )
         if role not in self.sources:
-            raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(self.sources)}")
+            raise PipelineError(
+                f"merge.files_from={role} is no source: there are {', '.join(self.sources)}"
+            )
         return role
 
     @property
@@ -142,7 +166,9 @@ class Merging:
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
     def _padded(self, name: str) -> Padding | None:
-        """Return how a tensor's rows of padding are merged, or None for a tensor without such rows."""
+        """Return how a tensor's rows of padding are merged, or None for a tensor without such
+        rows.
+        """
         return self.padding if self.padding and name in self.padding.names else None
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -172,7 +198,12 @@ class Merging:
         """Return the one source that the merge is, all tensors unchanged, or None."""
         rows = list(((self.method.changes or {}) if self.adapter else self.method.weights).values())
         unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
-        alike = unchanged and rows and list(rows[0].values()) == [1.0] and rows.count(rows[0]) == len(rows)
+        alike = (
+            unchanged
+            and rows
+            and list(rows[0].values()) == [1.0]
+            and rows.count(rows[0]) == len(rows)
+        )
         return next(iter(rows[0])) if alike else None
 
     def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
@@ -183,7 +214,9 @@ class Merging:
         padded = self._padded(name)
         form = self.stored_dtype(name), [padded.common, padded.role] if padded else []
         if name in self.method.weights:
-            return [[of(role, name), weight] for role, weight in self.method.weights[name].items()], *form
+            return [
+                [of(role, name), weight] for role, weight in self.method.weights[name].items()
+            ], *form
         knobs = {
             item.name: getattr(self.config, item.name)
             for item in dataclasses.fields(self.config)
@@ -195,7 +228,9 @@ class Merging:
     def signature(self, name: str) -> str:
         """Return what decides a tensor, by the files of the sources."""
         states = {role: source.state for role, source in self.sources.items()}
-        return json.dumps(self.decided_by(name, lambda role, _: states[role]), sort_keys=True, default=str)
+        return json.dumps(
+            self.decided_by(name, lambda role, _: states[role]), sort_keys=True, default=str
+        )
 
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
@@ -206,7 +241,9 @@ class Merging:
 
     @contextlib.contextmanager
     def _naming_what_is_not_finite(self, names: Sequence[str]) -> Iterator[None]:
-        """Where merging these tensors fails and one of a source is not finite, the error names its file."""
+        """Where merging these tensors fails and one of a source is not finite, the error names its
+        file.
+        """
         try:
             yield
         except PipelineError:
@@ -227,34 +264,45 @@ class Merging:
 
         def checked(start: int, stop: int) -> np.ndarray:
             values = computed(start, stop)
-            got, expected = (getattr(values, "dtype", type(values).__name__), np.shape(values)), (stop - start, columns)
+            got, expected = (
+                (getattr(values, "dtype", type(values).__name__), np.shape(values)),
+                (stop - start, columns),
+            )
             if not isinstance(values, np.ndarray) or got != (np.float32, expected):
                 raise PipelineError(
-                    f"{place}: {name} became {got[0]} {got[1]}, not float32 {expected}: report it to its authors"
+                    f"{place}: {name} became {got[0]} {got[1]}, not float32 {expected}: report it"
+                    " to its authors"
                 )
             return values
 
         return checked
 
     def _values(self, name: str) -> Iterator[np.ndarray]:
-        """One tensor of the result in float32, piece by piece: the rows that all sources have, then padding."""
+        """One tensor of the result in float32, piece by piece: the rows that all sources have, then
+        padding.
+        """
         rows = self._rows(name)
         yield from (rows(*piece) for piece in arrays.pieces(self.layout.info(name).shape))
         if padded := self._padded(name):
             common, shape = padded.common, (padded.rows - padded.common, *self.shape(name)[1:])
-            yield from (padded.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape))
+            yield from (
+                padded.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape)
+            )
 
     def pieces(self, name: str, copied_entries: int | None = None) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns).
 
-        As its source stores it, about `copied_entries` at once, or computed in float32 and cast once. Raises
-        PipelineError where the result is not finite: naming the source's file where that is not, else float16
-        overflows.
+        As its source stores it, about `copied_entries` at once, or computed in float32 and cast
+        once. Raises PipelineError where the result is not finite: naming the source's file where
+        that is not, else float16 overflows.
         """
         dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
         if copied := self.copied_from(name):
             source = self.sources[copied[0]]
-            yield from (source.stored_rows(name, *piece) for piece in arrays.pieces(info.shape, copied_entries))
+            yield from (
+                source.stored_rows(name, *piece)
+                for piece in arrays.pieces(info.shape, copied_entries)
+            )
             return
         with self._naming_what_is_not_finite([name]):
             for values in self._values(name):
@@ -270,15 +318,25 @@ class Merging:
         Empty if it cost nothing.
         """
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
-        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
+        return (
+            {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
+        )
 
     def bytes(self) -> dict[str, int]:
         """Bytes that are copied from a source as they are, and that are written."""
         if self.adapter:
             factors = self.adapter.factors.items()
-            return {"copied": 0, "written": sum(4 * part.rank * sum(self.layout.info(n).shape) for n, part in factors)}
+            return {
+                "copied": 0,
+                "written": sum(
+                    4 * part.rank * sum(self.layout.info(n).shape) for n, part in factors
+                ),
+            }
         copied = filter(self.copied_from, self.names)
-        return {"copied": sum(map(self.bytes_of, copied)), "written": sum(map(self.bytes_of, self.names))}
+        return {
+            "copied": sum(map(self.bytes_of, copied)),
+            "written": sum(map(self.bytes_of, self.names)),
+        }
 
     def write(
         self,
@@ -286,11 +344,12 @@ class Merging:
         recorded: Mapping[str, Mapping[str, str]] | None = None,
         threads: int | None = None,
     ) -> dict[str, str]:
-        """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor: digest}.
+        """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor:
+        digest}.
 
-        Shards are laid out as in the first source. Config, generation config, tokenizer and chat template
-        come from `giver`. `recorded` holds digests of sources, source -> name -> digest: a tensor copied from
-        one inherits it, and is then not read at all.
+        Shards are laid out as in the first source. Config, generation config, tokenizer and chat
+        template come from `giver`. `recorded` holds digests of sources, source -> name -> digest: a
+        tensor copied from one inherits it, and is then not read at all.
         """
         self.ready(threads)
         self.lost.clear()
@@ -313,13 +372,18 @@ def open_merge(
 ) -> Merging:
     """Decide a merge from headers; weights by magnitude then also read the experts.
 
-    `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each other or the method.
+    `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each
+    other or the method.
     """
     experts = {role: sources[role] for role in config.references()}
     if base is None:
-        base = next((source.base for source in experts.values() if isinstance(source, Adapted)), None)
+        base = next(
+            (source.base for source in experts.values() if isinstance(source, Adapted)), None
+        )
     if base is None and (config.needs_base() or config.control):
-        raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
+        raise PipelineError(
+            f"merge={config.method} needs merge.base, the model that the experts were trained from"
+        )
     opened = as_decoders(experts | ({"base": base} if base else {}))
     opened, padding = align_padding(opened, config.files_from)
     check_sources(opened)
@@ -330,9 +394,13 @@ def open_merge(
         if method.weights:
             method = Linear(weights_on_base(method.weights, controlled))
         else:
-            sources = {role: base if role in controlled else source for role, source in sources.items()}
+            sources = {
+                role: base if role in controlled else source for role, source in sources.items()
+            }
             method = config.decide(sources, base, partition, threads)
-    reads_base = (method.formula and config.needs_base()) or any("base" in row for row in method.weights.values())
+    reads_base = (method.formula and config.needs_base()) or any(
+        "base" in row for row in method.weights.values()
+    )
     if base is not None and reads_base:
         sources = {**sources, "base": base}
     merge = Merging(config, dict(sources), method, padding=padding, base=base)
@@ -346,12 +414,17 @@ def open_merge(
         method.rows = [*method.rows, padding.describe()]
     if with_heads := [role for role in experts if opened[role].later_heads]:
         left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
-        method.rows = [*method.rows, {"where": "later tokens", "what": "all", "weights": {}, "formula": left_out}]
+        method.rows = [
+            *method.rows,
+            {"where": "later tokens", "what": "all", "weights": {}, "formula": left_out},
+        ]
     return _as_adapter(merge)
 
 
 def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
-    """Return the weights of a merge's control: those of the experts in `controlled` are the base's."""
+    """Return the weights of a merge's control: those of the experts in `controlled` are the
+    base's.
+    """
 
     def moved(row: Mapping[str, float]) -> dict[str, float]:
         kept = {role: weight for role, weight in row.items() if role not in controlled}
@@ -371,21 +444,36 @@ def why_dense(merge: Merging) -> str | None:
     for expert in experts:
         if isinstance(expert, Adapted) and expert.replaced.infos:
             tensor = min(expert.replaced.infos)
-            return f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained head ({tensor})"
+            return (
+                f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained"
+                f" head ({tensor})"
+            )
     return f"merge.dtype={merge.dtype} rounds the merged weights" if merge.dtype else None
 
 
 def _as_adapter(merge: Merging) -> Merging:
     """Return the same merge as an adapter on the base, where that is exact and wanted."""
-    form, method, changes, why = merge.config.form, merge.method, merge.method.changes, why_dense(merge)
+    form, method, changes, why = (
+        merge.config.form,
+        merge.method,
+        merge.method.changes,
+        why_dense(merge),
+    )
     if form == "adapter" and why:
-        raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
+        raise PipelineError(
+            f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense"
+        )
     if form == "dense" or why or changes is None:
         return merge
     merge.adapter = adapter = combine_adapters(merge.sources, changes)
     if not adapter.factors:
-        raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
+        raise PipelineError(
+            "the merge is the base itself: no adapter is left in it; choose fewer layers"
+        )
     merge.method = Computed(
-        lambda name: partial(adapter.rows, name), method.rows, changes=changes, measured=method.measured
+        lambda name: partial(adapter.rows, name),
+        method.rows,
+        changes=changes,
+        measured=method.measured,
     )
     return merge

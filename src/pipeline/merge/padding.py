@@ -13,8 +13,10 @@ from pipeline.models.names import has_row_per_token
 
 @dataclass
 class Padding:
-    """How the tensors `names` are merged: the first `common` rows like any other tensor, and the rows after them, which
-    are padding, are those of the source `role`. `whole` holds the sources with all of their rows."""
+    """How the tensors `names` are merged: the first `common` rows like any other tensor, and the
+    rows after them, which are padding, are those of the source `role`. `whole` holds the sources
+    with all of their rows.
+    """
 
     common: int
     role: str
@@ -40,7 +42,8 @@ def align_padding(
 ) -> tuple[dict[str, Source], Padding | None]:
     """Return the sources with the rows that all of them have, and how the padding is merged.
 
-    The padding is None if all sources have as many rows. Otherwise the expert with the most rows gives it.
+    The padding is None if all sources have as many rows. Otherwise the expert with the most rows
+    gives it.
 
     Raises:
         PipelineError: merge.files_from names an expert with another number of rows than the merge.
@@ -53,8 +56,8 @@ def align_padding(
     widest = max(experts, key=lambda role: rows[role])
     if files_from in experts and rows[files_from] != rows[widest]:
         raise PipelineError(
-            f"merge.files_from={files_from}: its embeddings have {rows[files_from]} rows, but the merge has "
-            f"{rows[widest]}. Leave it out."
+            f"merge.files_from={files_from}: its embeddings have {rows[files_from]} rows, but the"
+            f" merge has {rows[widest]}. Leave it out."
         )
     common = min(rows.values())
     clipped = {role: _clip(source, names, common) for role, source in sources.items()}
@@ -62,7 +65,9 @@ def align_padding(
 
 
 def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
-    """Return the embedding and the head if they differ between sources in their number of rows and in nothing else."""
+    """Return the embedding and the head if they differ between sources in their number of rows and
+    in nothing else.
+    """
     names = [name for name in next(iter(sources.values())).names if has_row_per_token(name)]
     counts = set()
     for name in names:
@@ -80,8 +85,12 @@ def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
     infos = dict(source.infos)
     for name in infos.keys() & set(names):
         info = infos[name]
-        infos[name] = replace(info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0])
+        infos[name] = replace(
+            info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0]
+        )
     clipped = replace(source, infos=infos, config=with_rows(source.config, rows))
     if isinstance(clipped, Adapted):
-        clipped.base, clipped.replaced = (_clip(part, names, rows) for part in (clipped.base, clipped.replaced))
+        clipped.base, clipped.replaced = (
+            _clip(part, names, rows) for part in (clipped.base, clipped.replaced)
+        )
     return clipped

@@ -1,4 +1,7 @@
-"""Models that stay in memory from one merge to the next. A process without evaluations imports no torch for it."""
+"""Models that stay in memory from one merge to the next.
+
+A process without evaluations imports no torch for it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ _keeping = False
 
 @contextmanager
 def keep_models_resident() -> Iterator[None]:
-    """Context in which a model stays in memory from one merge to the next, whatever their sources: a base, its experts
-    and all their merges are one model, of which only the parameters that differ are copied anew."""
+    """Context in which a model stays in memory from one merge to the next, whatever their sources:
+    a base, its experts and all their merges are one model, of which only the parameters that differ
+    are copied anew.
+    """
     global _keeping
     _keeping = True
     try:

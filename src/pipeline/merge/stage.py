@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import open_source
-from pipeline.merge.digests import equal_to_base, known_digests, verify_source, verify_sources, weights_key
+from pipeline.merge.digests import (
+    equal_to_base,
+    known_digests,
+    verify_source,
+    verify_sources,
+    weights_key,
+)
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import plan_text
 from pipeline.merge.write import make_readable
@@ -32,7 +38,10 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     known = known_digests(merge, Path(run.config.runs_dir))
     notes = [merge.note] if merge.note else []
     for role in equal_to_base(merge, known):
-        notes.append(f"  note: {run.parents[role].name} is equal to its base, so it adds nothing to the merge")
+        notes.append(
+            f"  note: {run.parents[role].name} is equal to its base, so it adds nothing to the"
+            " merge"
+        )
     print("\n".join([plan, *notes]), file=sys.stderr)
     key = weights_key(merge, known)
     verify_sources(merge, run.config.threads)
@@ -45,7 +54,9 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
-_facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evaluation of it in memory asks
+_facts: dict[
+    str, dict[str, float]
+] = {}  # by the key of the merge: each evaluation of it in memory asks
 
 
 def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
@@ -66,7 +77,9 @@ def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
     assert config.merge is not None
     folders = folders_of(run)
     sources = {role: open_source(folder, folders.get("base")) for role, folder in folders.items()}
-    return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
+    return open_merge(
+        config.merge, sources, sources.pop("base", None), config.partition, config.threads
+    )
 
 
 def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
@@ -78,13 +91,17 @@ def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
     merge = run.config.merge
     assert merge is not None
     if any(run.decided_by[key] != value for key, value in decided_beyond_knobs(run.config).items()):
-        raise PipelineError(f"{run.label}: what merge={merge.method} reads changed meanwhile: rerun the command")
+        raise PipelineError(
+            f"{run.label}: what merge={merge.method} reads changed meanwhile: rerun the command"
+        )
     roles = (*merge.references(), "base")  # an evaluation has other parents too
     return {role: parent.folder for role, parent in run.parents.items() if role in roles}
 
 
 def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict[str, Any]:
-    """Have the program of a method write the merged checkpoint, and return the facts of the merge."""
+    """Have the program of a method write the merged checkpoint, and return the facts of the
+    merge.
+    """
     merge = run.config.merge
     assert merge is not None
     folders = {role: local_folder(source) for role, source in folders_of(run).items()}
@@ -97,4 +114,8 @@ def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict
     digests = digest_tensors(folder)
     done = merge.described(run.config.partition, None)
     plan = [{"where": "everywhere", "what": "all", "weights": {}, "formula": done}]
-    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": plan, "merge": done}
+    return {
+        "weights": {"root": weights_root(digests), "digests": digests},
+        "plan": plan,
+        "merge": done,
+    }

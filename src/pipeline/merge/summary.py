@@ -19,12 +19,20 @@ Row = dict[str, Any]
 
 
 def group_weights(weights: Weights) -> list[Row]:
-    """Return the weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
-    places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))  # place -> weights -> kinds
+    """Return the weights as a table, from the embeddings up; adjacent layers that are alike share a
+    row.
+    """
+    places = defaultdict[int | str, dict[str, set[str]]](
+        lambda: defaultdict(set)
+    )  # place -> weights -> kinds
     for name, site in anatomy(weights).items():
-        places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(site.kind)
+        places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(
+            site.kind
+        )
     tables = {
-        place: sorted(("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items())
+        place: sorted(
+            ("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items()
+        )
         for place, of in places.items()
     }
     layers = sorted(place for place in places if isinstance(place, int))
@@ -34,13 +42,25 @@ def group_weights(weights: Weights) -> list[Row]:
         in_order, key=lambda place: (isinstance(place, int) or place, tables.get(place, []))
     ):
         first, *further = block
-        label = first if isinstance(first, str) else f"layers {first}-{further[-1]}" if further else f"layer {first}"
-        rows += [{"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in table]
+        label = (
+            first
+            if isinstance(first, str)
+            else f"layers {first}-{further[-1]}"
+            if further
+            else f"layer {first}"
+        )
+        rows += [
+            {"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in table
+        ]
     return rows
 
 
 def plan_text(
-    config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int], dtype: str
+    config: Merge,
+    parents: Mapping[str, Parent],
+    rows: list[Row],
+    size: Mapping[str, int],
+    dtype: str,
 ) -> str:
     """Return the plan of a merge: its sources in order, what becomes of which parameters, and what
     is written in which dtype.
@@ -51,8 +71,12 @@ def plan_text(
     names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
     lines = []
     for row in rows:
-        sum_ = " + ".join(f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items())
+        sum_ = " + ".join(
+            f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items()
+        )
         lines.append(f"  {row['where']:<14} {row['what']:<24} {row.get('formula', sum_)}")
-    given = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
+    given = ", ".join(
+        f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles
+    )
     sizes = ", ".join(f"{count / 1e6:,.1f} MB {done}" for done, count in size.items())
     return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])

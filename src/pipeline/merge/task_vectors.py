@@ -1,7 +1,9 @@
-"""The form that merges of task vectors share: base + scale x an elementwise function of the task vectors.
+"""The form that merges of task vectors share: base + scale x an elementwise function of the task
+vectors.
 
-A method is a file in `methods/` with a subclass of `TaskVectors` that defines `change`, a function on float32 arrays.
-Reading the base and the experts, dtypes and writing are done here and by the caller.
+A method is a file in `methods/` with a subclass of `TaskVectors` that defines `change`, a function
+on float32 arrays. Reading the base and the experts, dtypes and writing are done here and by the
+caller.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
-    Change = Callable[[Sequence[np.ndarray], int], np.ndarray]  # rows of the task vectors, the first one's place
+    Change = Callable[
+        [Sequence[np.ndarray], int], np.ndarray
+    ]  # rows of the task vectors, the first one's place
 
 
 @dataclass
@@ -50,15 +54,21 @@ class TaskVectors(Merge):
         return dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
 
     def formula(self, roles: Sequence[str]) -> str:
-        """What is added to the base, in words, for the printed plan. Of a method of another package: its name."""
+        """What is added to the base, in words, for the printed plan.
+
+        Of a method of another package: its name.
+        """
         if not type(self).__module__.startswith("pipeline."):
             return f"{self.method}({', '.join(f'task vector {role}' for role in roles)})"
-        return f"({' + '.join(f'{number:g} task vector {role}' for role, number in self.numbers(roles).items())})"
+        terms = [f"{number:g} task vector {role}" for role, number in self.numbers(roles).items()]
+        return f"({' + '.join(terms)})"
 
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
-        """The change of the base, before `scale`, of the rows from `start` on of the parameter `name`.
+        """The change of the base, before `scale`, of the rows from `start` on of the parameter
+        `name`.
 
-        vectors: the same rows of each expert's task vector, (rows, columns) in float32; they may be overwritten.
+        vectors: the same rows of each expert's task vector, (rows, columns) in float32; they may be
+            overwritten.
         """
         raise NotImplementedError(f"merge={self.method} defines no change()")
 
@@ -69,10 +79,16 @@ class TaskVectors(Merge):
         from pipeline.merge.formulas import add_up
 
         numbers = expert_weights(self.weights, len(vectors))
-        return add_up([vector * np.float32(number) for vector, number in zip(vectors, numbers, strict=True)])
+        return add_up(
+            [vector * np.float32(number) for vector, number in zip(vectors, numbers, strict=True)]
+        )
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Computed:
         from pipeline.merge.merge import Computed
 
@@ -91,7 +107,8 @@ def changed_base(
     """Return the formula of each parameter: base + scale x the change that its task vectors give.
 
     Args:
-        change_of: gives the change of a parameter, from the rows of its task vectors and the first row's place.
+        change_of: gives the change of a parameter, from the rows of its task vectors and the first
+            row's place.
     """
     from pipeline.merge.formulas import onto, task_vectors
 

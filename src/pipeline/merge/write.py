@@ -1,7 +1,8 @@
-"""A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a time.
+"""A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a
+time.
 
-Files are laid out as the first source's. Each tensor is a task of its own, written to its own place in its file, so
-that threads wait for nothing but the end. Nothing here imports torch.
+Files are laid out as the first source's. Each tensor is a task of its own, written to its own place
+in its file, so that threads wait for nothing but the end. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -21,16 +22,30 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.merge.adapters import Source
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes, read_json, without_later_heads
+from pipeline.models.checkpoint import (
+    TensorInfo,
+    digest_tensor,
+    header_bytes,
+    read_json,
+    without_later_heads,
+)
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
-_NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail
+_NO_RANGES = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+)  # the system cannot; others fail
 
 
-def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | None = None) -> dict[str, str]:
+def write_weights(
+    merge: Merging, folder: Path, recorded: Known, threads: int | None = None
+) -> dict[str, str]:
     """Write the weight files of a merge into an existing folder, and return {tensor: digest}.
 
     A copied tensor inherits the digest on record, which also says that it is finite. One without a
@@ -42,7 +57,10 @@ def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | 
         tasks = []
         for file, names in merge.layout.files.items():
             target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
-            stored = {merge.layout.written_name(name): (merge.stored_dtype(name), merge.shape(name)) for name in names}
+            stored = {
+                merge.layout.written_name(name): (merge.stored_dtype(name), merge.shape(name))
+                for name in names
+            }
             target.write(header_bytes(stored))
             place = target.tell()
             for name in names:
@@ -80,14 +98,18 @@ def _put_tensor(merge: Merging, recorded: Known, name: str, target: BinaryIO, pl
 
 
 def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:
-    """Copy a tensor's bytes by copy_file_range (by reference where supported); False where the system cannot."""
+    """Copy a tensor's bytes by copy_file_range (by reference where supported); False where the
+    system cannot.
+    """
     if not hasattr(os, "copy_file_range"):
         return False
     done = 0
     try:
         while done < info.nbytes:
             start, rest = info.offset + done, info.nbytes - done
-            count = os.copy_file_range(info.stream.fileno(), target.fileno(), rest, start, place + done)
+            count = os.copy_file_range(
+                info.stream.fileno(), target.fileno(), rest, start, place + done
+            )
             if not count:
                 raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
             done += count
@@ -113,17 +135,22 @@ def write_index(merge: Merging, folder: Path) -> None:
         return
     index = {
         "metadata": {"total_size": sum(map(merge.bytes_of, merge.names))},
-        "weight_map": {merge.layout.written_name(name): merge.layout.info(name).file.name for name in merge.names},
+        "weight_map": {
+            merge.layout.written_name(name): merge.layout.info(name).file.name
+            for name in merge.names
+        },
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
-    """Copy config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
+    """Copy config, generation config, tokenizer and chat template of one source; an adapter has no
+    config.json.
 
-    The config is written anew if the merge has settled a value of it, if it declares a head of later tokens, which no
-    merge has, or if it names another dtype than `dtype` (torch's name of the merge's): transformers loads in the dtype
-    that config.json names, so that a stale one would round the merge again.
+    The config is written anew if the merge has settled a value of it, if it declares a head of
+    later tokens, which no merge has, or if it names another dtype than `dtype` (torch's name of the
+    merge's): transformers loads in the dtype that config.json names, so that a stale one would
+    round the merge again.
     """
     for name in BESIDE_WEIGHTS:
         files = (one.folder / name for one in (source, source.model))
@@ -143,16 +170,24 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
 
 
 def refuse_link_outside(file: Path) -> None:
-    """Raise PipelineError for a file of a model that is a link to one elsewhere, unless a cache of the Hub has it."""
+    """Raise PipelineError for a file of a model that is a link to one elsewhere, unless a cache of
+    the Hub has it.
+    """
     folder = file.parent.resolve()
-    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder  # of a cache elsewhere
+    blobs = (
+        folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    )  # of a cache elsewhere
     target, allowed = file.resolve(), [folder, blobs, hub_cache().resolve()]
     if not any(place in target.parents for place in allowed):
-        raise PipelineError(f"{file} is a link to {target}, outside of its model: copy the file that is meant there")
+        raise PipelineError(
+            f"{file} is a link to {target}, outside of its model: copy the file that is meant there"
+        )
 
 
 def make_readable(folder: Path) -> None:
-    """Make files readable by the group that shares the runs: safetensors and umasks restrict them to their owner."""
+    """Make files readable by the group that shares the runs: safetensors and umasks restrict them
+    to their owner.
+    """
     folder.chmod(folder.stat().st_mode | 0o055)
     for path in folder.iterdir():
         if path.is_file():

@@ -1,6 +1,8 @@
-"""Tokenizers, configurations and models read by transformers from a folder: the one place that calls from_pretrained.
+"""Tokenizers, configurations and models read by transformers from a folder: the one place that
+calls from_pretrained.
 
-Only files that are on this machine, only safetensors, and never Python code that a folder brings along.
+Only files that are on this machine, only safetensors, and never Python code that a folder brings
+along.
 """
 
 from __future__ import annotations
@@ -35,16 +37,20 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, **SAFE)
     except Exception as error:  # classes of tokenizers raise what they like
         raise PipelineError(
-            f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy its files again, or update "
-            "transformers and tokenizers, where newer ones wrote them"
+            f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy its files again,"
+            " or update transformers and tokenizers, where newer ones wrote them"
         ) from error
 
 
 def with_end_token(tokenizer: Any, token: str | None) -> Any:
-    """Return the tokenizer with this token as its end of sequence. Raises PipelineError if it has no such token."""
+    """Return the tokenizer with this token as its end of sequence.
+
+    Raises PipelineError if it has no such token.
+    """
     if token is not None and token not in tokenizer.get_vocab():
         raise PipelineError(
-            f"sft.eos_token={token}: the tokenizer of {tokenizer.name_or_path} has no such token. Give one of its own"
+            f"sft.eos_token={token}: the tokenizer of {tokenizer.name_or_path} has no such token."
+            " Give one of its own"
         )
     if token is not None:
         tokenizer.eos_token = token
@@ -54,8 +60,8 @@ def with_end_token(tokenizer: Any, token: str | None) -> Any:
 def refuse_without_tokenizer(folder: Path) -> None:
     if not has_tokenizer(folder):
         raise PipelineError(
-            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the weights, for a "
-            "trained model those of its base"
+            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the"
+            " weights, for a trained model those of its base"
         )
 
 
@@ -64,8 +70,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def take_generation_config(model: Any, folder: Path) -> None:
-    """Give a model the settings for generation of a folder, where it has some. Raises PipelineError where these cannot
-    be read."""
+    """Give a model the settings for generation of a folder, where it has some.
+
+    Raises PipelineError where these cannot be read.
+    """
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
@@ -73,7 +81,8 @@ def take_generation_config(model: Any, folder: Path) -> None:
             model.generation_config = GenerationConfig.from_pretrained(folder)
         except (OSError, ValueError, TypeError) as error:
             raise PipelineError(
-                f"generation_config.json of {folder} cannot be read ({first_line(error)}): copy it again"
+                f"generation_config.json of {folder} cannot be read ({first_line(error)}): copy it"
+                " again"
             ) from error
 
 
@@ -87,8 +96,12 @@ def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
     return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
 
 
-def with_template_variables(tokenizer: Any, date: str, variables: dict[str, Any] | None = None) -> Any:
-    """Return the tokenizer, whose chat template has these variables and this date as today's wherever it is applied."""
+def with_template_variables(
+    tokenizer: Any, date: str, variables: dict[str, Any] | None = None
+) -> Any:
+    """Return the tokenizer, whose chat template has these variables and this date as today's
+    wherever it is applied.
+    """
     given = date_of_templates(date) | (variables or {})
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **given)
     return tokenizer
@@ -119,17 +132,20 @@ def load_model(folder: Path, **settings: Any) -> Any:
 
 
 def wrapped_names(folder: Path) -> dict[str, str]:
-    """Name in a model's files that begins with those of wrappers such as torch.compile's -> the name without them."""
+    """Name in a model's files that begins with those of wrappers such as torch.compile's -> the
+    name without them.
+    """
     keys = [key for file in weight_files(folder) for key in read_header(file)]
     return {key: unwrapped(key) for key in keys if unwrapped(key) != key}
 
 
 def refuse_own_code(folder: Path) -> None:
-    """Raise PipelineError for a folder whose tokenizer, or whose model of a type unknown to transformers, is custom
-    code.
+    """Raise PipelineError for a folder whose tokenizer, or whose model of a type unknown to
+    transformers, is custom code.
 
-    A model of a type that transformers has (DeepSeek V3, Phi-3) may name code too: the class of transformers is used.
-    A tokenizer that names code may read text differently from any class of transformers.
+    A model of a type that transformers has (DeepSeek V3, Phi-3) may name code too: the class of
+    transformers is used. A tokenizer that names code may read text differently from any class of
+    transformers.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -143,16 +159,20 @@ def refuse_own_code(folder: Path) -> None:
         if auto_map and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
             expected = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
             raise PipelineError(
-                f"{folder / name} names Python code in auto_map ({auto_map}), which is never run: give a model with "
-                f"{expected}, and without auto_map"
+                f"{folder / name} names Python code in auto_map ({auto_map}), which is never run:"
+                f" give a model with {expected}, and without auto_map"
             )
 
 
 def refuse_kernels(file: Path, fields: Mapping[str, Any]) -> None:
-    """Raise PipelineError if a config names a repository of compiled kernels, which transformers would run."""
+    """Raise PipelineError if a config names a repository of compiled kernels, which transformers
+    would run.
+    """
     for key, value in fields.items():
         if "attn_implementation" in key and "/" in json.dumps(value):
-            raise PipelineError(f"{file} names code on the Hub ({key}={value}), which is never run: remove that key")
+            raise PipelineError(
+                f"{file} names code on the Hub ({key}={value}), which is never run: remove that key"
+            )
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Mapping):
                 refuse_kernels(file, part)

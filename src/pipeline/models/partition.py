@@ -1,6 +1,7 @@
 """Which side of a partition a parameter is on: `language`, `math`, or neither.
 
-Partitions A, B, C (`unreasonable`, section 3.3) and Z, the inverse of B, are settings of one predicate.
+Partitions A, B, C (`unreasonable`, section 3.3) and Z, the inverse of B, are settings of one
+predicate.
 """
 
 from __future__ import annotations
@@ -18,25 +19,32 @@ REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their
 
 
 def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -> bool:
-    """Whether `layer` (from 0, next to the embeddings) is among the first bottom_layers or the last top_layers
-    layers."""
+    """Whether `layer` (from 0, next to the embeddings) is among the first bottom_layers or the last
+    top_layers layers.
+    """
     return layer < bottom_layers or layer >= num_layers - top_layers
 
 
 def scaled_count(count: int, num_layers: int) -> int:
-    """Return a count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays zero."""
+    """Return a count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays
+    zero.
+    """
     return max(1, count * num_layers // REFERENCE_LAYERS) if count else 0
 
 
 def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
-    """(bottom, top): the outer layers of a model of this depth. Raises PipelineError if they do not fit."""
+    """(bottom, top): the outer layers of a model of this depth.
+
+    Raises PipelineError if they do not fit.
+    """
     counts = (partition.bottom_layers, partition.top_layers)
     if partition.scale_to_depth:
         counts = (scaled_count(counts[0], num_layers), scaled_count(counts[1], num_layers))
     if sum(counts) > num_layers:
         raise PipelineError(
-            f"partition {partition.name} takes the first {counts[0]} and the last {counts[1]} layers, but "
-            f"the model has {num_layers}: lower partition.bottom_layers or set partition.scale_to_depth=true"
+            f"partition {partition.name} takes the first {counts[0]} and the last {counts[1]}"
+            f" layers, but the model has {num_layers}: lower partition.bottom_layers or set"
+            " partition.scale_to_depth=true"
         )
     return counts
 
@@ -51,17 +59,24 @@ def resolve_partition(partition: Partition, num_layers: int) -> Partition:
     language = bottom + top > 0 or partition.all_attention or partition.all_mlp
     if all_layers or not language or bottom + top == num_layers:
         sides = ("language", "math") if language != partition.inverse else ("math", "language")
-        remedy = "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
+        remedy = (
+            "change partition.bottom_layers or partition.top_layers, or set"
+            " partition.scale_to_depth=true"
+        )
         if all_layers:
             remedy = "set partition.all_attention=false or partition.all_mlp=false"
         raise PipelineError(
-            f"partition {partition.name} gives all {num_layers} layers to {sides[0]} and none to {sides[1]}: {remedy}"
+            f"partition {partition.name} gives all {num_layers} layers to {sides[0]} and none to"
+            f" {sides[1]}: {remedy}"
         )
     return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
 
 
 def refuse_outside(partition: Partition, read: str) -> None:
-    """Raise PipelineError for partition.outside, which is of training. read: which keys a merge reads instead."""
+    """Raise PipelineError for partition.outside, which is of training.
+
+    read: which keys a merge reads instead.
+    """
     if partition.outside != "frozen":
         raise PipelineError(f"partition.outside={partition.outside} is of training: {read}")
 
@@ -80,7 +95,8 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
         return "outside" if partition.outside == "frozen" else partition.outside  # type: ignore[return-value]
     language = is_outer(site.layer, bottom, top, num_layers)
     if partition.all_attention != partition.all_mlp and site.kind == "shared_norm" and not language:
-        return "frozen"  # it feeds the language side's attention and the math side's MLP at once, or the reverse
+        # it feeds the language side's attention and the math side's MLP at once, or the reverse
+        return "frozen"
     if partition.all_attention:
         language = language or site.kind in ATTENTION
     if partition.all_mlp:

@@ -1,9 +1,11 @@
-"""float32 products of matrices as three of bfloat16: the numbers of float32 at the rate of tensor cores.
+"""float32 products of matrices as three of bfloat16: the numbers of float32 at the rate of tensor
+cores.
 
-A weight is held as two bfloat16 tensors, its value rounded and what that leaves, 16 bits of the 24 that float32 has; an
-activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with float32 sums (Henry, Tang, Heinecke 2019,
-arXiv:1904.06376). Of the log-likelihood of a text the largest error is ten times that of float32, a sixtieth of that of
-TF32 (docs/explanation/numerics.md).
+A weight is held as two bfloat16 tensors, its value rounded and what that leaves, 16 bits of the 24
+that float32 has; an activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with
+float32 sums (Henry, Tang, Heinecke 2019, arXiv:1904.06376). Of the log-likelihood of a text the
+largest error is ten times that of float32, a sixtieth of that of TF32
+(docs/explanation/numerics.md).
 """
 
 from __future__ import annotations
@@ -22,12 +24,20 @@ def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class SplitLinear(torch.nn.Module):
-    """A linear layer in float32 whose weight [2, out, in] has its values in bfloat16 and the rest of them."""
+    """A linear layer in float32 whose weight [2, out, in] has its values in bfloat16 and the rest
+    of them.
+    """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        parts = torch.empty(2, *linear.weight.shape, dtype=torch.bfloat16, device=linear.weight.device)
+        self.in_features, self.out_features, self.bias = (
+            linear.in_features,
+            linear.out_features,
+            linear.bias,
+        )
+        parts = torch.empty(
+            2, *linear.weight.shape, dtype=torch.bfloat16, device=linear.weight.device
+        )
         self.weight = torch.nn.Parameter(parts, requires_grad=False)
         self.write(0, linear.weight.data)
 
@@ -43,7 +53,9 @@ class SplitLinear(torch.nn.Module):
             parts = rows.new_empty(2, *rows.shape, dtype=torch.bfloat16)
             torch.sub(rows, parts[0].copy_(rows), out=parts[1])
             both = torch.mm(parts.flatten(0, 1), weight, out_dtype=torch.float32)
-            products = torch.addmm(both[: len(rows)] + both[len(rows) :], parts[0], left, out_dtype=torch.float32)
+            products = torch.addmm(
+                both[: len(rows)] + both[len(rows) :], parts[0], left, out_dtype=torch.float32
+            )
         else:
             high, rest, weight, left = (part.float() for part in (*split(rows), weight, left))
             products = high @ weight + rest @ weight + high @ left
@@ -53,7 +65,8 @@ class SplitLinear(torch.nn.Module):
 
 
 def split_products(model: Any) -> Any:
-    """Return the model with all its float32 linear layers, the output head too, computing by split weights.
+    """Return the model with all its float32 linear layers, the output head too, computing by split
+    weights.
 
     Embeddings, norms, attention and what is no linear layer (experts of a mixture in one tensor)
     stay float32.
@@ -67,4 +80,8 @@ def split_products(model: Any) -> Any:
 
 def split_layers(model: Any) -> dict[str, SplitLinear]:
     """Name of the weight -> layer."""
-    return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, SplitLinear)}
+    return {
+        f"{name}.weight": part
+        for name, part in model.named_modules()
+        if isinstance(part, SplitLinear)
+    }

@@ -1,4 +1,7 @@
-"""The types of what is read of config.json and adapter_config.json. Keys that nothing here reads may be anything."""
+"""The types of what is read of config.json and adapter_config.json.
+
+Keys that nothing here reads may be anything.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,47 @@ from pipeline.text import shorten
 SIZE = Annotated[int, Field(ge=0, le=2**31)]
 CONFIG = ConfigDict(strict=True, protected_namespaces=(), allow_inf_nan=False)
 TYPES: dict[str, Any] = {
-    "text": Annotated[str, Field(pattern=r"^[^\x00]*$")], "size": SIZE, "size or sizes of layers": SIZE | list[SIZE],
-    "layers": Annotated[int, Field(ge=0, le=1_000)], "number": float, "flag": bool, "object": dict, "list": list[str],
+    "text": Annotated[str, Field(pattern=r"^[^\x00]*$")],
+    "size": SIZE,
+    "size or sizes of layers": SIZE | list[SIZE],
+    "layers": Annotated[int, Field(ge=0, le=1_000)],
+    "number": float,
+    "flag": bool,
+    "object": dict,
+    "list": list[str],
     "numbers": dict[str, float],
-}  # fmt: skip
+}
 FILES = {  # file -> type -> keys
     "config.json": {
-        "size": "hidden_size num_attention_heads num_key_value_heads head_dim vocab_size sliding_window "
-        "max_position_embeddings num_experts num_local_experts n_routed_experts",
+        "size": (
+            "hidden_size num_attention_heads num_key_value_heads head_dim vocab_size sliding_window"
+            " max_position_embeddings num_experts num_local_experts n_routed_experts"
+        ),
         "size or sizes of layers": "intermediate_size",  # of Gemma 3n
-        "text": "model_type", "flag": "tie_word_embeddings",
+        "text": "model_type",
+        "flag": "tie_word_embeddings",
         "layers": "num_hidden_layers num_layers n_layer n_layers decoder_layers encoder_layers",
-        "object": "text_config auto_map", "list": "layer_types",
+        "object": "text_config auto_map",
+        "list": "layer_types",
     },
     ADAPTER_CONFIG: {
-        "text": "peft_type base_model_name_or_path revision", "size": "r", "number": "lora_alpha",
-        "numbers": "alpha_pattern rank_pattern", "flag": "use_rslora", "list": "modules_to_save",
+        "text": "peft_type base_model_name_or_path revision",
+        "size": "r",
+        "number": "lora_alpha",
+        "numbers": "alpha_pattern rank_pattern",
+        "flag": "use_rslora",
+        "list": "modules_to_save",
     },
-}  # fmt: skip
+}
 
 
 @cache
 def _model_of(file: str) -> Any:
-    fields = {key: (TYPES[kind] | None, None) for kind, keys in FILES[file].items() for key in keys.split()}
+    fields = {
+        key: (TYPES[kind] | None, None)
+        for kind, keys in FILES[file].items()
+        for key in keys.split()
+    }
     return create_model(file, __config__=CONFIG, **fields)  # type: ignore[call-overload]
 
 

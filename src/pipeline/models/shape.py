@@ -1,8 +1,8 @@
 """The shape of a decoder by its config.json: parameters without torch or weights.
 
-Exact for the families that models/anatomy.py knows. The models of the shipped tables are here, so that a plan can be
-costed before they are fetched. Sources are the config.json files of the public repositories (of gated models, of public
-copies), and the sums are the published totals.
+Exact for the families that models/anatomy.py knows. The models of the shipped tables are here, so
+that a plan can be costed before they are fetched. Sources are the config.json files of the public
+repositories (of gated models, of public copies), and the sums are the published totals.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pipeline.models.checkpoint import TIED_BY_CLASS, read_json, text_settings
 class Shape:
     """Sizes of a decoder; `inner` is the width of the MLP.
 
-    norms: of a layer: 2, or 1 that feeds both parts (Cohere), or 4 (Gemma 2 and 3). qk_norm: queries and keys have a
-    norm (Qwen 3, Gemma 3). window: tokens that some layers attend to; None: all layers attend to all before.
+    norms: of a layer: 2, or 1 that feeds both parts (Cohere), or 4 (Gemma 2 and 3). qk_norm:
+    queries and keys have a norm (Qwen 3, Gemma 3). window: tokens that some layers attend to; None:
+    all layers attend to all before.
     """
 
     layers: int
@@ -59,7 +60,9 @@ class Shape:
 
     @property
     def around_attention(self) -> int:
-        """Parameters of a layer's attention besides its matrices: biases, norms of queries and keys, its own norms."""
+        """Parameters of a layer's attention besides its matrices: biases, norms of queries and
+        keys, its own norms.
+        """
         before_attention = self.norms // 2 * self.width
         return self.bias + before_attention + (2 * self.head_width if self.qk_norm else 0)
 
@@ -70,7 +73,9 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embeddings, and of the head, which is their transpose or a matrix of its own."""
+        """Parameters of the embeddings, and of the head, which is their transpose or a matrix of
+        its own.
+        """
         return self.vocabulary * self.width
 
     @property
@@ -91,32 +96,55 @@ class Shape:
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "gemma3_text")
 WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
-NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+NEEDED = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "vocab_size",
+)
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """Shape from the content of a config.json. Raises PipelineError where it lacks a dense decoder's sizes."""
+    """Shape from the content of a config.json.
+
+    Raises PipelineError where it lacks a dense decoder's sizes.
+    """
     config = text_settings(config)
     kind = config.get("model_type")
     if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
-        raise PipelineError(f"model_type={kind}: its config has no {missing[0]}, so that its size is not known")
-    if max(config.get(key) or 0 for key in ("num_experts", "num_local_experts", "n_routed_experts")) > 1:
+        raise PipelineError(
+            f"model_type={kind}: its config has no {missing[0]}, so that its size is not known"
+        )
+    if (
+        max(
+            config.get(key) or 0 for key in ("num_experts", "num_local_experts", "n_routed_experts")
+        )
+        > 1
+    ):
         raise PipelineError(f"model_type={kind} is a mixture of experts, whose cost is not known")
     heads = config["num_attention_heads"]
     kinds = config.get("layer_types")
     windowed = "sliding_attention" in kinds if kinds else kind in WINDOWED
     return Shape(
-        layers=config["num_hidden_layers"], width=config["hidden_size"], inner=config["intermediate_size"],
-        heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
-        head_width=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", kind in TIED_BY_CLASS), qkv_bias=kind == "qwen2",
-        norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2, qk_norm=kind in QK_NORM,
+        layers=config["num_hidden_layers"],
+        width=config["hidden_size"],
+        inner=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_width=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", kind in TIED_BY_CLASS),
+        qkv_bias=kind == "qwen2",
+        norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2,
+        qk_norm=kind in QK_NORM,
         window=config.get("sliding_window") if windowed else None,
-    )  # fmt: skip
+    )
 
 
 def common_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decoder's settings in a config.json by the names that transformers gives all models.
+    """Return the decoder's settings in a config.json by the names that transformers gives all
+    models.
 
     Such a name is num_hidden_layers for GPT-2's n_layer. Defaults are transformers'. They stay as
     they are where transformers has no such model.

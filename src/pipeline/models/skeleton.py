@@ -1,5 +1,6 @@
-"""A model without its weights: whether a folder holds the tensors that its config.json requires, decided from
-headers."""
+"""A model without its weights: whether a folder holds the tensors that its config.json requires,
+decided from headers.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from pipeline.text import one_line
 
 
 def check_shapes(folder: Path, key: str) -> None:
-    """Raise PipelineError unless a folder holds the tensors, by name and shape, that its config.json asks for; of a
-    type that transformers does not have nothing is known."""
+    """Raise PipelineError unless a folder holds the tensors, by name and shape, that its
+    config.json asks for; of a type that transformers does not have nothing is known.
+    """
     _check_shapes(folder, key, folder.stat().st_mtime_ns)
 
 
@@ -28,21 +30,25 @@ def _check_shapes(folder: Path, key: str, _: int) -> None:
 
 
 def build_skeleton(folder: Path, key: str) -> Any:
-    """The model of `folder` on the meta device, built as from_pretrained builds it, without reading a weight.
+    """The model of `folder` on the meta device, built as from_pretrained builds it, without reading
+    a weight.
 
-    Tied heads, and names that transformers itself changes or passes over, are as in from_pretrained. The tensors of a
-    quantized model are its quantizer's, and are not compared. `key` is the knob that named the folder.
+    Tied heads, and names that transformers itself changes or passes over, are as in
+    from_pretrained. The tensors of a quantized model are its quantizer's, and are not compared.
+    `key` is the knob that named the folder.
 
     Raises:
-        PipelineError: config.json is not a model of transformers, or the files lack a tensor that it requires, hold one
-            that it does not, or one of another shape: from_pretrained would draw it at random, or pass it over.
+        PipelineError: config.json is not a model of transformers, or the files lack a tensor that
+            it requires, hold one that it does not, or one of another shape: from_pretrained would
+            draw it at random, or pass it over.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     checkpoint = Checkpoint.open(folder)
     stored = {
-        checkpoint.written_name(name): torch.empty(info.shape, device="meta") for name, info in checkpoint.infos.items()
+        checkpoint.written_name(name): torch.empty(info.shape, device="meta")
+        for name, info in checkpoint.infos.items()
     }
     try:
         config = load_config(folder)
@@ -51,9 +57,13 @@ def build_skeleton(folder: Path, key: str) -> Any:
         if getattr(config, "quantization_config", None):
             return model
         model, loading_info = type(model).from_pretrained(
-            None, config=model.config, state_dict=stored, device_map="meta", output_loading_info=True,
+            None,
+            config=model.config,
+            state_dict=stored,
+            device_map="meta",
+            output_loading_info=True,
             ignore_mismatched_sizes=True,
-        )  # fmt: skip
+        )
     except PipelineError:
         raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
@@ -68,10 +78,13 @@ def build_skeleton(folder: Path, key: str) -> Any:
     ):
         if names := sorted(loading_info[f"{kind}_keys"]):
             more = f" and {len(names) - 1} more tensors" if names[1:] else ""
-            raise PipelineError(f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}")
+            raise PipelineError(
+                f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}"
+            )
     for name, *shapes in loading_info["mismatched_keys"]:
         found, expected = (list(shape) for shape in shapes)
         raise PipelineError(
-            f"{key}={folder} holds {name} of shape {found}, its config.json asks for {expected}: {remedy}"
+            f"{key}={folder} holds {name} of shape {found}, its config.json asks for {expected}:"
+            f" {remedy}"
         )
     return model

@@ -1,7 +1,9 @@
-"""What the two papers print: tables.yaml and the numbers of the change maps, read from this package.
+"""What the two papers print: tables.yaml and the numbers of the change maps, read from this
+package.
 
-A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted where a table has groups of rows
-("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, BLEU is on its scale of 100.
+A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted where a table has
+groups of rows ("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, BLEU is on its scale of
+100.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ NOT_ROWS = ("metric", "columns", "suspect")
 
 @lru_cache(maxsize=1)
 def load_tables() -> dict[str, Any]:
-    """All of tables.yaml: paper -> table -> printed content. One object for all callers: do not change it."""
+    """All of tables.yaml: paper -> table -> printed content.
+
+    One object for all callers: do not change it.
+    """
     return yaml.safe_load((FOLDER / "tables.yaml").read_text(encoding="utf-8"))
 
 
@@ -34,21 +39,26 @@ def published_table(key: str) -> dict[str, Any]:
     paper, _, table = key.partition(".")
     papers = load_tables()
     if table not in papers.get(paper, {}):
-        keys = [f"{name_of_paper}.{name}" for name_of_paper, tables in papers.items() for name in tables]
+        keys = [
+            f"{name_of_paper}.{name}" for name_of_paper, tables in papers.items() for name in tables
+        ]
         raise PipelineError(f"published: there is no {key}: {suggest(key, keys)}")
     return papers[paper][table]
 
 
 def published_rows(key: str) -> dict[str, list[float | None]]:
-    """Row -> its numbers, one a column; None is a cell that the paper leaves empty. Empty where the rows are missing
-    from our copy of the paper.
+    """Row -> its numbers, one a column; None is a cell that the paper leaves empty.
+
+    Empty where the rows are missing from our copy of the paper.
 
     Raises PipelineError for a key that is not a table of numbers, such as unreasonable.partitions.
     """
     table = published_table(key)
     if "columns" not in table:
         raise PipelineError(f"published={key} is not a table of numbers: it has {', '.join(table)}")
-    return dict(_flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS}))
+    return dict(
+        _flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS})
+    )
 
 
 def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, list[float | None]]]:
@@ -60,7 +70,10 @@ def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, lis
 
 
 def published_value(key: str, row: str, column: str) -> float | None:
-    """One printed number; None where the paper leaves it empty. Raises PipelineError for an unknown row or column."""
+    """One printed number; None where the paper leaves it empty.
+
+    Raises PipelineError for an unknown row or column.
+    """
     by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
         raise PipelineError(f"a column of {key}: there is no {column}: {suggest(column, columns)}")
@@ -77,8 +90,9 @@ def is_printed(key: str, row: str, column: str) -> bool:
 
 
 def reason_for_doubt(key: str, row: str, column: str) -> str | None:
-    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows, else of its column; or
-    None."""
+    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows,
+    else of its column; or None.
+    """
     marks = published_table(key).get("suspect", {})
     names, group = [f"{row}.{column}"], row
     while group:

@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 
 def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFrame, DataFrame]:
-    """(scores, answers) of a report, given a table's name or the folder of its page: one row per run, task, language
-    and metric, and one row per answer. Join on `run`, `task`, `language` (the pair, for translations). `row`, `column`
-    and `seed` name the cells in both.
+    """(scores, answers) of a report, given a table's name or the folder of its page: one row per
+    run, task, language and metric, and one row per answer. Join on `run`, `task`, `language` (the
+    pair, for translations). `row`, `column` and `seed` name the cells in both.
 
-        from pipeline.report import results
-        scores, answers = results("sandbox")
-        shown = scores.query("metric == 'exact_match' and filter == 'flexible-extract'")  # of acc there is one filter
-        shown.pivot_table(index="row", columns="language", values="value")
+        from pipeline.report import results scores, answers = results("sandbox") shown =
+        scores.query("metric == 'exact_match' and filter == 'flexible-extract'")  # of acc there is
+        one filter shown.pivot_table(index="row", columns="language", values="value")
 
     Raises PipelineError if there is no report.
     """
@@ -29,7 +28,11 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     folder = Path(runs_dir) / "reports" / report if is_name else Path(report)
     files = [folder / "results.csv", folder / "answers.parquet"]
     if missing := [path for path in files if not path.is_file()]:
-        raise PipelineError(f"{missing[0]} does not exist: create the report with stage=report table=...")
-    scores = pd.read_csv(files[0], keep_default_na=False, na_values=[""])  # nan is a language, None a name of a row
+        raise PipelineError(
+            f"{missing[0]} does not exist: create the report with stage=report table=..."
+        )
+    scores = pd.read_csv(
+        files[0], keep_default_na=False, na_values=[""]
+    )  # nan is a language, None a name of a row
     places = scores[["run", "row", "column", "seed"]].drop_duplicates("run")
     return scores, pd.read_parquet(files[1]).merge(places, on="run", how="left")

@@ -1,4 +1,6 @@
-"""The folder of a table's report as one zip file, with the table as it was requested: what a colleague opens."""
+"""The folder of a table's report as one zip file, with the table as it was requested: what a
+colleague opens.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ NOT_SHARED = ("tracking", "launcher")  # options of a site, which may hold secre
 
 
 def write_archive(results: Results, table: str, file: Path) -> Path:
-    """Write the report to a zip file as TABLE/index.html and so on, with the table and the options of --config-dir.
+    """Write the report to a zip file as TABLE/index.html and so on, with the table and the options
+    of --config-dir.
 
     The file holds no weights. table: the text of its YAML.
     """

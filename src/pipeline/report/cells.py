@@ -1,4 +1,6 @@
-"""A table's cells as plain data: each value with its interval over draws of problems, and the choices."""
+"""A table's cells as plain data: each value with its interval over draws of problems, and the
+choices.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     task = "".join(map(str, tasks - {None})) if len(tasks) == 1 else ""
     runs: dict[str, None] = {}
     for line in lines:
-        further = difference_of(line.score, line.leaf.metric) if isinstance(line.score, ScoreRef) else None
+        further = (
+            difference_of(line.score, line.leaf.metric)
+            if isinstance(line.score, ScoreRef)
+            else None
+        )
         for score in (line.score, *(further or ())[1:]):
             if run := table.run_of(score):
                 runs[run.name] = None
@@ -38,7 +44,9 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
         run = table.run_of(line.score)
         if run and line.leaf is cell:
             at = {axis: str(value) for axis, value in line.item.at.items()}
-            scores.append(CellScore(run.name, at, () if cell.fact else stored.rows_of(line.score, cell)))
+            scores.append(
+                CellScore(run.name, at, () if cell.fact else stored.rows_of(line.score, cell))
+            )
     fine = cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES
     return CellResult(
         cell.row,
@@ -56,7 +64,9 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     )
 
 
-def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None = None) -> CellResult:
+def cell_result(
+    stored: StoredAnswers, cell: Cell, described: CellResult | None = None
+) -> CellResult:
     """Return a cell with its number and 95 % interval, or with the reason why it has none.
 
     described: by `describe_cell`.
@@ -74,7 +84,12 @@ def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None 
     estimate = estimate_interval(stored, cell)
     if estimate is None:
         return replace(result, value=value)
-    return replace(result, value=value if result.maximum is None else estimate[0], low=estimate[1], high=estimate[2])
+    return replace(
+        result,
+        value=value if result.maximum is None else estimate[0],
+        low=estimate[1],
+        high=estimate[2],
+    )
 
 
 def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, float] | None:
@@ -94,7 +109,9 @@ def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, 
 
 
 def is_shown(table: Planning, line: ScoreLine) -> bool:
-    """Return True if a cell shows this score: if there is a choice, the winner's, and none while it is open."""
+    """Return True if a cell shows this score: if there is a choice, the winner's, and none while it
+    is open.
+    """
     if line.item.model is not None:
         return False
     return line.candidate == () or line.candidate == table.chosen_candidate(str(line.item.choice))
@@ -121,8 +138,9 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
 
 
 def choices_of(table: Planning) -> dict[str, Any]:
-    """Each choice: what was chosen, and the candidates, each with its mean (None while a score is missing) and the runs
-    that scored it."""
+    """Each choice: what was chosen, and the candidates, each with its mean (None while a score is
+    missing) and the runs that scored it.
+    """
     choices = {}
     for key, choice in table.plan.choices.items():
         candidates = []
@@ -130,10 +148,17 @@ def choices_of(table: Planning) -> dict[str, Any]:
             runs = [run for score in scores if (run := table.evaluation_of(score))]
             numbers = [number for run in runs if (number := primary_value(run)) is not None]
             mean = statistics.fmean(numbers) if len(numbers) == len(scores) else None
-            candidates.append({**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]})
+            candidates.append(
+                {**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]}
+            )
         chosen = table.chosen_candidate(key)
         winner = at_of(choice, chosen) if chosen else None
-        choices[key] = {"run": choice.run, "at": choice.at, "chosen": winner, "candidates": candidates}
+        choices[key] = {
+            "run": choice.run,
+            "at": choice.at,
+            "chosen": winner,
+            "candidates": candidates,
+        }
     return choices
 
 

@@ -1,8 +1,10 @@
-"""Claims about a table and their verdicts: shown, contradicted, or undecided with the minimum detectable difference.
+"""Claims about a table and their verdicts: shown, contradicted, or undecided with the minimum
+detectable difference.
 
-A claim file is YAML: table -> its claims, each with exactly the keys of KEYS; conf/claims/layer_swapping.yaml documents
-them. Code alone decides: a claim is shown if an interval (or a test at 5 %) lies on its side of the threshold,
-contradicted if it lies on the other side, else undecided. Nothing here reads files or runs.
+A claim file is YAML: table -> its claims, each with exactly the keys of KEYS;
+conf/claims/layer_swapping.yaml documents them. Code alone decides: a claim is shown if an interval
+(or a test at 5 %) lies on its side of the threshold, contradicted if it lies on the other side,
+else undecided. Nothing here reads files or runs.
 """
 
 from __future__ import annotations
@@ -22,13 +24,31 @@ from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
 from pipeline.stats.statistics import LEVEL
 
 OPTIONAL = ("family", "than", "units")
-KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-UNITS = ("", "each", "count")  # of a difference: the mean over all places, each place apart, how many are on its side
+KEYS = (
+    "id",
+    "text",
+    "section",
+    "left",
+    "right",
+    "metric",
+    "over",
+    "test",
+    "threshold",
+    "direction",
+)
+UNITS = (
+    "",
+    "each",
+    "count",
+)  # of a difference: the mean over all places, each place apart, how many are on its side
 # test -> its directions, and whether its threshold is 0
 RULES = {
-    "difference": (("higher", "lower", "within"), False), "alike": (("higher", "lower"), True),
-    "friedman": (("differ",), False), "wilcoxon": (("higher", "lower"), True), "spearman": (("higher", "lower"), True),
-}  # fmt: skip
+    "difference": (("higher", "lower", "within"), False),
+    "alike": (("higher", "lower"), True),
+    "friedman": (("differ",), False),
+    "wilcoxon": (("higher", "lower"), True),
+    "spearman": (("higher", "lower"), True),
+}
 FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
@@ -38,10 +58,13 @@ VERDICTS = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a claim file. left, right: columns or rows of the table; of several, each one counts.
-    threshold: in points; in percent of the right side if `relative`; for friedman a significance level. than: the
-    places whose difference is subtracted (which languages gain most); units: one of UNITS. family: claims of a table
-    with the same family are Holm-corrected together; "" for none."""
+    """A claim of a claim file.
+
+    left, right: columns or rows of the table; of several, each one counts. threshold: in points; in
+    percent of the right side if `relative`; for friedman a significance level. than: the places
+    whose difference is subtracted (which languages gain most); units: one of UNITS. family: claims
+    of a table with the same family are Holm-corrected together; "" for none.
+    """
 
     file: str
     table: str
@@ -65,7 +88,9 @@ class Claim:
 
     @property
     def margin(self) -> float:
-        """The threshold for left minus right, as a share; negative if the claim is that left is lower."""
+        """The threshold for left minus right, as a share; negative if the claim is that left is
+        lower.
+        """
         points = 0.0 if self.relative else self.threshold / 100
         return -points if self.direction == "lower" else points
 
@@ -80,17 +105,20 @@ class Claim:
         """The claim as claims.csv and the page show it."""
         return {
             **{name: getattr(self, name) for name in ("id", "text", "table", "section")},
-            "left": " or ".join(self.left), "right": " or ".join(self.right),
-            "test": " of ".join(filter(None, [self.test, self.units])), "direction": self.direction,
+            "left": " or ".join(self.left),
+            "right": " or ".join(self.right),
+            "test": " of ".join(filter(None, [self.test, self.units])),
+            "direction": self.direction,
             "threshold": f"{self.threshold:g}{'%' * self.relative}",
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on a claim. Values, difference, interval and detectable are in points.
 
-    p: at the claim's threshold, two-sided but for `alike`; detectable: the minimum detectable difference at power 80 %;
+    p: at the claim's threshold, two-sided but for `alike`; detectable: the minimum detectable
+        difference at power 80 %;
     detail: further statistics.
     """
 
@@ -108,9 +136,14 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict; if undecided, with the minimum detectable difference; if it has no result, with the reason."""
+        """The verdict; if undecided, with the minimum detectable difference; if it has no result,
+        with the reason.
+        """
         if self.verdict == UNDECIDED and self.detectable is not None:
-            return f"{UNDECIDED} (minimum detectable difference {format_points(self.detectable)} points)"
+            return (
+                f"{UNDECIDED} (minimum detectable difference {format_points(self.detectable)}"
+                " points)"
+            )
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
         return f"{self.verdict}: {why}" if why else self.verdict
 
@@ -121,7 +154,7 @@ class Verdict:
         return {**self.claim.texts, **numbers, "sentence": self.sentence}
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# --- files ---
 
 
 @lru_cache(maxsize=8)
@@ -132,9 +165,13 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
     """
     with readable_yaml(file):
         content = yaml.safe_load(text)
-    if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(item, list) for item in content.values()
+    ):
         raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
-    return tuple(claim_of(keys, table, file) for table, listed in content.items() for keys in listed)
+    return tuple(
+        claim_of(keys, table, file) for table, listed in content.items() for keys in listed
+    )
 
 
 def claim_of(keys: Any, table: str, file: str) -> Claim:
@@ -157,13 +194,22 @@ def claim_of(keys: Any, table: str, file: str) -> Claim:
         number = float(threshold.removesuffix("%"))
     except ValueError:
         raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
-    texts = {key: str(keys[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
+    texts = {
+        key: str(keys[key]) for key in ("id", "text", "section", "metric", "test", "direction")
+    }
     claim = Claim(
-        file=file, table=str(table), threshold=number, relative=threshold.endswith("%"),
-        family=str(keys.get("family") or ""), units=str(keys.get("units") or ""),
-        left=_names(keys["left"]), right=_names(keys["right"]), over=_names(keys["over"]),
-        than=_names(keys.get("than")), **texts,
-    )  # fmt: skip
+        file=file,
+        table=str(table),
+        threshold=number,
+        relative=threshold.endswith("%"),
+        family=str(keys.get("family") or ""),
+        units=str(keys.get("units") or ""),
+        left=_names(keys["left"]),
+        right=_names(keys["right"]),
+        over=_names(keys["over"]),
+        than=_names(keys.get("than")),
+        **texts,
+    )
     problem = problem_of(claim)
     if problem:
         raise claim.refuse(problem)
@@ -189,7 +235,9 @@ def problem_of(claim: Claim) -> str:
     if only_zero and claim.threshold != 0:
         return f"{name} only accepts threshold 0"
     if claim.than and (claim.relative or several):
-        return "with than, one left and one right side are compared at `over` and at `than`, in points"
+        return (
+            "with than, one left and one right side are compared at `over` and at `than`, in points"
+        )
     if claim.metric == FACT and (several or claim.test not in ("difference", "alike")):
         return "metric fact needs one left and one right side, and test difference or alike"
     if claim.test == "alike" and claim.metric != FACT:
@@ -213,40 +261,59 @@ def format_points(value: float, sign: str = "") -> str:
     return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
 
 
-# ---------------------------------------------------------------------------------------------------- verdicts
+# --- verdicts ---
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
     """Return the verdict by the interval of left minus right, in shares (for a relative claim: left
     minus scaled right).
     """
-    sides, around = [claim.excess(end) for end in (low, high)], claim.direction == "within" and low <= 0 <= high
+    sides, around = (
+        [claim.excess(end) for end in (low, high)],
+        claim.direction == "within" and low <= 0 <= high,
+    )
     return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
 
 
 def word_of_all(verdicts: Iterable[str]) -> str:
-    """Return the verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
+    """Return the verdict of several parts: shown if all are, which needs no correction;
+    contradicted if one is.
+    """
     distinct = set(verdicts)
     return SHOWN if distinct == {SHOWN} else CONTRADICTED if CONTRADICTED in distinct else UNDECIDED
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
-    """Two-sided p at the claim's threshold: below 5 % if the interval lies on one side of it; for `within`, at the
-    nearer of its two thresholds."""
+    """Two-sided p at the claim's threshold: below 5 % if the interval lies on one side of it; for
+    `within`, at the nearer of its two thresholds.
+    """
     if claim.direction == "within":
         return max(contrast.p_of(-claim.threshold / 100), contrast.p_of(claim.threshold / 100))
     return contrast.p_of(claim.margin)
 
 
-def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float, detail: str = "") -> Verdict:
+def judge_difference(
+    claim: Claim, contrast: Contrast, left: float, right: float, detail: str = ""
+) -> Verdict:
     return Verdict(
-        claim, word_of(claim, contrast.low, contrast.high), 100 * left, 100 * right, 100 * contrast.difference,
-        100 * contrast.low, 100 * contrast.high, p_of(claim, contrast), contrast.n, 100 * contrast.detectable(), detail,
-    )  # fmt: skip
+        claim,
+        word_of(claim, contrast.low, contrast.high),
+        100 * left,
+        100 * right,
+        100 * contrast.difference,
+        100 * contrast.low,
+        100 * contrast.high,
+        p_of(claim, contrast),
+        contrast.n,
+        100 * contrast.detectable(),
+        detail,
+    )
 
 
 class Unit(NamedTuple):
-    """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of experts."""
+    """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of
+    experts.
+    """
 
     name: str
     contrast: Contrast
@@ -263,8 +330,9 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """Return the verdict over separate units: shown if all are, contradicted if one is.
 
-    All of several units is tested at the largest of their p. A contradiction can come from any of them, so its p is
-    Holm-corrected over all units. The numbers are those of the unit whose p decides.
+    All of several units is tested at the largest of their p. A contradiction can come from any of
+    them, so its p is Holm-corrected over all units. The numbers are those of the unit whose p
+    decides.
     """
     verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
@@ -276,15 +344,21 @@ def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     decides = deciding_part(words, ps)
     won, text = count_units(claim, units)
     return replace(
-        verdicts[decides], verdict=word_of_all(words), p=ps[decides],
+        verdicts[decides],
+        verdict=word_of_all(words),
+        p=ps[decides],
         detectable=max(verdict.detectable or 0.0 for verdict in verdicts),
-        detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
-        f"the numbers are those of {units[decides].name}, whose p decides: {text}",
-    )  # fmt: skip
+        detail=(
+            f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
+            f"the numbers are those of {units[decides].name}, whose p decides: {text}"
+        ),
+    )
 
 
 def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
-    """Return the index of the part whose p is that of all: the clearest contradiction, otherwise the largest p."""
+    """Return the index of the part whose p is that of all: the clearest contradiction, otherwise
+    the largest p.
+    """
     against = [index for index, word in enumerate(words) if word == CONTRADICTED]
     if against:
         return min(against, key=lambda index: ps[index])
@@ -307,14 +381,22 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
         every = judge_every(claim, units)
         if every.verdict == CONTRADICTED:
             verdict, p = CONTRADICTED, every.p
-    return replace(overall, verdict=verdict, p=p, detail=f"{won} of {len(units)} on its side: {text}")
+    return replace(
+        overall, verdict=verdict, p=p, detail=f"{won} of {len(units)} on its side: {text}"
+    )
 
 
 def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
-    text = f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between, "
+    text = (
+        f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between, "
+    )
     text += f"{likeness.labellings} labellings"
     if not likeness.least_p < LEVEL:
-        return Verdict(claim, NOT_TESTABLE, detail=f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
+        return Verdict(
+            claim,
+            NOT_TESTABLE,
+            detail=f"too few trainings, or no profile, for any p below {LEVEL}; {text}",
+        )
     side = (likeness.p < LEVEL) - (
         likeness.opposed < LEVEL
     )  # of the difference of the correlations, 0 if it is not significant
@@ -328,14 +410,19 @@ def judge_friedman(claim: Claim, test: Friedman, blocks: int) -> Verdict:
     Blocks of one model share a math expert and are not independent.
     """
     p = max(test.p, test.permuted)
-    text = f"chi-squared {test.statistic:.2f}, p {test.p:.4f}, permuted within models {test.permuted:.4f}"
+    text = (
+        f"chi-squared {test.statistic:.2f}, p {test.p:.4f}, permuted within models"
+        f" {test.permuted:.4f}"
+    )
     return Verdict(claim, SHOWN if p < claim.threshold else UNDECIDED, p=p, n=blocks, detail=text)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose signs flip by cluster,
-    and the numbers of blocks and clusters (models, whose blocks share experts)."""
+    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose
+    signs flip by cluster, and the numbers of blocks and clusters (models, whose blocks share
+    experts).
+    """
 
     left: str
     right: str
@@ -348,12 +435,15 @@ class Ranked:
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
     """Return verdicts of claims with their pairs, p Holm-corrected over all pairs of a family.
 
-    A family with too few clusters for any result to be significant (all on one side) cannot be tested.
+    A family with too few clusters for any result to be significant (all on one side) cannot be
+    tested.
     """
     families: dict[str, list[Ranked]] = {}
     for claim, pairs in claims:
         families.setdefault(family_of(claim), []).extend(pairs)
-    adjusted = {family: iter(holm([pair.p for pair in members])) for family, members in families.items()}
+    adjusted = {
+        family: iter(holm([pair.p for pair in members])) for family, members in families.items()
+    }
     verdicts = []
     for claim, pairs in claims:
         family = family_of(claim)
@@ -363,7 +453,10 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
 
 
 def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], count: int) -> Verdict:
-    """Return the verdict on a claim by its signed-rank tests. ps: corrected over the family's `count` tests."""
+    """Return the verdict on a claim by its signed-rank tests.
+
+    ps: corrected over the family's `count` tests.
+    """
     words, texts = [], []
     for pair, p in zip(pairs, ps, strict=True):
         words.append(word_of(claim, pair.difference, pair.difference) if p < LEVEL else UNDECIDED)
@@ -374,10 +467,15 @@ def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], cou
     least = count * 2 / 2**clusters
     if least >= LEVEL:
         verdict = NOT_TESTABLE
-        text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
+        text = (
+            f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over"
+            f" {count}; {text}"
+        )
     decides = deciding_part(words, ps)
     pair = pairs[decides]
-    return Verdict(claim, verdict, difference=100 * pair.difference, p=ps[decides], n=pair.blocks, detail=text)
+    return Verdict(
+        claim, verdict, difference=100 * pair.difference, p=ps[decides], n=pair.blocks, detail=text
+    )
 
 
 def family_of(claim: Claim) -> str:
@@ -385,7 +483,10 @@ def family_of(claim: Claim) -> str:
 
 
 def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return verdicts with p Holm-corrected over each family of claims. Signed-rank tests are already corrected."""
+    """Return verdicts with p Holm-corrected over each family of claims.
+
+    Signed-rank tests are already corrected.
+    """
     families: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.claim.family and verdict.claim.test != "wilcoxon" and verdict.p is not None:
@@ -397,13 +498,28 @@ def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
             details = [verdict.detail] if verdict.detail else []
             details.append(f"p {verdict.p:.4f} before Holm's correction over {len(members)}")
             word = verdict.verdict if p < LEVEL else UNDECIDED
-            corrected[verdict.claim.id] = replace(verdict, p=p, verdict=word, detail="; ".join(details))
+            corrected[verdict.claim.id] = replace(
+                verdict, p=p, verdict=word, detail="; ".join(details)
+            )
     return [corrected.get(verdict.claim.id, verdict) for verdict in verdicts]
 
 
 def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:
     if math.isnan(correlations.low):
-        return Verdict(claim, NOT_TESTABLE, detail="a correlation needs four pairs per group that are not all equal")
-    text = f"rho {correlations.left:+.2f} against {correlations.right:+.2f}; Fisher's z {correlations.difference:+.2f}"
+        return Verdict(
+            claim,
+            NOT_TESTABLE,
+            detail="a correlation needs four pairs per group that are not all equal",
+        )
+    text = (
+        f"rho {correlations.left:+.2f} against {correlations.right:+.2f}; Fisher's z"
+        f" {correlations.difference:+.2f}"
+    )
     text += f" ({correlations.low:+.2f} to {correlations.high:+.2f})"
-    return Verdict(claim, word_of(claim, correlations.low, correlations.high), p=correlations.p, n=n, detail=text)
+    return Verdict(
+        claim,
+        word_of(claim, correlations.low, correlations.high),
+        p=correlations.p,
+        n=n,
+        detail=text,
+    )

@@ -12,7 +12,13 @@ from pipeline.config.stages import EvalStage, MergeStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
-from pipeline.report.contrasts import compared_pairs, mark_best, mark_gains, measure_pairs, sampled_axes
+from pipeline.report.contrasts import (
+    compared_pairs,
+    mark_best,
+    mark_gains,
+    measure_pairs,
+    sampled_axes,
+)
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
@@ -29,16 +35,21 @@ from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
 
-def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
+def gather_results(
+    planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None
+) -> Results:
     """Return the results of a table as the report reads them.
 
-    failed: name -> reason, for failed runs; reasons: those of `reasons_unfinished` for its runs, if already known.
+    failed: name -> reason, for failed runs; reasons: those of `reasons_unfinished` for its runs, if
+        already known.
     """
     table, plan = planning.plan.table, planning.plan
     targets = planning.targets()
     runs = order_runs(targets)
     damages = {run.name: damage_of(run.folder) for run in targets}
-    stored = StoredAnswers(planning, failed, {name: damage for name, damage in damages.items() if damage})
+    stored = StoredAnswers(
+        planning, failed, {name: damage for name, damage in damages.items() if damage}
+    )
     evaluations = {}
     for run in runs:
         if (
@@ -89,12 +100,19 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     )
 
 
-def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:
-    """Return (the cells of a table, answers.parquet). The answers are read once and go to `stored`."""
+def fill_cells(
+    stored: StoredAnswers, evaluations: Mapping[str, Evaluation]
+) -> tuple[list[CellResult], bytes]:
+    """Return (the cells of a table, answers.parquet).
+
+    The answers are read once and go to `stored`.
+    """
     plan = stored.table.plan
     cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    return [cell_result(stored, plan.cells[key], described) for key, described in cells.items()], parquet
+    return [
+        cell_result(stored, plan.cells[key], described) for key, described in cells.items()
+    ], parquet
 
 
 def command_of(config: TableStage) -> str:
@@ -108,32 +126,43 @@ def command_of(config: TableStage) -> str:
 
 
 def describe_other_bases(runs: Iterable[Run]) -> list[str]:
-    """Each adapter of elsewhere that was scored or merged on another base than the one that it names."""
+    """Each adapter of elsewhere that was scored or merged on another base than the one that it
+    names.
+    """
     pairs = {
-        (parent.name, parent.folder, base.name, str(base.folder) if base.folder.is_dir() else base.name)
-        for run in runs if (base := run.parents.get("base")) is not None
+        (
+            parent.name,
+            parent.folder,
+            base.name,
+            str(base.folder) if base.folder.is_dir() else base.name,
+        )
+        for run in runs
+        if (base := run.parents.get("base")) is not None
         for parent in run.parents.values()
         if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
-    }  # fmt: skip
+    }
     return [
         f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}."
-        for name, adapter, base, address in sorted(pairs) if (named_base := another_base(adapter, address))
-    ]  # fmt: skip
+        for name, adapter, base, address in sorted(pairs)
+        if (named_base := another_base(adapter, address))
+    ]
 
 
 def describe_overlaps(runs: Iterable[Run]) -> list[str]:
     """How many rows of each source of data runs share an n-gram with a benchmark."""
     built = [run for run in runs if run.config.stage == "data"]
     return [
-        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,} share an n-gram with a benchmark, "
-        f"{count['number_variants']:,} do so without their numbers; {count['left']:,} rows were usable"
-        for run in built if (manifest := read_manifest(run.folder))
+        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,} share an n-gram"
+        f" with a benchmark, {count['number_variants']:,} do so without their numbers;"
+        f" {count['left']:,} rows were usable"
+        for run in built
+        if (manifest := read_manifest(run.folder))
         for source, count in manifest.facts.get("counts", {}).items()
         if isinstance(count, Mapping) and "contaminated" in count
-    ]  # fmt: skip
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- runs
+# --- runs ---
 
 
 def describe_runs(
@@ -146,7 +175,9 @@ def describe_runs(
         with suppress(Malformed):  # its reason is among `reasons`
             manifest = read_manifest(run.folder)
         if manifest is not None:
-            stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
+            stale = reasons.get(run.hash, "") or describe_change(
+                run.folder, manifest, SMALL_BYTES, weights=False
+            )
             results.append(finished_result(run, manifest, page_text(stale, run.folder.parent)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
@@ -159,7 +190,10 @@ def describe_runs(
 
 
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
-    """Return a finished run as the report reads it. stale: why it has to be recomputed, or an empty text."""
+    """Return a finished run as the report reads it.
+
+    stale: why it has to be recomputed, or an empty text.
+    """
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
     if root is None and "checkpoint" in manifest.parents:
@@ -186,7 +220,9 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         weights_root=root,
         versions=manifest.versions,
         machine=manifest.machine,
-        warnings=[page_text(warning, run.folder.parent) for warning in manifest.facts.get("warnings", [])],
+        warnings=[
+            page_text(warning, run.folder.parent) for warning in manifest.facts.get("warnings", [])
+        ],
     )
 
 
@@ -198,12 +234,18 @@ def merge_text(run: Run) -> str:
     if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
         return ""
     text = config.merge.described(config.partition, layers_of(merged.parents))
-    return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}" if config.merge.control else text
+    return (
+        f"{text}, with the base as {', '.join(config.merge.controlled_roles())}"
+        if config.merge.control
+        else text
+    )
 
 
 def format_knob_value(value: Any) -> Any:
     """Write a knob's value for readers; blank text, such as a separator, and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
-    text = value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False)
+    text = (
+        value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False)
+    )
     return without_credentials(text)

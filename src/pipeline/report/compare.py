@@ -1,4 +1,6 @@
-"""The contrasts of a table as its page shows them: Holm's correction over all of them, and the headline.
+"""The contrasts of a table as its page shows them:
+
+Holm's correction over all of them, and the headline.
 
 A table's primary comparison has as much weight in the correction as all others together.
 """
@@ -29,11 +31,16 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     ps_of_lines = [None if line["exploratory"] else p_of_chosen(line) for line in lines]
     tested = {index: p for index, p in enumerate(ps_of_lines) if p is not None}
     ps, firsts = list(tested.values()), [is_first[index] for index in tested]
-    if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
+    if (
+        primary and ps and not any(firsts)
+    ):  # a missing primary comparison keeps its half of the error rate
         ps, firsts = [*ps, 1.0], [*firsts, True]
     corrected = holm(ps, [max(1, len(ps) - 1) if first else 1 for first in firsts])
     p_holm = dict(zip(tested, corrected, strict=False))
-    return [{**line, "p_holm": p_holm.get(index), "primary": is_first[index]} for index, line in enumerate(lines)]
+    return [
+        {**line, "p_holm": p_holm.get(index), "primary": is_first[index]}
+        for index, line in enumerate(lines)
+    ]
 
 
 def is_primary(line: Line, primary: Sequence[str]) -> bool:
@@ -45,8 +52,9 @@ def is_significant(line: Line) -> bool:
 
 
 def p_of_chosen(line: Line) -> float | None:
-    """p of a line. Below a model that is the best of several on these questions, it is Bonferroni-corrected over them:
-    the best of eight equal experts is often above a merge."""
+    """p of a line. Below a model that is the best of several on these questions, it is
+    Bonferroni-corrected over them: the best of eight equal experts is often above a merge.
+    """
     p, models = line["p"], line.get("chosen_of") or 1
     return p if p is None or line["difference"] > 0 else min(1.0, models * p)
 
@@ -62,11 +70,13 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
     return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
 
 
-def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), places: Collection[str] = ()) -> list[str]:
+def headline_sentences(
+    lines: Sequence[Line], primary: Sequence[str] = (), places: Collection[str] = ()
+) -> list[str]:
     """Return what a table found, in sentences.
 
-    First comes the primary comparison, or that it is missing, and the same two models in `places`. Then come the other
-    significant differences, and what the rest could have shown.
+    First comes the primary comparison, or that it is missing, and the same two models in `places`.
+    Then come the other significant differences, and what the rest could have shown.
 
     Args:
         primary: left, right and place of the primary comparison.
@@ -79,7 +89,11 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
         sentences.append(missing_sentence(lines, primary))
     if not tested:
         return [*sentences, "No two models have answers to compare.", *exploratory_sentence(lines)]
-    elsewhere = [line for line in tested if has_models(line, primary) and line["place"] in places and line not in first]
+    elsewhere = [
+        line
+        for line in tested
+        if has_models(line, primary) and line["place"] in places and line not in first
+    ]
     first += elsewhere[: MOST_SENTENCES - 1]
     for line in first:
         sentences.append(primary_sentence(line, tested) + warning_of_zero(line))
@@ -88,7 +102,9 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
     omitted = len(significant) - MOST_SENTENCES
     if omitted > 0:
-        sentences.append(f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant.")
+        sentences.append(
+            f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."
+        )
     insignificant = [line for line in further if not is_significant(line)]
     sentences += others_sentence(insignificant, "other " if sentences else "")
     return sentences + exploratory_sentence(lines)
@@ -103,43 +119,61 @@ def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
     """Say how many differences are not tested."""
     count = sum(bool(line["exploratory"] and line["n"]) for line in lines)
     return (
-        [f"Exploratory, with intervals and no test: {pluralize(count, 'difference')} in other places."] if count else []
+        [
+            f"Exploratory, with intervals and no test: {pluralize(count, 'difference')} in other"
+            " places."
+        ]
+        if count
+        else []
     )
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
     left, right, place = primary
     reason = next((line["missing"] for line in lines if line["primary"]), None)
-    return f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason or 'it has no answers'}."
+    return (
+        f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing:"
+        f" {reason or 'it has no answers'}."
+    )
 
 
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     """Return what the primary comparison found, beside the other models of `lines` in its place.
 
-    A gain is followed by the models above which it is none. Where there is no gain, the sentence says whether no other
-    model gains either.
+    A gain is followed by the models above which it is none. Where there is no gain, the sentence
+    says whether no other model gains either.
     """
     sentence = difference_sentence(line)
     here = [other for other in lines if other["place"] == line["place"]]
     if is_gain_shown(line):
-        level = [other for other in here if other["left"] == line["left"] and not is_gain_shown(other)]
+        level = [
+            other for other in here if other["left"] == line["left"] and not is_gain_shown(other)
+        ]
         names = " or ".join(f"“{other['right']}” ({other['difference']:+.1f})" for other in level)
-        return f"{sentence} It is not significantly better there than {names}." if level else sentence
+        return (
+            f"{sentence} It is not significantly better there than {names}." if level else sentence
+        )
     rivals = [rival for rival in here if rival["right"] == line["right"]]
     if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
         return sentence
-    none = f"None of the {len(rivals)} models compared with “{line['right']}” in “{line['place']}” is"
+    none = (
+        f"None of the {len(rivals)} models compared with “{line['right']}” in “{line['place']}” is"
+    )
     return f"{sentence} {none} significantly better."
 
 
 def warning_of_zero(line: Line) -> str:
-    """Return a warning about a comparison with a score of 0, which is rather an error than an effect, or ""."""
+    """Return a warning about a comparison with a score of 0, which is rather an error than an
+    effect, or "".
+    """
     models = [f"“{line[side]}”" for side in ("left", "right") if line.get(f"{side}_value") == 0]
     return f" Read the answers first: {' and '.join(models)} scored exactly 0." if models else ""
 
 
 def is_gain(line: Line) -> bool:
-    """Whether the left side is better: above the right one, or below it in a metric of which less is better."""
+    """Whether the left side is better: above the right one, or below it in a metric of which less
+    is better.
+    """
     return (line["difference"] > 0) != bool(line.get("lower_is_better"))
 
 
@@ -150,13 +184,21 @@ def is_gain_shown(line: Line) -> bool:
 def difference_sentence(line: Line) -> str:
     """Return what a comparison found.
 
-    “swap” is better than “base” in “qac”: +4.0 points (95 % CI +1.2 to +6.9, Holm-corrected p = 0.010).
+    “swap” is better than “base” in “qac”: +4.0 points (95 % CI +1.2 to +6.9, Holm-corrected p =
+    0.010).
     """
     unit = line.get("unit", "points")
     left, right, place = (f"“{line[name]}”" for name in PAIR)
-    numbers = f"95 % CI {line['low']:+.1f} to {line['high']:+.1f}, Holm-corrected p {p_text(line['p_holm'])}"
+    numbers = (
+        f"95 % CI {line['low']:+.1f} to {line['high']:+.1f}, Holm-corrected p"
+        f" {p_text(line['p_holm'])}"
+    )
     size = f"{line['difference']:+.1f} {unit} ({numbers})"
-    trainings = " These trainings alone: other seeds may differ." if line.get("trainings") == "these" else ""
+    trainings = (
+        " These trainings alone: other seeds may differ."
+        if line.get("trainings") == "these"
+        else ""
+    )
     if is_significant(line):
         word = "better" if is_gain(line) else "worse"
         return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
@@ -170,7 +212,9 @@ def detectable_sentence(line: Line, unit: str) -> str:
         return "So few answers cannot show any difference."
     spread = ""
     if line.get("spread") is not None:
-        spread = f", as it varies by {line['spread']:.1f} from training to training (standard deviation)"
+        spread = (
+            f", as it varies by {line['spread']:.1f} from training to training (standard deviation)"
+        )
     return f"Detectable with 80 % power: {line['detectable']:.1f} {unit}{spread}."
 
 

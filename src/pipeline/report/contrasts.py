@@ -1,4 +1,6 @@
-"""A table's comparisons: which there are, and what they measured; the marks of the cells that follow from them."""
+"""A table's comparisons: which there are, and what they measured; the marks of the cells that
+follow from them.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +23,64 @@ from pipeline.tables.plan import Cell, TablePlan
 from pipeline.tables.schema import MEMBERS
 
 COLUMNS = (
-    *PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p", "n", "discordant", "detectable",
-    "missing", "unit", "chosen_of", "spread", "trainings", "lower_is_better", "exploratory",
-)  # fmt: skip
-BEATS = ("beats", "beats_low", "beats_high")  # of a table with drawn subsets: percent of subsets that are better
+    *PAIR,
+    "over",
+    "left_value",
+    "right_value",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "n",
+    "discordant",
+    "detectable",
+    "missing",
+    "unit",
+    "chosen_of",
+    "spread",
+    "trainings",
+    "lower_is_better",
+    "exploratory",
+)
+BEATS = (
+    "beats",
+    "beats_low",
+    "beats_high",
+)  # of a table with drawn subsets: percent of subsets that are better
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 Axis = tuple[str, str]  # a metric and an axis of a table
 Ratios = Mapping[Axis, float]  # variance between experts as a multiple of that within them
 
 
-# ---------------------------------------------------------------------------------------------------- pairs
+# --- pairs ---
 
 
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs of a table's contrasts, each with the number of models that its right side was chosen of.
+    """Return the pairs of a table's contrasts, each with the number of models that its right side
+    was chosen of.
 
     They are those declared, or else the default ones, and each merge with its control.
     """
-    return (pairs_across(plan, plan.compare) or default_pairs(plan, cells)) | pairs_across(plan, plan.controls)
+    return (pairs_across(plan, plan.compare) or default_pairs(plan, cells)) | pairs_across(
+        plan, plan.controls
+    )
 
 
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
     """Each pair of rows (or columns) in every column (or row) that has both."""
     across_of = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
-    pairs = [(*sides, place) for sides, across in zip(compared, across_of, strict=True) for place in across]
+    pairs = [
+        (*sides, place)
+        for sides, across in zip(compared, across_of, strict=True)
+        for place in across
+    ]
     return {pair: 1 for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))}
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs for a table without `compare`: in math, each merge with the base and with the best expert.
+    """Return the pairs for a table without `compare`: in math, each merge with the base and with
+    the best expert.
 
     The value is the number of experts that the best is chosen of, on these questions and so in its
     own favour. A best configuration is excluded: these questions chose it.
@@ -58,17 +88,23 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
     by_place: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
         if kind_of(cell.task) == "number" and cell.value is not None:
-            model, place = (cell.row, cell.column) if models_in_rows(plan) else (cell.column, cell.row)
+            model, place = (
+                (cell.row, cell.column) if models_in_rows(plan) else (cell.column, cell.row)
+            )
             by_place.setdefault(place, {})[model] = cell
     pairs: dict[Pair, int] = {}
     for place, models in by_place.items():
-        bases, experts, merges = ([name for name, cell in models.items() if cell.role == role]
-                                  for role in ("base", "expert", "merge"))  # fmt: skip
+        bases, experts, merges = (
+            [name for name, cell in models.items() if cell.role == role]
+            for role in ("base", "expert", "merge")
+        )
         best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
         controls = {control for _, control in plan.controls}
         merges = [name for name in merges if models[name].maximum is None and name not in controls]
         for merge in merges:
-            pairs |= {(merge, base, place): 1 for base in bases} | {(merge, top, place): len(experts) for top in best}
+            pairs |= {(merge, base, place): 1 for base in bases} | {
+                (merge, top, place): len(experts) for top in best
+            }
     return pairs
 
 
@@ -78,16 +114,17 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
     return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
 
 
-# ---------------------------------------------------------------------------------------------------- measured
+# --- measured ---
 
 
 @dataclass(frozen=True)
 class Measured:
     """A comparison before the correction over all of them.
 
-    axes: the axes of the sampled experts; chosen_of: the number of models that the right side is the best of on these
-    questions; trainings: "these", or "a sample" of three or more seeds; missing: why there is no contrast; values: of
-    left and right; beats: the share of drawn subsets in which the left side is better, with its interval.
+    axes: the axes of the sampled experts; chosen_of: the number of models that the right side is
+    the best of on these questions; trainings: "these", or "a sample" of three or more seeds;
+    missing: why there is no contrast; values: of left and right; beats: the share of drawn subsets
+    in which the left side is better, with its interval.
     """
 
     pair: Pair
@@ -113,11 +150,12 @@ class Measured:
 
 def measure_pairs(
     plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]
-) -> tuple[list[Line], Ratios]:  # fmt: skip
-    """Return the lines of contrasts.csv, one for each pair of scores, and the pooled ratios of their variances.
+) -> tuple[list[Line], Ratios]:
+    """Return the lines of contrasts.csv, one for each pair of scores, and the pooled ratios of
+    their variances.
 
-    pairs: with the number of models that the right side is the best of on these questions. Facts and figures have no
-    lines.
+    pairs: with the number of models that the right side is the best of on these questions. Facts
+    and figures have no lines.
     """
     measured = []
     for pair, chosen_of in pairs.items():
@@ -130,7 +168,12 @@ def measure_pairs(
 
 
 def measure_pair(
-    plan: TablePlan, answers: StoredAnswers, pair: Pair, cells: Sequence[Cell], metric: str, chosen_of: int
+    plan: TablePlan,
+    answers: StoredAnswers,
+    pair: Pair,
+    cells: Sequence[Cell],
+    metric: str,
+    chosen_of: int,
 ) -> Measured:
     (task,) = tasks_of(plan, cells)
     sampled = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
@@ -151,7 +194,9 @@ def measure_pair(
         return replace(measured, missing=str(error))
     drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
     if drawn:
-        measured = replace(measured, beats=share_of_wins(comparison, drawn, measured.lower_is_better))
+        measured = replace(
+            measured, beats=share_of_wins(comparison, drawn, measured.lower_is_better)
+        )
     return replace(measured, axes=[(metric, axis) for axis in varied]).with_result(comparison)
 
 
@@ -160,8 +205,11 @@ def is_drawn(values: Mapping[Any, Any]) -> bool:
     return any(MEMBERS in words for words in values.values())
 
 
-def share_of_wins(comparison: Comparison, drawn: Sequence[str], lower: bool) -> tuple[float, float, float]:
-    """Return the share of drawn subsets in which the left side is better, and its 95 % interval (Wilson's).
+def share_of_wins(
+    comparison: Comparison, drawn: Sequence[str], lower: bool
+) -> tuple[float, float, float]:
+    """Return the share of drawn subsets in which the left side is better, and its 95 % interval
+    (Wilson's).
 
     The interval is over subsets. lower: less is better.
     """
@@ -173,12 +221,15 @@ def share_of_wins(comparison: Comparison, drawn: Sequence[str], lower: bool) -> 
     return share, low, high
 
 
-def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequence[str]) -> list[Line]:
+def contrast_lines(
+    measured: Sequence[Measured], ratios: Ratios, primary: Sequence[str]
+) -> list[Line]:
     """Return the lines of contrasts.csv.
 
-    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
-    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
-    Detectable differences are those after Holm's correction. The primary comparison has half of the error rate.
+    Three experts estimate their variance badly: among many contrasts some find it near zero, and
+    their p then survives any correction. In each contrast the ratio of variances between and within
+    experts is at least that of all together. Detectable differences are those after Holm's
+    correction. The primary comparison has half of the error rate.
     """
     tested = [one for one in measured if one.contrast is not None]
     has_primary = any(list(one.pair) == list(primary) for one in tested)
@@ -194,14 +245,18 @@ def contrast_lines(measured: Sequence[Measured], ratios: Ratios, primary: Sequen
     if any(one.beats for one in measured):
         for one, line in zip(measured, lines, strict=True):
             shares = one.beats or (None, None, None)
-            line |= {key: None if share is None else 100 * share for key, share in zip(BEATS, shares, strict=True)}
+            line |= {
+                key: None if share is None else 100 * share
+                for key, share in zip(BEATS, shares, strict=True)
+            }
     return correct_contrasts(lines, primary)
 
 
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
     """Return a line of contrasts.csv, its numbers in points or bits.
 
-    spread: standard deviation of the difference from training to training; detectable: at this level.
+    spread: standard deviation of the difference from training to training; detectable: at this
+        level.
     """
     line: dict[str, Any] = {
         **dict.fromkeys(COLUMNS),
@@ -215,7 +270,9 @@ def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str,
         "exploratory": measured.exploratory,
     }
     if measured.contrast is not None:
-        contrast = measured.contrast.with_least_between([ratios.get(axis, 0.0) for axis in measured.axes])
+        contrast = measured.contrast.with_least_between(
+            [ratios.get(axis, 0.0) for axis in measured.axes]
+        )
         left, right = measured.values
         line |= {
             "left_value": 100 * left,
@@ -233,29 +290,43 @@ def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str,
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
-    """Return the variance between experts as a multiple of that within them, of all contrasts, by their axes."""
+    """Return the variance between experts as a multiple of that within them, of all contrasts, by
+    their axes.
+    """
     parts: dict[Any, list[ExpertPart]] = {}
     for axes, contrast in measured:
         for axis, part in zip(axes, contrast.parts, strict=True):
             parts.setdefault(axis, []).append(part)
-    sums = {axis: [sum(values) for values in zip(*of_axis, strict=True)] for axis, of_axis in parts.items()}
-    return {axis: between / within if within > 0 else 0.0 for axis, (between, within, _) in sums.items()}
+    sums = {
+        axis: [sum(values) for values in zip(*of_axis, strict=True)]
+        for axis, of_axis in parts.items()
+    }
+    return {
+        axis: between / within if within > 0 else 0.0 for axis, (between, within, _) in sums.items()
+    }
 
 
-def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers) -> Comparison:
-    """Compare the first cell with the second one, over questions and the sampled axes that both are means over."""
+def compare_cells(
+    plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers
+) -> Comparison:
+    """Compare the first cell with the second one, over questions and the sampled axes that both are
+    means over.
+    """
     left, right = cells
     axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
     return Comparison(answers.frame(plan, cells, metric), [(1.0, left)], [(1.0, right)], axes)
 
 
-# ---------------------------------------------------------------------------------------------------- marks
+# --- marks ---
 
 
 def mark_best(
     plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult], ratios: Ratios
-) -> list[CellResult]:  # fmt: skip
-    """Return the cells, with the best of each place that is tested marked. ratios: by `measure_pairs`."""
+) -> list[CellResult]:
+    """Return the cells, with the best of each place that is tested marked.
+
+    ratios: by `measure_pairs`.
+    """
 
     def contrast_of(*pair: CellResult) -> Contrast | None:
         compared = [plan.cells[cell.row, cell.column] for cell in pair]
@@ -284,12 +355,15 @@ def mark_best(
 
 
 def best_of(
-    cells: Sequence[CellResult], lower: bool, contrast_of: Callable[[CellResult, CellResult], Contrast | None]
-) -> CellResult | None:  # fmt: skip
-    """Return the cell that is significantly better than all others, after Holm's correction, or None.
+    cells: Sequence[CellResult],
+    lower: bool,
+    contrast_of: Callable[[CellResult, CellResult], Contrast | None],
+) -> CellResult | None:
+    """Return the cell that is significantly better than all others, after Holm's correction, or
+    None.
 
-    A best configuration is never returned: these questions chose it. lower: whether less is better. Contrasts of
-    translations take seconds, so the first rival that is not worse ends the search.
+    A best configuration is never returned: these questions chose it. lower: whether less is better.
+    Contrasts of translations take seconds, so the first rival that is not worse ends the search.
     """
     top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
     ps: list[float] = []
@@ -301,7 +375,9 @@ def best_of(
     return top if ps and max(holm(ps)) < LEVEL else None
 
 
-def mark_gains(cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]) -> list[CellResult]:
+def mark_gains(
+    cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]
+) -> list[CellResult]:
     """Return the cells with the sign of each baseline that they are significantly better than."""
     signs: dict[frozenset[str], set[str]] = {}
     for line in lines:
@@ -321,7 +397,9 @@ def models_in_rows(plan: TablePlan) -> bool:
 
 
 def sampled_axes(plan: TablePlan) -> list[str]:
-    """Return the axes of three values or more that are a sample: seeds of trainings, and drawn subsets."""
+    """Return the axes of three values or more that are a sample: seeds of trainings, and drawn
+    subsets.
+    """
     seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
     sampled = []
     for axis, values in plan.table.axes.items():
@@ -332,5 +410,11 @@ def sampled_axes(plan: TablePlan) -> list[str]:
 
 def is_averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
     """Whether some of these cells are reduced over an axis, and all those by the mean."""
-    steps = [how for cell in cells for leaf in leaf_cells(plan, cell) for how, axes in leaf.reduce if axis in axes]
+    steps = [
+        how
+        for cell in cells
+        for leaf in leaf_cells(plan, cell)
+        for how, axes in leaf.reduce
+        if axis in axes
+    ]
     return bool(steps) and set(steps) == {"mean"}

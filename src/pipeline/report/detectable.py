@@ -1,4 +1,6 @@
-"""Minimum detectable differences of a table's comparisons and claims, before anything is run and afterwards."""
+"""Minimum detectable differences of a table's comparisons and claims, before anything is run and
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from pipeline.tables.schema import TRAININGS
 
 
 def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
-    """Return what is detectable in the primary comparison, else the first one, and what is compared besides, in words.
+    """Return what is detectable in the primary comparison, else the first one, and what is compared
+    besides, in words.
 
     None without questions.
     """
@@ -66,8 +69,9 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
 class DetectableClaim(NamedTuple):
     """A claim about a table, before there are scores.
 
-    points: its minimum detectable difference at 5 % on the fewest questions of its cells, or None if no answers could
-    decide it; published: the smallest and largest difference; assumed: about means over languages and models.
+    points: its minimum detectable difference at 5 % on the fewest questions of its cells, or None
+    if no answers could decide it; published: the smallest and largest difference; assumed: about
+    means over languages and models.
     """
 
     id: str
@@ -78,8 +82,13 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        text = f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}{self.assumed}"
-        return f"{text}, published {interval_text(self.published, '+.1f')}" if self.published else text
+        text = (
+            f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p <"
+            f" {LEVEL:g}{self.assumed}"
+        )
+        return (
+            f"{text}, published {interval_text(self.published, '+.1f')}" if self.published else text
+        )
 
     def is_small(self) -> bool:
         """Return True if a published difference is smaller than what can be detected."""
@@ -87,7 +96,9 @@ class DetectableClaim(NamedTuple):
 
 
 def detectable_claims(planning: Planning) -> list[DetectableClaim]:
-    """Return the claims whose cells the plan has and that are decided by differences, or cannot be decided."""
+    """Return the claims whose cells the plan has and that are decided by differences, or cannot be
+    decided.
+    """
     detectable = []
     for claim in claims_of(planning.plan.table.name):
         try:
@@ -101,7 +112,9 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
         elif claim.test == "difference" and claim.metric != FACT and asked:
             if claim.units == "each":
                 scores = max(1, scores // len(placed.places))
-            points = 100 * planned_difference(asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores))
+            points = 100 * planned_difference(
+                asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores)
+            )
             published = published_differences(placed)
             ends = (min(published), max(published)) if published else None
             detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
@@ -119,15 +132,22 @@ def published_differences(placed: PlacedClaim) -> list[float]:
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
     """Left minus right as published, in points, the mean over places; None unless all of it is."""
-    sides = [[cell.published and papers.published_value(*cell.published) for cell in cells] for cells in (left, right)]
+    sides = [
+        [cell.published and papers.published_value(*cell.published) for cell in cells]
+        for cells in (left, right)
+    ]
     values = [[value for value in side if value is not None] for side in sides]
     if values != sides:
         return None
-    return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(values[1])
+    return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(
+        values[1]
+    )
 
 
 class QuestionCount(NamedTuple):
-    """The questions under some cells: asked, in the benchmark, and how many scores are averaged on each."""
+    """The questions under some cells: asked, in the benchmark, and how many scores are averaged on
+    each.
+    """
 
     asked: int
     most: int
@@ -137,8 +157,8 @@ class QuestionCount(NamedTuple):
 def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     """Count the questions under cells whose answers are right or wrong.
 
-    A problem counts once if it is asked in several languages, and a score once if only sampled trainings differ. Of a
-    choice the first candidate counts.
+    A problem counts once if it is asked in several languages, and a score once if only sampled
+    trainings differ. Of a choice the first candidate counts.
     """
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
@@ -153,7 +173,9 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
             scores.add(line.score)
             at = [str(value) for axis, value in line.item.at.items() if axis not in sampled]
             places.add((line.score.language, *at))
-    return QuestionCount(sum(asked.values()), sum(most.values()), max(1, min(len(scores), len(places))))
+    return QuestionCount(
+        sum(asked.values()), sum(most.values()), max(1, min(len(scores), len(places)))
+    )
 
 
 def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
@@ -166,12 +188,17 @@ def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:
-    """(task, questions of one score, questions that its benchmark has); None for translations and text, and where its
-    data is unknown. A small world can be given twice the items."""
+    """(task, questions of one score, questions that its benchmark has); None for translations and
+    text, and where its data is unknown. A small world can be given twice the items.
+    """
     run = planning.representative_evaluation(score) or planning.evaluation_of(score)
     if run is None:
         return None
-    task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
+    task, language, root = (
+        run.config.eval.tasks[0],
+        run.config.languages[0],
+        run.parents.get("data_root"),
+    )
     unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
     if unknown or kind_of(task.task) in ("translation", "text"):
         return None
@@ -191,7 +218,14 @@ def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | Non
     """
     tested = [line for line in lines if line["p_holm"] is not None]
     has_primary = any(line["primary"] for line in lines)
-    line = next((line for line in tested if line["primary"] or (line.get("discordant") and not has_primary)), None)
+    line = next(
+        (
+            line
+            for line in tested
+            if line["primary"] or (line.get("discordant") and not has_primary)
+        ),
+        None,
+    )
     if not (line and line.get("discordant")):
         return None
     level = holm_level(len(tested), line["primary"], has_primary)

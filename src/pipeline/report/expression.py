@@ -1,7 +1,8 @@
 """A cell as an expression over its lines, each a score behind it.
 
-`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give its value, rows of answers
-its answers by question, rows of halves and of draws its bootstrap, in which each choice is repeated.
+`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give its
+value, rows of answers its answers by question, rows of halves and of draws its bootstrap, in which
+each choice is repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pipeline.tables.plan import Candidate, Cell, Choice, Item
 if TYPE_CHECKING:
     import numpy as np
 
-Key = tuple[Any, str | None]  # a score (or the spec that holds a fact), and the pair of languages that a cell shows
+Key = tuple[
+    Any, str | None
+]  # a score (or the spec that holds a fact), and the pair of languages that a cell shows
 Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
 
 
@@ -36,12 +39,15 @@ class PlainPlan:
     choices: dict[str, Choice] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------------------------------------------- lines
+# --- lines ---
 
 
 class ScoreLine(NamedTuple):
-    """A score behind a cell. leaf: the cell that holds its item, if the cell averages rows; score: a ScoreRef, or the
-    spec that holds a fact; candidate: of an open choice, otherwise empty."""
+    """A score behind a cell.
+
+    leaf: the cell that holds its item, if the cell averages rows; score: a ScoreRef, or the spec
+    that holds a fact; candidate: of an open choice, otherwise empty.
+    """
 
     leaf: Cell
     item: Item
@@ -67,12 +73,17 @@ def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[ScoreLine]:
                 if item.model is not None:
                     lines.append(ScoreLine(leaf, item, 0, (), item.model))
                 for place, reading in enumerate(item.readings):
-                    lines += [ScoreLine(leaf, item, place, candidate, score) for candidate, score in reading.items()]
+                    lines += [
+                        ScoreLine(leaf, item, place, candidate, score)
+                        for candidate, score in reading.items()
+                    ]
     return lines
 
 
 def scores_of(plan: Plan, cells: Iterable[Cell]) -> list[Key]:
-    """Return the scores that cells show, and those by which shown candidates are chosen, each with its pair."""
+    """Return the scores that cells show, and those by which shown candidates are chosen, each with
+    its pair.
+    """
     keys: dict[Key, None] = {}
     for line in lines_of(plan, cells):
         keys[line.score, line.leaf.pair] = None
@@ -83,7 +94,9 @@ def scores_of(plan: Plan, cells: Iterable[Cell]) -> list[Key]:
 
 
 def is_open_choice(item: Item) -> bool:
-    """Return True if all candidates were scored here, so that the choice can be repeated in each draw."""
+    """Return True if all candidates were scored here, so that the choice can be repeated in each
+    draw.
+    """
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
 
@@ -95,7 +108,7 @@ def is_plain_mean(plan: Plan, cell: Cell) -> bool:
     return not is_chosen and all(how == "mean" for how in steps)
 
 
-# ---------------------------------------------------------------------------------------------------- expressions
+# --- expressions ---
 
 
 class Sides(NamedTuple):
@@ -105,12 +118,15 @@ class Sides(NamedTuple):
     shown: np.ndarray
 
 
-def evaluate(plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()) -> np.ndarray:
-    """Return a cell in the rows of `show`, with the choices, maxima and minima that the rows of `choose` make.
+def evaluate(
+    plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
+) -> np.ndarray:
+    """Return a cell in the rows of `show`, with the choices, maxima and minima that the rows of
+    `choose` make.
 
-    If `choose` has one column, its choice holds for all columns of `show`. Otherwise each column has its own. Ties
-    choose the first candidate. keep: axes over which the cell is not reduced. They are the first dimensions of the
-    result; an axis that the cell does not have is of length 1.
+    If `choose` has one column, its choice holds for all columns of `show`. Otherwise each column
+    has its own. Ties choose the first candidate. keep: axes over which the cell is not reduced.
+    They are the first dimensions of the result; an axis that the cell does not have is of length 1.
     """
     return Evaluation(plan, choose, show, keep).of(cell).shown
 
@@ -121,7 +137,9 @@ class Evaluation:
     choose: Values
     show: Values
     keep: Sequence[str]
-    winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)  # many items share a choice
+    winners: dict[tuple[str, str, str], Any] = field(
+        default_factory=dict
+    )  # many items share a choice
 
     def of(self, cell: Cell) -> Sides:
         if cell.of:
@@ -131,7 +149,11 @@ class Evaluation:
         for how, axes in cell.reduce:
             groups: dict[tuple[tuple[str, Any], ...], list[Sides]] = {}
             for at, sides in parts:
-                rest = tuple((axis, value) for axis, value in at.items() if axis not in axes or axis in self.keep)
+                rest = tuple(
+                    (axis, value)
+                    for axis, value in at.items()
+                    if axis not in axes or axis in self.keep
+                )
                 groups.setdefault(rest, []).append(sides)
             parts = [(dict(rest), reduce_sides(how, group)) for rest, group in groups.items()]
         levels = [at for at, _ in parts]
@@ -149,9 +171,13 @@ class Evaluation:
                 readings.append(Sides(self.choose(cell, score), self.show(cell, score)))
             else:
                 best = self.winner(cell, item.choice)
-                scores = [reading[candidate] for candidate in self.plan.choices[item.choice].candidates]
+                scores = [
+                    reading[candidate] for candidate in self.plan.choices[item.choice].candidates
+                ]
                 choosing = picked([self.choose(cell, score) for score in scores], best)
-                readings.append(Sides(choosing, picked([self.show(cell, score) for score in scores], best)))
+                readings.append(
+                    Sides(choosing, picked([self.show(cell, score) for score in scores], best))
+                )
         return reduce_sides("mean", readings)
 
     def winner(self, cell: Cell, name: str) -> Any:
@@ -167,7 +193,9 @@ class Evaluation:
 
 
 def reduce_sides(how: str, parts: Sequence[Sides]) -> Sides:
-    """Return the mean of some parts, or the largest (max) or least (min) of them by what choices use."""
+    """Return the mean of some parts, or the largest (max) or least (min) of them by what choices
+    use.
+    """
     choosing, shown = [part.choosing for part in parts], [part.shown for part in parts]
     if how == "mean" or len(parts) == 1:
         return Sides(average(choosing), average(shown))
@@ -196,14 +224,18 @@ def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
     return parts[best[0]] if len(best) == 1 else np.stack(parts)[best, np.arange(len(best))]
 
 
-def by_level(levels_at: Sequence[Mapping[str, Any]], rows: Sequence[np.ndarray], axes: Sequence[str]) -> np.ndarray:
+def by_level(
+    levels_at: Sequence[Mapping[str, Any]], rows: Sequence[np.ndarray], axes: Sequence[str]
+) -> np.ndarray:
     """Return (levels of each axis ..., columns) of rows at values of the axes."""
     import numpy as np
 
     if not axes:
         (row,) = rows
         return row
-    levels = [list(dict.fromkeys(at[axis] for at in levels_at if axis in at)) or [None] for axis in axes]
+    levels = [
+        list(dict.fromkeys(at[axis] for at in levels_at if axis in at)) or [None] for axis in axes
+    ]
     array = np.full((*map(len, levels), len(rows[0])), np.nan)
     for at, row in zip(levels_at, rows, strict=True):
         place = [values.index(at.get(axis)) for axis, values in zip(axes, levels, strict=True)]

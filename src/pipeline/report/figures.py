@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 ACROSS = 3  # panels in a line
 ROW = 0.24  # inches of a bar
-NAMES = ("row", "column", "left", "right", "place")  # columns of text, also where a name is a number
+NAMES = (
+    "row",
+    "column",
+    "left",
+    "right",
+    "place",
+)  # columns of text, also where a name is a number
 Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file
 
 
@@ -36,15 +42,23 @@ def save(figure: Figure, file: str | Path) -> Path:
 
 
 def scores(report: str | Path | Lines) -> Figure:
-    """Bars of a report's cells with their 95 % intervals, a panel a column; diamonds are the published numbers.
-    report: its folder, or the lines of its cells.csv, of which `best` and `chance` are drawn, too."""
+    """Bars of a report's cells with their 95 % intervals, a panel a column; diamonds are the
+    published numbers. report: its folder, or the lines of its cells.csv, of which `best` and
+    `chance` are drawn, too.
+    """
     lines = [line for line in _read(report, "cells.csv") if line["value"] is not None]
 
     def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         value, published = line["value"], line["published"]
         axes.barh(height, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
-        axes.annotate(f"{value:.1f}", (max(value, 0, line["high"] or 0), height), (4, 0),
-                      textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        axes.annotate(
+            f"{value:.1f}",
+            (max(value, 0, line["high"] or 0), height),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
         if published is not None:
             axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
         if chance := line.get("chance"):
@@ -56,16 +70,23 @@ def scores(report: str | Path | Lines) -> Figure:
 
 
 def contrasts(report: str | Path | Lines) -> Figure:
-    """Differences of a report's comparisons with their 95 % intervals, a panel a place. Filled: significant after
-    Holm's correction over all of them; grey: less than the minimum detectable difference. report: its folder, or the
-    lines of its contrasts.csv."""
+    """Differences of a report's comparisons with their 95 % intervals, a panel a place.
+
+    Filled: significant after Holm's correction over all of them; grey: less than the minimum
+    detectable difference. report: its folder, or the lines of its contrasts.csv.
+    """
     lines = _read(report, "contrasts.csv")
     missing = [name for name in ("p_holm", "detectable") if any(name not in line for line in lines)]
     if missing:
         raise PipelineError(
-            f"contrasts.csv has no {missing[0]}, as an earlier version wrote it: run stage=report again"
+            f"contrasts.csv has no {missing[0]}, as an earlier version wrote it: run stage=report"
+            " again"
         )
-    lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
+    lines = [
+        {**line, "pair": f"{line['left']} − {line['right']}"}
+        for line in lines
+        if line["difference"] is not None
+    ]
 
     def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         axes.axvline(0, color=COLOURS["line"], lw=1)
@@ -78,13 +99,16 @@ def contrasts(report: str | Path | Lines) -> Figure:
     return _by_panel(lines, "place", "pair", draw)
 
 
-# ---------------------------------------------------------------------------------------------------- drawing
+# --- drawing ---
 
 
 def _by_panel(
-    lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None],
+    lines: Lines,
+    across: str,
+    down: str,
+    draw: Callable[[Axes, Mapping[str, Any], int], None],
     limits: tuple[float, float] | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw a panel for each value of `across`, with a row and a 95 % interval for each line.
 
     Args: limits: of the axis that all panels share, or None if each has its own.
@@ -96,14 +120,18 @@ def _by_panel(
     panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
     wide, high = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # the number of panels
     with styled():
-        figure = Figure(figsize=(1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high), layout="constrained")
+        figure = Figure(
+            figsize=(1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high), layout="constrained"
+        )
         for number, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(high, wide, number)
             for line in (line for line in lines if line[across] == panel):
                 height = rows.index(line[down])
                 draw(axes, line, height)
                 if line["low"] is not None:
-                    axes.plot([line["low"], line["high"]], [height, height], color=COLOURS["ink"], lw=1.2)
+                    axes.plot(
+                        [line["low"], line["high"]], [height, height], color=COLOURS["ink"], lw=1.2
+                    )
             axes.set_title(panel)
             axes.set_xlim(*limits or (None, None))
             axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
@@ -123,6 +151,10 @@ def _read(folder: str | Path | Lines, name: str) -> Lines:
 
     file = Path(folder) / name
     if not file.is_file():
-        raise PipelineError(f"{file} does not exist: give the folder of a report, such as runs/reports/sandbox")
-    frame = pd.read_csv(file, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(NAMES, str))
+        raise PipelineError(
+            f"{file} does not exist: give the folder of a report, such as runs/reports/sandbox"
+        )
+    frame = pd.read_csv(
+        file, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(NAMES, str)
+    )
     return frame.astype(object).where(frame.notna(), None).to_dict("records")

@@ -1,4 +1,6 @@
-"""The long table of a report: the answers to each score, aligned by question, and comparisons of cells over them."""
+"""The long table of a report: the answers to each score, aligned by question, and comparisons of
+cells over them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class NoScore(PipelineError):
 class Frame:
     """The answers under some cells: a row for each line's score, a column for each question.
 
-    rows: the row of each score; answers: shares of 1, or numbers without bounds such as bits (`bounded` is False).
+    rows: the row of each score; answers: shares of 1, or numbers without bounds such as bits
+        (`bounded` is False).
     """
 
     plan: Plan
@@ -69,17 +72,27 @@ class Frame:
         return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(
-        self, differences: np.ndarray, reach: float, estimate: float | None = None, draws: np.ndarray | None = None
+        self,
+        differences: np.ndarray,
+        reach: float,
+        estimate: float | None = None,
+        draws: np.ndarray | None = None,
     ) -> Contrast:
-        """Return the contrast of differences by question (levels ..., N), none of which is above `reach`."""
+        """Return the contrast of differences by question (levels ..., N), none of which is above
+        `reach`.
+        """
         try:
             return contrast(differences, estimate, draws, reach=reach if self.bounded else math.inf)
         except ValueError:
-            raise NoScore("one question, or the same difference on all, shows no variance") from None
+            raise NoScore(
+                "one question, or the same difference on all, shows no variance"
+            ) from None
 
-    # ------------------------------------------------------------------------------------------ the same for all
+    # --- the same for all ---
 
-    def cell(self, cell: Cell, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()) -> np.ndarray:
+    def cell(
+        self, cell: Cell, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
+    ) -> np.ndarray:
         """Return a cell in the rows of `show`, with the choices that `choose` makes."""
 
         def row_in(table: np.ndarray, leaf: Cell, score: Any) -> np.ndarray:
@@ -88,13 +101,15 @@ class Frame:
 
         return evaluate(self.plan, cell, partial(row_in, choose), partial(row_in, show), keep)
 
-    def split_half(self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> tuple[float, np.ndarray]:
+    def split_half(
+        self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> tuple[float, np.ndarray]:
         """Return the value, on one half of the questions, of what is chosen on the other half.
 
         As observed, and (draws,) over draws of questions. Both are means of the two directions.
 
-        statistic: (rows that choices use, rows that are shown) -> values, one per column. Raises NoScore for a single
-        question, which has no halves.
+        statistic: (rows that choices use, rows that are shown) -> values, one per column. Raises
+        NoScore for a single question, which has no halves.
         """
         if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
@@ -105,8 +120,9 @@ class Frame:
     def estimate(self, cell: Cell) -> tuple[float, float, float]:
         """Return a cell and its 95 % interval over draws of questions.
 
-        What is chosen (the best configuration, a maximum) is scored on the half of the questions that it was not chosen
-        on, and chosen again in each draw. Seeds and experts are treated as fixed.
+        What is chosen (the best configuration, a maximum) is scored on the half of the questions
+        that it was not chosen on, and chosen again in each draw. Seeds and experts are treated as
+        fixed.
         """
         import numpy as np
 
@@ -124,21 +140,27 @@ Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its referenc
 class CorpusFrame(Frame):
     """A frame of corpus metrics, which are not means over questions.
 
-    The columns of `answers` are the observed value and then one value per draw of sentences. texts: the sentences of
-    each row.
+    The columns of `answers` are the observed value and then one value per draw of sentences. texts:
+    the sentences of each row.
     """
 
     metric: str = ""
     texts: Sequence[Sentences] = ()
 
     @classmethod
-    def of(cls, plan: Plan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]) -> CorpusFrame:
+    def of(
+        cls, plan: Plan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]
+    ) -> CorpusFrame:
         import numpy as np
 
         rows = {key: row for row, key in enumerate(texts)}
         answers = []
         for pairs in texts.values():
-            answers.append(np.mean([drawn_scores(metric, pair, sentences) for pair, sentences in pairs], axis=0))
+            answers.append(
+                np.mean(
+                    [drawn_scores(metric, pair, sentences) for pair, sentences in pairs], axis=0
+                )
+            )
         return cls(plan, cells, rows, np.array(answers), metric=metric, texts=list(texts.values()))
 
     @property
@@ -155,7 +177,9 @@ class CorpusFrame(Frame):
 
         rows = []
         for pairs in self.texts:
-            of_pairs = [corpus_scores(*counts_of(self.metric, pair, texts), copies) for pair, texts in pairs]
+            of_pairs = [
+                corpus_scores(*counts_of(self.metric, pair, texts), copies) for pair, texts in pairs
+            ]
             rows.append(np.mean(of_pairs, axis=0))
         return np.array(rows)
 
@@ -176,14 +200,23 @@ class CorpusFrame(Frame):
         return float(row[0]), float(row[1:].var(ddof=1))
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
-        """Return a normal interval. The standard error is at least that of one sentence, as in contrasts."""
+        """Return a normal interval.
+
+        The standard error is at least that of one sentence, as in contrasts.
+        """
         low, high = NormalTest(value, max(math.sqrt(variance), 1 / self.size)).interval()
         return max(0.0, low), high
 
     def contrast(
-        self, differences: np.ndarray, reach: float, estimate: float | None = None, draws: np.ndarray | None = None
+        self,
+        differences: np.ndarray,
+        reach: float,
+        estimate: float | None = None,
+        draws: np.ndarray | None = None,
     ) -> Contrast:
-        return corpus_contrast(differences[..., 0], differences[..., 1:], self.size, estimate, draws)
+        return corpus_contrast(
+            differences[..., 0], differences[..., 1:], self.size, estimate, draws
+        )
 
 
 def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
@@ -195,13 +228,17 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
 
 
 def answers_frame(
-    plan: Plan, cells: Sequence[Cell], answers: Mapping[Key, Mapping[Any, float]], bounded: bool = True,
+    plan: Plan,
+    cells: Sequence[Cell],
+    answers: Mapping[Key, Mapping[Any, float]],
+    bounded: bool = True,
     groups: Mapping[Any, Any] | None = None,
-) -> Frame:  # fmt: skip
-    """Return the frame of answers by question, on the questions that all scores of a language share.
+) -> Frame:
+    """Return the frame of answers by question, on the questions that all scores of a language
+    share.
 
-    groups: question -> what it is about. The questions about one passage are not independent: their sum counts as one
-    question, scaled so that the mean stays.
+    groups: question -> what it is about. The questions about one passage are not independent: their
+    sum counts as one question, scaled so that the mean stays.
     """
     import numpy as np
 
@@ -224,27 +261,36 @@ def answers_frame(
 
 
 def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
-    """Return answers to some questions as answers to all of `ids`, with the same mean and variance of the mean.
+    """Return answers to some questions as answers to all of `ids`, with the same mean and variance
+    of the mean.
 
-    A question that a language lacks counts as its mean. The other answers differ from the mean by so much more.
+    A question that a language lacks counts as its mean. The other answers differ from the mean by
+    so much more.
     """
     import numpy as np
 
-    values, index_of = np.array(answers, dtype=float), {question: index for index, question in enumerate(ids)}
+    values, index_of = (
+        np.array(answers, dtype=float),
+        {question: index for index, question in enumerate(ids)},
+    )
     if len(answered) == len(ids):
         return values
     row = np.full(len(ids), values.mean())
-    row[[index_of[question] for question in answered]] += len(ids) / len(answered) * (values - values.mean())
+    row[[index_of[question] for question in answered]] += (
+        len(ids) / len(answered) * (values - values.mean())
+    )
     return row
 
 
-# ---------------------------------------------------------------------------------------------------- comparisons
+# --- comparisons ---
 
 
 @dataclass
 class Comparison:
-    """Left minus `factor` times right, each a weighted sum of cells, over the same questions. axes: those that are a
-    sample."""
+    """Left minus `factor` times right, each a weighted sum of cells, over the same questions.
+
+    axes: those that are a sample.
+    """
 
     frame: Frame
     left: Weights
@@ -255,16 +301,25 @@ class Comparison:
     @property
     def reach(self) -> float:
         """The largest possible difference; 2 for a gain, the difference of two differences."""
-        weights = [weight for weight, _ in self.left] + [-self.factor * weight for weight, _ in self.right]
+        weights = [weight for weight, _ in self.left] + [
+            -self.factor * weight for weight, _ in self.right
+        ]
         gained = math.fsum(weight for weight in weights if weight > 0)
         lost = math.fsum(-weight for weight in weights if weight < 0)
         return round(max(gained, lost), 12)
 
-    def side(self, weights: Weights, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()) -> Any:
+    def side(
+        self, weights: Weights, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
+    ) -> Any:
         return sum(weight * self.frame.cell(cell, choose, show, keep) for weight, cell in weights)
 
-    def difference(self, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()) -> np.ndarray:
-        left, right = self.side(self.left, choose, show, keep), self.side(self.right, choose, show, keep)
+    def difference(
+        self, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
+    ) -> np.ndarray:
+        left, right = (
+            self.side(self.left, choose, show, keep),
+            self.side(self.right, choose, show, keep),
+        )
         difference: np.ndarray = left - self.factor * right
         return difference
 
@@ -272,16 +327,23 @@ class Comparison:
     def values(self) -> tuple[float, float]:
         """(left, right) as observed."""
         means = self.frame.means
-        return float(self.side(self.left, means, means)[0]), float(self.side(self.right, means, means)[0])
+        return float(self.side(self.left, means, means)[0]), float(
+            self.side(self.right, means, means)[0]
+        )
 
     def differences(self) -> np.ndarray:
-        """Return left minus right by question, (levels of each sampled axis ..., N), without axes of one value."""
+        """Return left minus right by question, (levels of each sampled axis ..., N), without axes
+        of one value.
+        """
         difference = self.difference(self.frame.means, self.frame.answers, self.axes)
         levels = [size for size in difference.shape[:-1] if size > 1]
         return difference.reshape([*levels, difference.shape[-1]])
 
     def contrast(self) -> Contrast:
-        """Return the contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
+        """Return the contrast of left minus right.
+
+        What is chosen is scored on the half that it was not chosen on.
+        """
         estimate, draws = None, None
         if not all(is_plain_mean(self.frame.plan, cell) for cell in self.frame.cells):
             estimate, draws = self.frame.split_half(self.difference)
@@ -289,7 +351,9 @@ class Comparison:
 
 
 def varied_axes(plan: Plan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:
-    """Return those of some axes of which a cell has several values: `Comparison.differences` keeps them."""
+    """Return those of some axes of which a cell has several values: `Comparison.differences` keeps
+    them.
+    """
     varied = []
     for axis in axes:
         levels: dict[int, set[Any]] = {}

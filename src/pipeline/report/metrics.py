@@ -33,7 +33,8 @@ def metrics_of(task: str) -> list[str]:
 
 
 def stored_metric(plan: Plan, cells: Sequence[Cell]) -> str | None:
-    """Return the one metric that all cells show, if it is stored for each answer or each set of translations.
+    """Return the one metric that all cells show, if it is stored for each answer or each set of
+    translations.
 
     None for different metrics, for facts and figures, and for spBLEU.
     """

@@ -1,5 +1,7 @@
-"""The report as one page: index.html, from the results of a table, rendered by templates. It works offline
-and, but for the table of answers, without JavaScript."""
+"""The report as one page: index.html, from the results of a table, rendered by templates.
+
+It works offline and, but for the table of answers, without JavaScript.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,17 @@ from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
-KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
-PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
+KINDS = {
+    "sft": "training",
+    "cpt": "training",
+    "eval": "evaluation",
+    "select": "selection",
+    "analyze": "analysis",
+}
+PAPER = (
+    "Paper: the published number, and the difference of the measured one from it; both use the same"
+    " questions."
+)
 INTERVAL = "Below a number: its 95 % confidence interval over questions."
 STALE = "⟲ stale: its files, or those of a parent, have changed since it was computed."
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
@@ -48,11 +59,15 @@ class CellLine(NamedTuple):
     link: str = ""
 
 
-def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, str]:
+def page(
+    results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
+) -> tuple[str, str]:
     """Return (index.html of a report, its figure of scores as SVG; "" if there is none)."""
     charts = draw_charts(results)
     shown = browsed(results.cells)
-    answered = any(place in results.answers and results.answers[place].n for place in shown.values())
+    answered = any(
+        place in results.answers and results.answers[place].n for place in shown.values()
+    )
     html = render(
         "page.html.j2",
         results=results,
@@ -66,8 +81,13 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
         group_reasons=group_reasons,
         choices=choice_lines(results),
         stale=by_message((run.stale, run.name) for run in results.runs if run.stale),
-        stopped=[stopped_runs("failed", results.failed), stopped_runs("not started", results.missing)],
-        warnings=by_message((warning, run.name) for run in results.runs for warning in run.warnings),
+        stopped=[
+            stopped_runs("failed", results.failed),
+            stopped_runs("not started", results.missing),
+        ],
+        warnings=by_message(
+            (warning, run.name) for run in results.runs for warning in run.warnings
+        ),
         verdicts=VERDICTS,
         charts=charts,
         detectable=measured_detectable(results.contrasts, results.seeds),
@@ -96,7 +116,9 @@ def page_legend(results: Results) -> list[str]:
     return notes
 
 
-def stopped_runs(title: str, reasons: Mapping[str, str]) -> tuple[str, int, list[tuple[str, list[str]]]]:
+def stopped_runs(
+    title: str, reasons: Mapping[str, str]
+) -> tuple[str, int, list[tuple[str, list[str]]]]:
     """Return a title, the number of runs, and the runs of each reason."""
     return title, len(reasons), by_message((reason, run) for run, reason in reasons.items())
 
@@ -111,22 +133,28 @@ def data_tables() -> dict[str, str]:
     import itables.options
 
     bundle = Path(itables.options.dt_bundle)
-    return {"js": bundle.read_text(encoding="utf-8"), "css": bundle.with_suffix(".css").read_text(encoding="utf-8")}
+    return {
+        "js": bundle.read_text(encoding="utf-8"),
+        "css": bundle.with_suffix(".css").read_text(encoding="utf-8"),
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# --- tables ---
 
 
 def lines_of(cell: CellResult) -> list[CellLine]:
     """Return what a click on a cell shows.
 
-    These are why it has no number, the scores behind it, and its runs that have none, such as unfinished ones and
-    trainings.
+    These are why it has no number, the scores behind it, and its runs that have none, such as
+    unfinished ones and trainings.
     """
     lines = [CellLine(cell.missing)] if cell.missing else []
     by_language: dict[str, list[CellLine]] = {}
     for _, score, row in score_rows_of([cell]):
-        axes = [row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)]
+        axes = [
+            row.where,
+            *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where),
+        ]
         value = None if row.value is None else percent_factor(row.metric) * row.value
         line = CellLine(", ".join(axes), score.run, cell.decimal(value) or score.run)
         by_language.setdefault(row.where, []).append(line)
@@ -154,12 +182,13 @@ def cells_by_run(results: Results) -> dict[str, str]:
     return used
 
 
-# ---------------------------------------------------------------------------------------------------- figures
+# --- figures ---
 
 
 @dataclass(frozen=True)
 class Charts:
-    """The page's charts of scores as SVG, or "": of all columns, and of one column for the first screen.
+    """The page's charts of scores as SVG, or "": of all columns, and of one column for the first
+    screen.
 
     lines: those of cells.csv that are drawn.
     """
@@ -175,15 +204,25 @@ def draw_charts(results: Results) -> Charts:
     columns = [line["column"] for line in lines]
     if not lines or len(results.rows) > MOST_BARS or len(set(columns)) > MOST_PANELS:
         return Charts(lines)
-    column = next((name for name in [*results.primary[2:], *columns] if name in results.columns), "")
+    column = next(
+        (name for name in [*results.primary[2:], *columns] if name in results.columns), ""
+    )
     of_column = [line for line in lines if line["column"] == column]
-    everything = draw_svg(lambda: figures.scores(lines), "scores", "Scores by row: the numbers are in the table above")
-    first = draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}") if of_column else ""
+    everything = draw_svg(
+        lambda: figures.scores(lines), "scores", "Scores by row: the numbers are in the table above"
+    )
+    first = (
+        draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}")
+        if of_column
+        else ""
+    )
     return Charts(lines, everything, first)
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the lines of cells.csv that are scores, with the score of guessing and the best ones."""
+    """Return the lines of cells.csv that are scores, with the score of guessing and the best
+    ones.
+    """
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
@@ -193,17 +232,27 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
 
 
 def maps_of(results: Results) -> list[tuple[str, str]]:
-    """(SVG, caption) of the analyses that are figures of the table, without those that cells show numbers of."""
+    """(SVG, caption) of the analyses that are figures of the table, without those that cells show
+    numbers of.
+    """
     shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
-    analyses = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in shown_runs]
+    analyses = [
+        run
+        for run in results.runs
+        if run.stage == "analyze" and run.finished and run.name not in shown_runs
+    ]
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
 
 
 def write_figures(results: Results, folder: Path) -> list[str]:
-    """Write each figure that there are numbers for, as NAME.svg and NAME.pdf; gives the reasons why others were not
-    drawn."""
+    """Write each figure that there are numbers for, as NAME.svg and NAME.pdf; gives the reasons why
+    others were not drawn.
+    """
     missing = []
-    drawn = ("scores", figures.scores, cell_lines(results)), ("contrasts", figures.contrasts, results.contrasts)
+    drawn = (
+        ("scores", figures.scores, cell_lines(results)),
+        ("contrasts", figures.contrasts, results.contrasts),
+    )
     for name, draw, lines in drawn:
         try:
             figure = draw(lines)
@@ -215,7 +264,7 @@ def write_figures(results: Results, folder: Path) -> list[str]:
     return missing
 
 
-# ---------------------------------------------------------------------------------------------------- answers
+# --- answers ---
 
 
 def answer_data(
@@ -223,9 +272,10 @@ def answer_data(
 ) -> dict[str, Any]:
     """Return the first questions of each evaluation that is `browsed`, as JSON.
 
-    {"strings": [...], "models": {row: [[column, language, question, prompt, expected, right or wrong, extracted,
-    response, scores]]}}. Items are indices into `strings`, as rows share their questions, and often their answers. All
-    evaluations show the same number of questions: as many as `most_bytes` allow, but at least one.
+    {"strings": [...], "models": {row: [[column, language, question, prompt, expected, right or
+    wrong, extracted, response, scores]]}}. Items are indices into `strings`, as rows share their
+    questions, and often their answers. All evaluations show the same number of questions: as many
+    as `most_bytes` allow, but at least one.
     """
     from jinja2.utils import htmlsafe_json_dumps
 
@@ -239,8 +289,13 @@ def answer_data(
         number = max(1, min(number - 1, int(number * most_bytes / size)))
 
 
-def first_answers(items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]], number: int) -> dict[str, Any]:
-    """Return `answer_data` of the first questions, by question. items: (row, column, language) -> `page_item`s."""
+def first_answers(
+    items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]], number: int
+) -> dict[str, Any]:
+    """Return `answer_data` of the first questions, by question.
+
+    items: (row, column, language) -> `page_item`s.
+    """
     strings: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {}
     for question in range(number):
@@ -248,6 +303,18 @@ def first_answers(items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]],
             if question < len(first):
                 doc, correct, prompt, target, response, extracted, scores = first[question]
                 right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
-                texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
-                models.setdefault(row, []).append([strings.setdefault(text, len(strings)) for text in texts])
+                texts = [
+                    column,
+                    language,
+                    str(doc),
+                    prompt,
+                    target,
+                    right,
+                    extracted,
+                    response,
+                    scores,
+                ]
+                models.setdefault(row, []).append(
+                    [strings.setdefault(text, len(strings)) for text in texts]
+                )
     return {"strings": list(strings), "models": models}

@@ -1,4 +1,6 @@
-"""The state stored in a report's folder: the settings of its table, the failed runs, and the finished cells."""
+"""The state stored in a report's folder: the settings of its table, the failed runs, and the
+finished cells.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Asking = TypeVar("Asking", bound=TableStage)
 
 @dataclass
 class Reported:
-    """table, data_root, every: as in the last stage=table; failed: run -> reason; finished: cells that are shown."""
+    """table, data_root, every: as in the last stage=table; failed: run -> reason; finished: cells
+    that are shown.
+    """
 
     table: str = ""
     data_root: str | None = None
@@ -67,22 +71,28 @@ class Reported:
             return
         if earlier != find_table(table)[0]:
             raise PipelineError(
-                f"{folder} holds the report of table={self.table}, which table={table} would replace. Give one of them "
-                "another name (name: NAME), or delete the folder."
+                f"{folder} holds the report of table={self.table}, which table={table} would"
+                " replace. Give one of them another name (name: NAME), or delete the folder."
             )
 
-    def refuse_fewer(self, folder: Path, finished: int, fewer: bool, reasons: Sequence[str] = ()) -> None:
-        """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`. reasons: why
-        cells are missing."""
+    def refuse_fewer(
+        self, folder: Path, finished: int, fewer: bool, reasons: Sequence[str] = ()
+    ) -> None:
+        """Raise PipelineError if fewer cells are finished than the existing page shows, unless
+        `fewer`. reasons: why cells are missing.
+        """
         if (folder / "index.html").is_file() and finished < self.finished and not fewer:
             raise PipelineError(
-                f"{folder / 'index.html'} shows {self.finished} finished cells and this one would show "
-                f"{finished}{f' ({reasons[0]})' if reasons else ''}: give report.fewer=true to replace it"
+                f"{folder / 'index.html'} shows {self.finished} finished cells and this one would"
+                f" show {finished}{f' ({reasons[0]})' if reasons else ''}: give report.fewer=true"
+                " to replace it"
             )
 
     def write_state(self, folder: Path, **changed: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n")
+        write_atomically(
+            folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n"
+        )
 
 
 def overrides_of(config: TableStage) -> list[str]:

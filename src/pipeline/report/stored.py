@@ -1,4 +1,5 @@
-"""What the runs behind a table stored: scores, answers and facts, from which its cells and comparisons are computed.
+"""What the runs behind a table stored: scores, answers and facts, from which its cells and
+comparisons are computed.
 
 Nothing is scored here, and no cell is skipped: one that cannot be filled has a reason.
 """
@@ -21,7 +22,14 @@ from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
 from pipeline.report.expression import Key, Plan, evaluate, lines_of, scores_of
-from pipeline.report.frame import CorpusFrame, Frame, NoScore, Sentences, answers_frame, shared_questions
+from pipeline.report.frame import (
+    CorpusFrame,
+    Frame,
+    NoScore,
+    Sentences,
+    answers_frame,
+    shared_questions,
+)
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
@@ -34,14 +42,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPM_MODEL = (
-    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
+    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to"
+    " ~/.sacrebleu/models/flores200sacrebleuspm"
 )
 VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
 Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
 def page_text(text: str, runs_dir: str | Path) -> str:
-    """Return a message as the page shows it: without credentials, and with runs named relative to runs_dir."""
+    """Return a message as the page shows it: without credentials, and with runs named relative to
+    runs_dir.
+    """
     beginning = rf"(?<![\w./-]){re.escape(str(runs_dir))}/"
     return re.sub(beginning, "", str(without_credentials(text)))
 
@@ -65,7 +76,8 @@ def first_failure(name: str, failed: Mapping[str, str]) -> str:
 class StoredAnswers:
     """The scores, answers and facts under a table.
 
-    failed: name of a run -> why it failed; damaged: name of a run -> what of it was changed after it was written;
+    failed: name of a run -> why it failed; damaged: name of a run -> what of it was changed after
+        it was written;
     answers: by `read_answers`.
     """
 
@@ -74,12 +86,13 @@ class StoredAnswers:
     damaged: Mapping[str, str] = field(default_factory=dict)
     answers: dict[Place, Answers] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------------ numbers
+    # --- numbers ---
 
     def value(self, cell: Cell, keep: Sequence[str] = ()) -> np.ndarray:
         """Return the number of a cell, or (levels ...) numbers at each value of the axes `keep`.
 
-        Percent; BLEU, chrF++, bits and facts on their own scale. Raises NoScore if one of its scores is missing.
+        Percent; BLEU, chrF++, bits and facts on their own scale. Raises NoScore if one of its
+        scores is missing.
         """
         import numpy as np
 
@@ -111,9 +124,13 @@ class StoredAnswers:
         return statistics.fmean(values) * percent_factor(rows[0].metric)
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
-        """Return the stored scores that a cell shows of a score; none of one that is not finished."""
+        """Return the stored scores that a cell shows of a score; none of one that is not
+        finished.
+        """
         run = self.table.evaluation_of(score)
-        return score_rows(run, cell.metric, cell.pair) if run and run.name not in self.damaged else []
+        return (
+            score_rows(run, cell.metric, cell.pair) if run and run.name not in self.damaged else []
+        )
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         """Return a number that a training, or the evaluation of a merge in memory, recorded.
@@ -144,19 +161,27 @@ class StoredAnswers:
         if run is None:
             waits = "its run cannot be planned, or is still to be chosen"
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
-                waits = f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
+                waits = (
+                    f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
+                )
             raise NoScore(self.table.problems.get(key, waits))
         if not (run.folder / MANIFEST).is_file():
             name = first_failure(run.name, self.failed)
-            raise NoScore(f"{name} {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}")
+            raise NoScore(
+                f"{name}"
+                f" {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}"
+            )
         if run.name in self.damaged:
             raise NoScore(self.damaged[run.name])
         return run
 
-    # ------------------------------------------------------------------------------------------ answers
+    # --- answers ---
 
     def frame(self, plan: Plan, cells: Sequence[Cell], metric: str) -> Frame:
-        """Return the frame of the answers under some cells. Raises NoScore if one of their scores has none."""
+        """Return the frame of the answers under some cells.
+
+        Raises NoScore if one of their scores has none.
+        """
         keys = scores_of(plan, cells)
         if metric in CORPUS_METRICS:
             return CorpusFrame.of(plan, cells, metric, self.aligned_texts(keys))
@@ -164,7 +189,9 @@ class StoredAnswers:
         benchmark = find_benchmark(task_of(keys[0][0]))
         bounded = not is_measure(metric)
         groups: dict[Any, Any] = {}
-        if benchmark is not None and benchmark.of_harness:  # what its metric gives, only the answers tell
+        if (
+            benchmark is not None and benchmark.of_harness
+        ):  # what its metric gives, only the answers tell
             numbers = [value for of_score in answers.values() for value in of_score.values()]
             bounded = percent_factor(metric) == 100 and all(0 <= value <= 1 for value in numbers)
         if benchmark is not None and benchmark.passage is not None:
@@ -173,12 +200,16 @@ class StoredAnswers:
         return answers_frame(plan, cells, answers, bounded, groups)
 
     def aligned_texts(self, keys: Sequence[Key]) -> dict[Key, Sentences]:
-        """Return each score's sentences in each of its pairs, aligned by question across all of them."""
+        """Return each score's sentences in each of its pairs, aligned by question across all of
+        them.
+        """
         translations = {key: self.read_translations(*key) for key in keys}
         ids = shared_questions(texts for pairs in translations.values() for texts in pairs.values())
         aligned: dict[Key, Sentences] = {}
         for key, pairs in translations.items():
-            aligned[key] = [(pair, tuple(texts[question] for question in ids)) for pair, texts in pairs.items()]
+            aligned[key] = [
+                (pair, tuple(texts[question] for question in ids)) for pair, texts in pairs.items()
+            ]
         return aligned
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
@@ -202,7 +233,9 @@ class StoredAnswers:
             raise of_all
         scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
-        if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, [*stored.values()]):
+        if of_harness and not is_mean_of(
+            self.number(score, metric, pair) / 100, [*stored.values()]
+        ):
             raise of_all  # a task's own function of them, as a perplexity is
         if not all(map(math.isfinite, stored.values())):
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
@@ -213,7 +246,11 @@ class StoredAnswers:
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
         languages = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
-        answers = {where: self.answers[key] for where in languages if (key := (run.name, task, where)) in self.answers}
+        answers = {
+            where: self.answers[key]
+            for where in languages
+            if (key := (run.name, task, where)) in self.answers
+        }
         if not answers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
         return answers
@@ -224,7 +261,9 @@ class StoredAnswers:
         return answers.groups
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
-        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
+        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were
+        scored.
+        """
         return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
 
 
@@ -241,7 +280,8 @@ def validation_loss(run: Run, fact: str) -> float | None:
 
 
 def percent_rows_changed(run: Run, fact: str) -> float | None:
-    """Return the percent of rows whose change is above the threshold of an analysis, as the published maps show it.
+    """Return the percent of rows whose change is above the threshold of an analysis, as the
+    published maps show it.
 
     This is the mean over the two-dimensional parameters of some columns and layers, such as
     rows_changed.attention.0-1,30-31. None unless the analysis has all of these layers.

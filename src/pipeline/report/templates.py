@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "†": r"$^\dagger$",
-       "‡": r"$^\ddagger$"}  # fmt: skip
+TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
+}
 
 
 def latex_text(text: str) -> str:
@@ -34,14 +39,23 @@ def environment() -> Environment:
     templates = Environment(
         loader=PackageLoader("pipeline.report", "."),
         autoescape=lambda name: name is None or name.endswith(".html.j2"),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
-    )  # fmt: skip
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
     templates.policies["json.dumps_kwargs"] = JSON_STYLE
     templates.filters |= {
-        "points": format_points, "signed": lambda value: format_points(value, "+").replace("-", "−"),
-        "p_text": p_text, "duration": format_duration, "line": one_line, "markdown_line": markdown_line,
-        "markdown": markdown_text, "csp_hash": csp_hash, "latex": latex_text,
-    }  # fmt: skip
+        "points": format_points,
+        "signed": lambda value: format_points(value, "+").replace("-", "−"),
+        "p_text": p_text,
+        "duration": format_duration,
+        "line": one_line,
+        "markdown_line": markdown_line,
+        "markdown": markdown_text,
+        "csp_hash": csp_hash,
+        "latex": latex_text,
+    }
     templates.tests["significant"] = is_significant
     return templates
 

@@ -38,28 +38,40 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
-    """Return (name, comparison) of each candidate a side, over the mean of all places or at each one.
+def comparisons(
+    placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False
+) -> list[tuple[str, Comparison]]:
+    """Return (name, comparison) of each candidate a side, over the mean of all places or at each
+    one.
 
-    Every one has to be on the claim's side, so that nothing is chosen. A gain has its places on the left, those of
-    `than` on the right.
+    Every one has to be on the claim's side, so that nothing is chosen. A gain has its places on the
+    left, those of `than` on the right.
     """
     claim, than = placed.claim, placed.than
     places = range(len(placed.places))
     groups: list[Sequence[int]] = [[place] for place in places] if by_place else [places]
     named = []
-    for left, right, group in itertools.product(range(len(placed.left)), range(len(placed.right)), groups):
+    for left, right, group in itertools.product(
+        range(len(placed.left)), range(len(placed.right)), groups
+    ):
         sides = [placed.left[left], placed.right[right]]
         weights = [mean_weights([cells[place] for place in group]) for cells in sides]
         if than:
-            weights = [[*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)] for part in (placed, than)]
+            weights = [
+                [*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)]
+                for part in (placed, than)
+            ]
         candidates = [claim.left[left]] if len(claim.left) > 1 else []
         candidates += [claim.right[right]] if len(claim.right) > 1 else []
         words = [placed.places[group[0]]] if by_place else []
         words += [" against ".join(candidates)] if candidates else []
-        frame = answers.frame(placed.plan, [cell for side in weights for _, cell in side], claim.metric)
+        frame = answers.frame(
+            placed.plan, [cell for side in weights for _, cell in side], claim.metric
+        )
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
-        named.append((" ".join(words), Comparison(frame, weights[0], weights[1], placed.axes, factor)))
+        named.append(
+            (" ".join(words), Comparison(frame, weights[0], weights[1], placed.axes, factor))
+        )
     return named
 
 
@@ -67,7 +79,7 @@ def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell
     return [(sign / len(cells), cell) for cell in cells]
 
 
-# ---------------------------------------------------------------------------------------------------- judging
+# --- judging ---
 
 
 def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
@@ -110,14 +122,22 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     units = units_of(placed, answers, by_place=claim.units == "each")
     if claim.units == "each":
         return judge_every(claim, units)
-    verdict = judge_every(claim, units) if len(units) > 1 else judge_difference(claim, *units[0][1:])
+    verdict = (
+        judge_every(claim, units) if len(units) > 1 else judge_difference(claim, *units[0][1:])
+    )
     if claim.units == "count":
-        return judge_wins(claim, units_of(placed, answers, True, bool(placed.axes)), verdict, bool(placed.axes))
+        return judge_wins(
+            claim, units_of(placed, answers, True, bool(placed.axes)), verdict, bool(placed.axes)
+        )
     return verdict
 
 
-def units_of(placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False) -> list[Unit]:
-    """Return each candidate a side, over the mean of all places or at each one; of experts each pair."""
+def units_of(
+    placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False
+) -> list[Unit]:
+    """Return each candidate a side, over the mean of all places or at each one; of experts each
+    pair.
+    """
     import numpy as np
 
     units: list[Unit] = []
@@ -130,15 +150,26 @@ def units_of(placed: PlacedClaim, answers: StoredAnswers, by_place: bool, expert
         for pair in np.ndindex(pairs.shape[:-1]):
             words = [name] if name else []
             words += [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
-            units.append(Unit(" ".join(words), frame.contrast(pairs[pair], comparison.reach), *comparison.values))
+            units.append(
+                Unit(
+                    " ".join(words),
+                    frame.contrast(pairs[pair], comparison.reach),
+                    *comparison.values,
+                )
+            )
     return units
 
 
 def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on facts that runs recorded, over the trainings of the named axes; a fact's own unit counts as points."""
+    """Verdict on facts that runs recorded, over the trainings of the named axes; a fact's own unit
+    counts as points.
+    """
     import numpy as np
 
-    left, right = (np.mean(facts_of(placed, answers, cells), axis=0) for (cells,) in (placed.left, placed.right))
+    left, right = (
+        np.mean(facts_of(placed, answers, cells), axis=0)
+        for (cells,) in (placed.left, placed.right)
+    )
     claim = placed.claim
     array = left - (1 + claim.threshold / 100 if claim.relative else 1) * right
     text = f"{array.size} of {' x '.join(placed.axes) or 'one training a side'}: "
@@ -146,18 +177,26 @@ def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdic
     if min(array.shape, default=1) < 3 or not np.ptp(array):
         text = f"fewer than three trainings, or all alike, show no variance; {text}"
         return Verdict(claim, NOT_TESTABLE, detail=text)
-    return judge_difference(claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), text)
+    return judge_difference(
+        claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), text
+    )
 
 
 def judge_similarity(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on two kinds of trainings along the named axes: a training's profile is its facts at all places."""
+    """Verdict on two kinds of trainings along the named axes: a training's profile is its facts at
+    all places.
+    """
     import numpy as np
 
     sides = [np.array(facts_of(placed, answers, cells)) for (cells,) in (placed.left, placed.right)]
-    return judge_alike(placed.claim, ranks.profile_likeness(*(side.reshape(len(side), -1).T for side in sides)))
+    return judge_alike(
+        placed.claim, ranks.profile_likeness(*(side.reshape(len(side), -1).T for side in sides))
+    )
 
 
-def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[np.ndarray]:
+def facts_of(
+    placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]
+) -> list[np.ndarray]:
     """Return the fact at each place, as shares: arrays (levels of each axis ...)."""
     import numpy as np
 
@@ -167,12 +206,16 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
     """Return the number of each place, as shares.
 
-    A cell that shows the best of several counts with their mean: the best of three equal trainings has an advantage
-    over one, also on questions that did not choose it.
+    A cell that shows the best of several counts with their mean: the best of three equal trainings
+    has an advantage over one, also on questions that did not choose it.
     """
     values = []
     for cell in cells:
-        metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
+        metric = (
+            stored_metric(placed.plan, [cell])
+            if placed.claim.test == "spearman"
+            else placed.claim.metric
+        )
         frame = answers.frame(placed.plan, [cell], metric or "")
         rows = [frame.rows[line.score, line.leaf.pair] for line in lines_of(placed.plan, [cell])]
         values.append(fmean(frame.means[rows, 0].tolist()))
@@ -203,7 +246,9 @@ def ranked_pairs(placed: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
 
     values = {
         name: np.array(place_values(placed, answers, cells))
-        for name, cells in zip(placed.claim.left + placed.claim.right, [*placed.left, *placed.right], strict=True)
+        for name, cells in zip(
+            placed.claim.left + placed.claim.right, [*placed.left, *placed.right], strict=True
+        )
     }
     clusters: Sequence[Any] = place_clusters(placed) or range(len(placed.places))
     ranked = []
@@ -211,7 +256,11 @@ def ranked_pairs(placed: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
         for right in placed.claim.right:
             differences = values[left] - values[right]
             p = ranks.wilcoxon(differences, clusters)
-            ranked.append(Ranked(left, right, float(differences.mean()), p, len(differences), len(set(clusters))))
+            ranked.append(
+                Ranked(
+                    left, right, float(differences.mean()), p, len(differences), len(set(clusters))
+                )
+            )
     return ranked
 
 

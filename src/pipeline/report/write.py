@@ -1,10 +1,11 @@
-"""The report of a table, from stored results only: its page, its tables, its answers, and its figures as SVG.
+"""The report of a table, from stored results only: its page, its tables, its answers, and its
+figures as SVG.
 
     index.html               one self-contained page; summary.txt: what stage=table prints of it
-    cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its `best` rules
-    claims.csv               verdicts on the claims about the table; contrasts.csv: its comparisons
-    results.csv              one row per run, task, language and metric
-    answers.parquet          one row per answer
+    cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its
+    `best` rules claims.csv               verdicts on the claims about the table; contrasts.csv: its
+    comparisons results.csv              one row per run, task, language and metric answers.parquet
+    one row per answer
 
 The same results give the same bytes.
 """

@@ -1,4 +1,6 @@
-"""Whether a run can be written to runs_dir and the disk has room for it; which disk was full when a write failed."""
+"""Whether a run can be written to runs_dir and the disk has room for it; which disk was full when a
+write failed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
 def check_writable(runs_dir: Path, create: bool = True) -> None:
-    """Raise PipelineError for a folder that cannot be written; a missing one is created, or could be."""
+    """Raise PipelineError for a folder that cannot be written; a missing one is created, or could
+    be.
+    """
     try:
         if create:
             runs_dir.mkdir(parents=True, exist_ok=True)
@@ -32,10 +36,12 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
             pass
     except OSError as error:
         if error.errno in FULL:
-            raise PipelineError(f"{error.strerror}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME}") from error
+            raise PipelineError(
+                f"{error.strerror}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME}"
+            ) from error
         raise PipelineError(
-            f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who share one need group "
-            "rights, chmod -R g+rwsX and umask 002"
+            f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who"
+            " share one need group rights, chmod -R g+rwsX and umask 002"
         ) from error
 
 
@@ -48,14 +54,22 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     """Check that the disk has room for a run. sizes: purpose -> bytes.
 
     Raises:
-        PipelineError: too little space; it reports what is free and what is needed for which purpose.
+        PipelineError: too little space; it reports what is free and what is needed for which
+            purpose.
     """
     total, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
     if free < total:
-        parts = ", ".join(f"{size / 2**30:.1f} {purpose}" for purpose, size in sizes.items() if size)
-        message = f"{free / 2**30:.1f} GB free, about {total / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
+        parts = ", ".join(
+            f"{size / 2**30:.1f} {purpose}" for purpose, size in sizes.items() if size
+        )
+        message = (
+            f"{free / 2**30:.1f} GB free, about {total / 2**30:.1f} GB"
+            f" needed{f' ({parts})' if parts else ''}"
+        )
         remedy = "free some (stage=clean), or give another runs_dir"
-        raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {message}; {remedy}")
+        raise PipelineError(
+            f"runs_dir={run.runs_dir} is too full for {run.label}: {message}; {remedy}"
+        )
 
 
 def disk_full_reason(error: BaseException) -> str | None:
@@ -69,12 +83,21 @@ def disk_full_reason(error: BaseException) -> str | None:
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
     if any(sign in text for sign in TORCH_SIGNS):
         return os.strerror(errno.ENOSPC)
-    return next((os.strerror(code) for code in FULL if os.strerror(code) in text or f"os error {code}" in text), None)
+    return next(
+        (
+            os.strerror(code)
+            for code in FULL
+            if os.strerror(code) in text or f"os error {code}" in text
+        ),
+        None,
+    )
 
 
 @contextmanager
 def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
-    """Inside, an error of a full disk becomes one sentence that names the disk: a failed write itself names no file."""
+    """Inside, an error of a full disk becomes one sentence that names the disk: a failed write
+    itself names no file.
+    """
     try:
         yield
     except Exception as error:
@@ -83,14 +106,19 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
             raise
         remedy = FREE_SOME
         if reason == os.strerror(errno.EFBIG):
-            remedy = "raise the limit of a file's size (ulimit -f), or give a folder on another file system"
+            remedy = (
+                "raise the limit of a file's size (ulimit -f), or give a folder on another file"
+                " system"
+            )
         raise PipelineError(
             f"{reason}: {', '.join(describe_disks(runs_dir))}; {remedy}; nothing was published"
         ) from error
 
 
 def describe_disks(runs_dir: Path) -> list[str]:
-    """Free space of the disks a run writes to: those without room, else both (a quota is not detected)."""
+    """Free space of the disks a run writes to: those without room, else both (a quota is not
+    detected).
+    """
     usage, full = [], []
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):

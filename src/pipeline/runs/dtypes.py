@@ -38,7 +38,9 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
         if locked:
             return one_dtype(locked, model.name)
     dtypes = dtypes_in(model.folder)
-    manifest = None if dtypes else read_manifest(model.folder)  # a snapshot whose files were deleted
+    manifest = (
+        None if dtypes else read_manifest(model.folder)
+    )  # a snapshot whose files were deleted
     sft = manifest.config.get("sft") if manifest else None
     return trained_dtype(sft) if sft else one_dtype(dtypes, model.name)
 
@@ -49,10 +51,20 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
     if isinstance(run.config, MergeStage):
         return merged_dtype(run.config.merge, run.parents, run.runs_dir)
     if isinstance(run.config, SelectStage):  # a snapshot itself, or the evaluation of one
-        candidates = [parent for role, parent in run.parents.items() if role not in ("base", "model")]
-        models = [parent.parents["checkpoint"] if isinstance(parent, Run) and "checkpoint" in parent.parents else parent
-                  for parent in candidates]  # fmt: skip
-        return one_dtype(filter(None, [stored_dtype(parent, run.runs_dir) for parent in models]), run.label)
+        candidates = [
+            parent for role, parent in run.parents.items() if role not in ("base", "model")
+        ]
+        models = [
+            (
+                parent.parents["checkpoint"]
+                if isinstance(parent, Run) and "checkpoint" in parent.parents
+                else parent
+            )
+            for parent in candidates
+        ]
+        return one_dtype(
+            filter(None, [stored_dtype(parent, run.runs_dir) for parent in models]), run.label
+        )
     return None
 
 
@@ -78,7 +90,8 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
 
 
 def dtypes_in(folder: Path) -> list[str]:
-    """Return the sorted dtypes of a folder's weights from the headers of its files; empty without weights.
+    """Return the sorted dtypes of a folder's weights from the headers of its files; empty without
+    weights.
 
     Raises PipelineError for headers that cannot be read.
     """
@@ -87,12 +100,21 @@ def dtypes_in(folder: Path) -> list[str]:
     if not any(folder.glob("model.safetensors*")):
         return []
     stats = [(file, file.stat()) for file in weight_files(folder)]
-    return sorted({dtype for file, stat in stats for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)})
+    return sorted(
+        {
+            dtype
+            for file, stat in stats
+            for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)
+        }
+    )
 
 
 @lru_cache(maxsize=1024)
 def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
-    """Torch's names of the float dtypes in a file. Buffers that are computed from the config do not count."""
+    """Torch's names of the float dtypes in a file.
+
+    Buffers that are computed from the config do not count.
+    """
     names = TORCH_NAMES | {"F64": "float64"}
     stored = {info.dtype for name, info in read_header(file).items() if not is_computed(name)}
     return frozenset(names[dtype] for dtype in stored if dtype in names)
@@ -105,5 +127,8 @@ def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
     """
     distinct = sorted(set(dtypes))
     if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):
-        raise PipelineError(f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give eval.dtype=float32")
+        raise PipelineError(
+            f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give"
+            " eval.dtype=float32"
+        )
     return distinct[0] if distinct else None

@@ -31,21 +31,31 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
             model.
     """
     if not reference:
-        raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
+        raise PipelineError(
+            f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or"
+            " hub:org/name"
+        )
     if reference.startswith("hub:"):
         name_given, _, named = reference.removeprefix("hub:").partition("@")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", reference.removeprefix("hub:")):
             raise PipelineError(
-                f"{knob}={reference} is not a model on the Hub: write hub:org/name, or hub:org/name@REVISION"
+                f"{knob}={reference} is not a model on the Hub: write hub:org/name, or"
+                " hub:org/name@REVISION"
             )
         if named and knob == "model.path":
-            raise PipelineError(f"{knob}={reference}: give the revision of a base as model.revision={named}")
+            raise PipelineError(
+                f"{knob}={reference}: give the revision of a base as model.revision={named}"
+            )
         name, hub = pinned_as(name_given, named), pinned_as(name_given, named or revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
         identity = f"hub:{name_given}@{pinned}" if pinned else reference
-        return External(Path(name_given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
+        return External(
+            Path(name_given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub
+        )
     if reference.startswith("package:"):
-        return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
+        return from_folder(
+            Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir
+        )
     name, at, step = reference.rpartition("@")
     if at and step.isdigit() and not Path(reference).is_dir():
         return find_snapshot(find_run(name, runs_dir, knob), int(step), knob)
@@ -58,19 +68,26 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         return from_folder(runs_dir / names[0], knob, runs_dir)
     if names:
         raise PipelineError(
-            f"{knob}={reference} means more than one run: {', '.join(first_few(names, 6))}; give more of the name"
+            f"{knob}={reference} means more than one run: {', '.join(first_few(names, 6))}; give"
+            " more of the name"
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
     for record in map(read_state, sorted((runs_dir / ".work").glob("*/"))):
         if str(record.get("name", "")).startswith(reference):
             raise PipelineError(
-                f"{knob}={reference}: {record['name']} is not finished, it is {record.get('state')}: see stage=show "
-                f"run={record['name']}"
+                f"{knob}={reference}: {record['name']} is not finished, it is"
+                f" {record.get('state')}: see stage=show run={record['name']}"
             )
     of_data = knob == "data_root"
-    candidates = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]
-    kind = f"neither a folder nor a finished run of {runs_dir}" if of_data else f"not a finished run of {runs_dir}"
+    candidates = [
+        name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data
+    ]
+    kind = (
+        f"neither a folder nor a finished run of {runs_dir}"
+        if of_data
+        else f"not a finished run of {runs_dir}"
+    )
     raise PipelineError(f"{knob}={reference} is {kind}{suggest_names(reference, candidates)}")
 
 
@@ -84,22 +101,38 @@ def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
     if manifest is None:
         training_manifest = read_manifest(training.folder)
         snapshots = training_manifest.snapshots if training_manifest else {}
-        hint = f"there are {', '.join(snapshots)}" if snapshots else "it was trained without sft.snapshot_every"
-        raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {hint}")
+        hint = (
+            f"there are {', '.join(snapshots)}"
+            if snapshots
+            else "it was trained without sft.snapshot_every"
+        )
+        raise PipelineError(
+            f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {hint}"
+        )
     return External(manifest.name, manifest.hash, folder)
 
 
 def suggest_names(word: str, names: list[str]) -> str:
-    """'; did you mean a, b' where names are similar to the word, the scores of a model that is not there, else
-    '; there are' with the first names."""
+    """'; did you mean a, b' where names are similar to the word, the scores of a model that is not
+    there, else '; there are' with the first names.
+    """
     if scored := [name for name in names if name.startswith("eval-") and f"-{word}-" in name]:
         shown = ", ".join(scored[:4])
-        return f"; its scores are {shown}: give one of these (what was merged in memory is written by stage=merge)"
-    beginnings = {name[: len(word)]: name for name in reversed(names)}  # a RUN may be the beginning of a name
+        return (
+            f"; its scores are {shown}: give one of these (what was merged in memory is written by"
+            " stage=merge)"
+        )
+    beginnings = {
+        name[: len(word)]: name for name in reversed(names)
+    }  # a RUN may be the beginning of a name
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(first_few(names, 8)) or 'none'}"
+    return (
+        f"; did you mean {', '.join(close)}"
+        if close
+        else f"; there are {', '.join(first_few(names, 8)) or 'none'}"
+    )
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
@@ -110,13 +143,20 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
         where = "" if folder.is_absolute() else f" of {Path.cwd()}"
         raise PipelineError(
-            f"{knob}={dot}{folder} is not a folder{where}: name a finished run, or a folder with a model{hint}"
+            f"{knob}={dot}{folder} is not a folder{where}: name a finished run, or a folder with a"
+            f" model{hint}"
         )
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
-    texts = () if (folder / "tokenizer.json").is_file() else BESIDE_WEIGHTS  # then merges.txt and vocab.txt are read
-    files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts]
+    texts = (
+        () if (folder / "tokenizer.json").is_file() else BESIDE_WEIGHTS
+    )  # then merges.txt and vocab.txt are read
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts
+    ]
     has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
         refuse_pickles(folder)
@@ -125,6 +165,8 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
             f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
         )
     for path in files:
-        if path.name.endswith("config.json"):  # which libraries read, whatever they make of half a file
+        if path.name.endswith(
+            "config.json"
+        ):  # which libraries read, whatever they make of half a file
             read_json(path)
     return Folder(folder, tuple(files), runs_dir)

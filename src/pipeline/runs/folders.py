@@ -1,4 +1,6 @@
-"""Which folders of runs_dir belong to which runs: one scan serves a command; manifests are read when needed."""
+"""Which folders of runs_dir belong to which runs: one scan serves a command; manifests are read
+when needed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _FOLDER_NAME = re.compile(rf"(.*)-([0-9a-f]{{{DIGITS}}})")
 
 @dataclass
 class Scan:
-    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the digits they end in.
+    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the digits they end
+    in.
 
     `places`: (label, full hash) -> folder of those that were looked up.
     """
@@ -45,9 +48,14 @@ def scan_folders(runs_dir: Path) -> Scan:
         mtime_ns = 0  # not there yet, or a file: runs/disk.py refuses it
     cached = _scans.get(key)
     if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
-        names, settled = sorted(os.listdir(key)) if mtime_ns else [], time.time_ns() - mtime_ns > SETTLED_NS
+        names, settled = (
+            sorted(os.listdir(key)) if mtime_ns else [],
+            time.time_ns() - mtime_ns > SETTLED_NS,
+        )
         same = cached is not None and cached.names == names
-        _scans[key] = Scan(mtime_ns, settled, names, cached.by_digits if cached and same else by_digits(names))
+        _scans[key] = Scan(
+            mtime_ns, settled, names, cached.by_digits if cached and same else by_digits(names)
+        )
     return _scans[key]
 
 
@@ -66,14 +74,18 @@ def folder_name(label: str, run_hash: str) -> str:
 
 
 def label_in(name: str) -> str:
-    """Return the label at the beginning of a folder's name; the whole name if it is not a run's folder."""
+    """Return the label at the beginning of a folder's name; the whole name if it is not a run's
+    folder.
+    """
     match = _FOLDER_NAME.fullmatch(name)
     return match[1] if match else name
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
     """Return the folder where the run of this hash was published; None if it is not finished."""
-    for name in scan_folders(runs_dir).by_digits.get(run_hash[:DIGITS], []):  # the first of several copies
+    for name in scan_folders(runs_dir).by_digits.get(
+        run_hash[:DIGITS], []
+    ):  # the first of several copies
         with suppress(Malformed):  # an error where it is read
             if (manifest := read_manifest(runs_dir / name)) and manifest.hash == run_hash:
                 return runs_dir / name
@@ -97,7 +109,10 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
     """Return the sorted names of finished runs that begin with `beginning`."""
     names = scan_folders(runs_dir).names
-    first, end = bisect_left(names, beginning), bisect_left(names, f"{beginning}{chr(sys.maxunicode)}")
+    first, end = (
+        bisect_left(names, beginning),
+        bisect_left(names, f"{beginning}{chr(sys.maxunicode)}"),
+    )
     return [name for name in names[first:end] if (runs_dir / name / MANIFEST).is_file()]
 
 

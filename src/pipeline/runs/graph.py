@@ -28,7 +28,9 @@ def order_runs(targets: list[Run]) -> list[Run]:
 
 
 def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Run hash -> seconds on the longest path from the start of a run to the end; runs are given parents first."""
+    """Run hash -> seconds on the longest path from the start of a run to the end; runs are given
+    parents first.
+    """
     paths: dict[str, float] = {}
     for run in reversed(runs):
         paths[run.hash] = paths.get(run.hash, 0.0) + seconds.get(run.hash, 0.0)
@@ -38,10 +40,11 @@ def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str
 
 
 def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str, str]:
-    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is.
+    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a
+    parent is.
 
-    If a model was deleted after it was scored, its run is computed again only if another run needs it, or it is among
-    `targets`.
+    If a model was deleted after it was scored, its run is computed again only if another run needs
+    it, or it is among `targets`.
     """
     reasons: dict[str, str] = {}
     deleted: set[str] = set()  # runs without files, as are their unfinished parents
@@ -57,7 +60,9 @@ def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str
             if not remade and not run.config.redo and not run.folder.exists():
                 deleted.add(run.hash)
         elif needed or run.config.redo:
-            reasons[run.hash] = f"its parent {needed[0].name} is made first" if needed else "redo=true"
+            reasons[run.hash] = (
+                f"its parent {needed[0].name} is made first" if needed else "redo=true"
+            )
     may_stay_deleted = deleted - {run.hash for run in targets}
     for run in reversed(runs):
         below = children.get(run.hash, [])

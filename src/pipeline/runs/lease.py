@@ -1,13 +1,16 @@
-"""Which process computes a run: one, by a lease file with a heartbeat; file locks do not reach across nodes.
+"""Which process computes a run: one, by a lease file with a heartbeat; file locks do not reach
+across nodes.
 
-`runs_dir/.work/<hash>/` holds the leases `lease-1`, `lease-2`, ... of which the highest counts, and a work folder for
-each, named by the lease's own random id: nobody can write into another's. Taking is creating the next number, which a
-file system does for one process only (O_EXCL, also on NFS and Lustre). What a dead owner left is taken over by renaming
-its folder, so that the owner, if it lives after all, finds nothing to write into or to publish.
+`runs_dir/.work/<hash>/` holds the leases `lease-1`, `lease-2`, ... of which the highest counts, and
+a work folder for each, named by the lease's own random id: nobody can write into another's. Taking
+is creating the next number, which a file system does for one process only (O_EXCL, also on NFS and
+Lustre). What a dead owner left is taken over by renaming its folder, so that the owner, if it lives
+after all, finds nothing to write into or to publish.
 
-An owner is dead when its process on this machine is gone, or when its lease was not touched for DEAD_AFTER seconds by
-the clock of the file system: that of a file touched now. Where clients set the times of files by their own clocks, as
-Lustre's do, one that is off looks dead so; before a lease is taken from another machine, it is watched for two beats.
+An owner is dead when its process on this machine is gone, or when its lease was not touched for
+DEAD_AFTER seconds by the clock of the file system: that of a file touched now. Where clients set
+the times of files by their own clocks, as Lustre's do, one that is off looks dead so; before a
+lease is taken from another machine, it is watched for two beats.
 """
 
 from __future__ import annotations
@@ -34,13 +37,17 @@ BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
 LOOK = 0.5  # seconds between two looks of a process that waits
 LEASE = "lease-"
-RELEASED = "released"  # content of a released lease: its number is not reused while its work folder remains
+# content of a released lease: its number is not reused while its work folder remains
+RELEASED = "released"
 UNOWNED = "work"  # the work folder of a process without a lease: tests and benchmarks
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease. machine: boot and process namespace of its id; began: its start time."""
+    """The process that holds a lease.
+
+    machine: boot and process namespace of its id; began: its start time.
+    """
 
     id: str
     host: str
@@ -51,7 +58,10 @@ class Holder:
     began: str
 
     def __str__(self) -> str:
-        return f"{f'job {self.job}' if self.job else f'process {self.pid}'} on {self.host} since {self.since}"
+        return (
+            f"{f'job {self.job}' if self.job else f'process {self.pid}'} on {self.host} since"
+            f" {self.since}"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +75,9 @@ def this_boot() -> str:
 
 
 def process_start(pid: int) -> str:
-    """Start time of a process, in ticks since boot; empty where there is no such process (or only a zombie)."""
+    """Start time of a process, in ticks since boot; empty where there is no such process (or only a
+    zombie).
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -82,13 +94,23 @@ def slurm_job() -> str | None:
 def this_process() -> Holder:
     """Return this process as a lease holder, with a new random id."""
     pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(secrets.token_hex(4), socket.gethostname(), pid, slurm_job(), now, this_boot(), process_start(pid))
+    return Holder(
+        secrets.token_hex(4),
+        socket.gethostname(),
+        pid,
+        slurm_job(),
+        now,
+        this_boot(),
+        process_start(pid),
+    )
 
 
 def list_lease_numbers(workplace: Path) -> list[int]:
     """Return the sorted numbers of the leases in a workplace."""
     with suppress(FileNotFoundError):
-        names = (name.removeprefix(LEASE) for name in os.listdir(workplace) if name.startswith(LEASE))
+        names = (
+            name.removeprefix(LEASE) for name in os.listdir(workplace) if name.startswith(LEASE)
+        )
         return sorted(int(name) for name in names if name.isdigit())
     return []
 
@@ -131,7 +153,10 @@ def now_at(workplace: Path) -> float:
     try:
         probe.touch()
         return probe.stat().st_mtime
-    except (FileNotFoundError, PermissionError):  # the run was published, or its state is read without write permission
+    except (
+        FileNotFoundError,
+        PermissionError,
+    ):  # the run was published, or its state is read without write permission
         return time.time()
     finally:
         with suppress(PermissionError):
@@ -162,11 +187,15 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
-            with suppress(OSError):  # a file system may be away for a moment; check detects a lost lease
+            with suppress(
+                OSError
+            ):  # a file system may be away for a moment; check detects a lost lease
                 os.utime(self.file)
 
     def take_over(self) -> None:
-        """Rename the work folder of an earlier owner to that of this lease; create an empty one if there was none."""
+        """Rename the work folder of an earlier owner to that of this lease; create an empty one if
+        there was none.
+        """
         work = latest_work_folder(self.workplace)
         try:
             move_folder(work, self.folder)
@@ -184,15 +213,21 @@ class Lease:
             is_mine = False
         if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:
             hint = f"; now held by {owner}" if (owner := live_holder(self.workplace)) else ""
-            raise Lost(f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f} s{hint}")
+            raise Lost(
+                f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f}"
+                f" s{hint}"
+            )
 
     def release(self) -> None:
         self._over.set()
         with suppress(Lost, OSError):
             self.check()
             if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
-                # the number stays: else a process that saw the lease dead and one that sees none both take the run
-                with open(self.file, "r+", encoding="utf-8") as file:  # in place: a full disk has no room for a new one
+                # the number stays: else a process that saw the lease dead and one that sees none
+                # both take the run
+                with open(
+                    self.file, "r+", encoding="utf-8"
+                ) as file:  # in place: a full disk has no room for a new one
                     file.write(RELEASED)
                     file.truncate()
             else:
@@ -212,12 +247,17 @@ def take_lease(workplace: Path) -> Lease | Holder:
         try:
             with open(file, "x", encoding="utf-8") as opened:
                 opened.write(json.dumps(asdict(taker)))
-        except (FileExistsError, FileNotFoundError):  # another process was first, or has removed the workplace
+        except (
+            FileExistsError,
+            FileNotFoundError,
+        ):  # another process was first, or has removed the workplace
             continue
         except OSError:  # a full disk: an empty lease would count as somebody's
             file.unlink(missing_ok=True)
             raise
-        if list_lease_numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
+        if list_lease_numbers(workplace)[-1:] != [
+            number
+        ]:  # a later one was there already when this number became free
             file.unlink(missing_ok=True)
             continue
         for old in earlier:
@@ -226,7 +266,9 @@ def take_lease(workplace: Path) -> Lease | Holder:
 
 
 def should_wait() -> bool:
-    """Whether a process that finds a live lease waits for it: not in a batch allocation, whose hours are paid for."""
+    """Whether a process that finds a live lease waits for it: not in a batch allocation, whose
+    hours are paid for.
+    """
     return "SLURM_JOB_ID" not in os.environ or sys.stdin is not None and sys.stdin.isatty()
 
 

@@ -30,7 +30,9 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
     """
     if len({base and base.hash for _, base in bases}) > 1:
         text = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
-        raise PipelineError(f"{owner} have different bases ({text}): name experts of one base{remedy}")
+        raise PipelineError(
+            f"{owner} have different bases ({text}): name experts of one base{remedy}"
+        )
     return bases[0][1]
 
 
@@ -45,7 +47,9 @@ def recorded_base(expert: Parent) -> Parent | None:
 
 
 def declared_side(expert: Parent) -> str | None:
-    """Return the side of a planned or finished training; None for a model that is not a training."""
+    """Return the side of a planned or finished training; None for a model that is not a
+    training.
+    """
     expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.config.expert.side if isinstance(expert.config, TrainStage) else None
@@ -66,7 +70,8 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
-    """Return the base that an expert was trained from, by its plan, its manifest or its adapter_config.json.
+    """Return the base that an expert was trained from, by its plan, its manifest or its
+    adapter_config.json.
 
     Args:
         key: of the expert, for errors.
@@ -81,7 +86,11 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
     run_folder = folder_of(recorded.hash, runs_dir) if recorded else None
     if recorded and run_folder:
         return as_recorded(from_folder(run_folder, key, runs_dir), recorded, expert.name)
-    model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
+    model = (
+        (manifest.config.get("model") or {"path": manifest.facts.get("base")})
+        if manifest and recorded
+        else {}
+    )
     path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
     if not path:
         knob = "base" if key == "checkpoint" else "merge.base"
@@ -96,7 +105,9 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
 
 def base_folder(adapter: Path) -> Path:
     """Return the folder of an adapter's base (see `base_of`), or its name on the Hub."""
-    return base_of(External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}").folder
+    return base_of(
+        External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}"
+    ).folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
@@ -113,13 +124,15 @@ def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "
     content = content_digest(base)
     if is_other or (content and recorded.content and content != recorded.content):
         raise PipelineError(
-            f"{owner} was made from {recorded.name}, and {base.folder} has changed since: restore it, or make "
-            f"{owner} again with redo=true"
+            f"{owner} was made from {recorded.name}, and {base.folder} has changed since: restore"
+            f" it, or make {owner} again with redo=true"
         )
     return base
 
 
-def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -> tuple[str, str | None]:
+def _base_reference(
+    expert: Parent, recorded: Ancestor | None, owner: str, remedy: str
+) -> tuple[str, str | None]:
     """(RUN, revision on the Hub) of the base that the adapter_config.json of an expert names."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
@@ -127,13 +140,15 @@ def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remed
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
     raise PipelineError(
-        f"{owner}: its base is unknown, as it has no manifest and no {ADAPTER_CONFIG} (model cards are not read): "
-        f"name an sft run, or give {remedy}"
+        f"{owner}: its base is unknown, as it has no manifest and no {ADAPTER_CONFIG} (model cards"
+        f" are not read): name an sft run, or give {remedy}"
     )
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
-    """Return the base that an adapter_config.json names: a folder, or org/name on the Hub with its revision."""
+    """Return the base that an adapter_config.json names: a folder, or org/name on the Hub with its
+    revision.
+    """
     settings = adapter_settings(folder)
     name = Path(settings.get("base_model_name_or_path") or "")
     for path in (name, folder / name):
@@ -142,8 +157,9 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
     if len(name.parts) == 2 and not name.is_absolute():
         return name, settings.get("revision")
     raise PipelineError(
-        f"{folder} is an adapter whose base {name} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN, a study base: FOLDER"
+        f"{folder} is an adapter whose base {name} is not here: put it there, or correct"
+        f" base_model_name_or_path in its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER"
+        " too, a merge merge.base=RUN, a study base: FOLDER"
     )
 
 
@@ -152,12 +168,18 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def is_adapter_of_elsewhere(folder: Path) -> bool:
-    """Whether a folder is an adapter that is no run: a study merges and scores it on the study's base."""
+    """Whether a folder is an adapter that is no run: a study merges and scores it on the study's
+    base.
+    """
     return is_adapter(folder) and not (folder / MANIFEST).is_file()
 
 
 def another_base(adapter: Path, base: str) -> str:
-    """Return the base that an adapter names if it is not `base`, such as a copy in four bits; otherwise ""."""
+    """Return the base that an adapter names if it is not `base`, such as a copy in four bits;
+    otherwise "".
+    """
     named_base = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
-    is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix("hub:")
+    is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix(
+        "hub:"
+    )
     return "" if is_same else named_base

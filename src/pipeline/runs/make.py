@@ -20,7 +20,12 @@ from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import UNOWNED, Holder, Lease, hold_lease, latest_work_folder, take_lease
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
-from pipeline.runs.provenance import git_state, machine_facts, package_versions, recorded_environment
+from pipeline.runs.provenance import (
+    git_state,
+    machine_facts,
+    package_versions,
+    recorded_environment,
+)
 from pipeline.runs.run import External, Folder, Run, describe_changes, recorded_config
 from pipeline.runs.unchanged import check_unchanged, content_digest, known_by_tensors, next_attempt
 
@@ -28,13 +33,17 @@ Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None if the run is finished and valid, else the reason in a few words; parents are not checked. Raises
-    PipelineError for a finished training of another side: the side is not hashed, but merges and maps use it."""
+    """None if the run is finished and valid, else the reason in a few words; parents are not
+    checked. Raises PipelineError for a finished training of another side: the side is not hashed,
+    but merges and maps use it.
+    """
     try:
         manifest = read_manifest(run.folder)
         if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same
             manifest = None
-        recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
+        recorded = (
+            {role: manifest.parents[role].content for role in run.parents} if manifest else {}
+        )
         contents = {role: content_digest(run.parents[role]) for role in recorded}
     except Malformed as error:
         return str(error)
@@ -45,8 +54,8 @@ def why_not_finished(run: Run) -> str | None:
         recorded_side = manifest.config.get("expert", {}).get("side", side)
         if side != recorded_side:
             raise PipelineError(
-                f"{run.name} was trained with expert.side={recorded_side}, not {side}: give that side, merge.sides=any "
-                "where it is merged, or redo=true to train it again"
+                f"{run.name} was trained with expert.side={recorded_side}, not {side}: give that"
+                " side, merge.sides=any where it is merged, or redo=true to train it again"
             )
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
@@ -55,7 +64,9 @@ def why_not_finished(run: Run) -> str | None:
 
 
 def _describe_nearest_run(run: Run) -> str | None:
-    """How this run differs from the most similar finished one of the same stage: 'sft.steps 120 -> 200'."""
+    """How this run differs from the most similar finished one of the same stage: 'sft.steps 120 ->
+    200'.
+    """
     changes: list[list[str]] = []
     for name in finished_names(run.runs_dir, f"{run.label}-"):
         with suppress(Malformed):  # reported where runs are listed
@@ -103,8 +114,8 @@ def make_once(
                 return run.folder
             if run.folder.exists() and getattr(read_manifest(run.folder), "hash", None) != run.hash:
                 raise PipelineError(
-                    f"{run.folder} has no {MANIFEST} of this run, so another made it: move it away, as this run needs "
-                    "its name"
+                    f"{run.folder} has no {MANIFEST} of this run, so another made it: move it away,"
+                    " as this run needs its name"
                 )
             for parent in run.parents.values():
                 check_unchanged(parent.folder)
@@ -118,15 +129,17 @@ def make_once(
             state.remove_state(run.workplace)
             return run.folder
         except OSError:
-            lease.check()  # if another process took it over, its folder was renamed: that is the reason
+            # if another process took it over, its folder was renamed: that is the reason
+            lease.check()
             raise
         finally:
             run.lease = None
 
 
 def clear_workplace(run: Run) -> None:
-    """Remove what is left of a finished run whose process was killed after publishing it: its lease, its state. The
-    work of another attempt, by redo=true, stays."""
+    """Remove what is left of a finished run whose process was killed after publishing it: its
+    lease, its state. The work of another attempt, by redo=true, stays.
+    """
     if not run.workplace.is_dir() or latest_work_folder(run.workplace) != run.workplace / UNOWNED:
         return
     with suppress(OSError):  # of a runs_dir that this user only reads
@@ -137,7 +150,9 @@ def clear_workplace(run: Run) -> None:
             lease.release()
 
 
-def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_seconds: float | None) -> None:
+def _compute_run(
+    run: Run, lease: Lease, stage: Stage, attempt: int, predicted_seconds: float | None
+) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import track_run
 
@@ -148,7 +163,10 @@ def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_s
         resume.remove_resume_point(run.work)
         for parent in run.parents.values():
             if isinstance(parent, External | Folder) and parent.has_changed:
-                problem = f"{parent.folder} was changed after {run.label} was planned, or while it read it"
+                problem = (
+                    f"{parent.folder} was changed after {run.label} was planned, or while it"
+                    " read it"
+                )
                 raise PipelineError(f"{problem}: rerun the same command")
         manifest = Manifest(
             name=run.name,
@@ -157,13 +175,18 @@ def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_s
             decided_by=run.decided_by,
             config=recorded_config(run.config),
             parents={
-                role: Ancestor(parent.name, parent.hash, content_digest(parent)) for role, parent in run.parents.items()
+                role: Ancestor(parent.name, parent.hash, content_digest(parent))
+                for role, parent in run.parents.items()
             },
             facts=facts,
-            files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
+            files=fingerprints(
+                run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))
+            ),
             git=git_state(),
             versions=package_versions(),
-            machine=machine_facts([attempt.get("machine", {}) for attempt in facts.get("resumed", ())]),
+            machine=machine_facts(
+                [attempt.get("machine", {}) for attempt in facts.get("resumed", ())]
+            ),
             environment=recorded_environment(),
             started=started.isoformat(timespec="seconds"),
             cost={
@@ -179,7 +202,8 @@ def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_s
 
 
 def publish_run(lease: Lease, folder: Path) -> None:
-    """Rename the finished work folder to the run's folder; an earlier attempt there is moved aside first.
+    """Rename the finished work folder to the run's folder; an earlier attempt there is moved aside
+    first.
 
     Raises:
         Lost: another process took the lease over.

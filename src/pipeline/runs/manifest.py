@@ -28,7 +28,9 @@ class Malformed(PipelineError):
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A parent as a manifest records it; `content` is its second identity (None for external models)."""
+    """A parent as a manifest records it; `content` is its second identity (None for external
+    models).
+    """
 
     name: str
     hash: str
@@ -39,9 +41,9 @@ class Ancestor:
 class Manifest:
     """Inputs, contents and cost of a finished run (design: identity).
 
-    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about its results, `cost`
-    {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
-    weights whose tensors all have digests of their own have no sha256.
+    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about
+    its results, `cost` {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes,
+    mtime_ns, sha256}; weights whose tensors all have digests of their own have no sha256.
     """
 
     name: str
@@ -84,11 +86,15 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """The second identity: the root over the tensors; for a training set, the digest over its rows, whatever its
-        card says of the benchmarks that they were compared with; for other runs without weights, over all files."""
+        """The second identity: the root over the tensors; for a training set, the digest over its
+        rows, whatever its card says of the benchmarks that they were compared with; for other runs
+        without weights, over all files.
+        """
         if self.weights_root:
             return self.weights_root
-        read = ROWS if self.stage == "data" and self.files.keys() >= set(ROWS) else sorted(self.files)
+        read = (
+            ROWS if self.stage == "data" and self.files.keys() >= set(ROWS) else sorted(self.files)
+        )
         files = "".join(f"{name} {self.files[name]['sha256']}\n" for name in read)
         return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
 
@@ -97,13 +103,22 @@ class Manifest:
         return self.cost["seconds"]
 
     def of_snapshot(self, step: str) -> Manifest:
-        """Return a snapshot's manifest: its training's, with the snapshot's name, hash, weights and files."""
+        """Return a snapshot's manifest: its training's, with the snapshot's name, hash, weights and
+        files.
+        """
         prefix = f"{SNAPSHOTS}/step-{step}/"
-        files = {name.removeprefix(prefix): file for name, file in self.files.items() if name.startswith(prefix)}
+        files = {
+            name.removeprefix(prefix): file
+            for name, file in self.files.items()
+            if name.startswith(prefix)
+        }
         return replace(
-            self, name=f"{self.name}@{step}", hash=snapshot_hash(self.hash, int(step)), files=files,
+            self,
+            name=f"{self.name}@{step}",
+            hash=snapshot_hash(self.hash, int(step)),
+            files=files,
             facts={**self.facts, "weights": self.snapshots[step]},
-        )  # fmt: skip
+        )
 
     def without_snapshot(self, step: str) -> Manifest:
         """Return the manifest without the files of a deleted snapshot.
@@ -145,7 +160,11 @@ def read_manifest(folder: Path) -> Manifest | None:
         if folder.parent.name != SNAPSHOTS:
             return None
         training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
-        return training.of_snapshot(step) if training is not None and step in training.snapshots else None
+        return (
+            training.of_snapshot(step)
+            if training is not None and step in training.snapshots
+            else None
+        )
     stat = path.stat()
     if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change within the same mtime
         return _read_cached(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)

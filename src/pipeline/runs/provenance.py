@@ -12,7 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-DISTRIBUTION = "cross-lingual-merging"  # its name for pip; the imported package and the command are `pipeline`
+DISTRIBUTION = (  # its name for pip; the imported package and the command are `pipeline`
+    "cross-lingual-merging"
+)
 PACKAGES = (
     "torch",
     "transformers",
@@ -54,14 +56,23 @@ def package_version(package: str) -> str:
 
 
 def environment_for(python: str | None) -> dict[str, str]:
-    """Environment variables of a process in another Python (None: this one): without this one's packages there."""
-    return {name: value for name, value in os.environ.items() if not (python and name == "PYTHONPATH")}
+    """Environment variables of a process in another Python (None: this one): without this one's
+    packages there.
+    """
+    return {
+        name: value for name, value in os.environ.items() if not (python and name == "PYTHONPATH")
+    }
 
 
 def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """System, processor, cores, threads and device of this process; a fact that differed in the attempts of a run
-    before, which it resumed from, as "1, then 2"."""
-    facts: dict[str, Any] = {"system": platform.system(), "processor": processor_model(), "cores": os.cpu_count()}
+    """System, processor, cores, threads and device of this process; a fact that differed in the
+    attempts of a run before, which it resumed from, as "1, then 2".
+    """
+    facts: dict[str, Any] = {
+        "system": platform.system(),
+        "processor": processor_model(),
+        "cores": os.cpu_count(),
+    }
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
@@ -74,12 +85,17 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
 
 def processor_model() -> str:
-    """Return the processor's model, as rounding differs between models; the architecture if the model is unknown."""
+    """Return the processor's model, as rounding differs between models; the architecture if the
+    model is unknown.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def recorded_environment() -> dict[str, str]:
@@ -89,7 +105,8 @@ def recorded_environment() -> dict[str, str]:
 
 @cache
 def git_state() -> dict[str, Any]:
-    """Return the commit, and whether anything but results/ differs from it; null outside a checkout.
+    """Return the commit, and whether anything but results/ differs from it; null outside a
+    checkout.
 
     Asked once: a process computes with the code that it has imported, and git takes as long as a
     small score.
@@ -103,7 +120,9 @@ def git_state() -> dict[str, Any]:
 
     try:
         run_git("ls-files", "--error-unmatch", __file__)
-        changes = run_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
+        changes = run_git(
+            "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results"
+        )
         return {"commit": run_git("rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}

@@ -1,8 +1,9 @@
-"""The resume point of an unfinished run: its content, whether it is usable, and which work files it needs.
+"""The resume point of an unfinished run: its content, whether it is usable, and which work files it
+needs.
 
-One per run. It is in the work folder as `resume/step-<N>`, and `resume.json`, written last, names it, the sizes of its
-files and the snapshots made so far. Files that `resume.json` does not name are never used, so a half-written resume
-point never is.
+One per run. It is in the work folder as `resume/step-<N>`, and `resume.json`, written last, names
+it, the sizes of its files and the snapshots made so far. Files that `resume.json` does not name are
+never used, so a half-written resume point never is.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 
 def resume_identity(run: Run) -> dict[str, Any]:
-    """Return the identity of a resume point: the run, its attempt, and the contents of its parents."""
+    """Return the identity of a resume point: the run, its attempt, and the contents of its
+    parents.
+    """
     parents = {role: content_digest(parent) for role, parent in sorted(run.parents.items())}
     return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
 
 
 def write_resume_point(run: Run, finished: Path, step: int, facts: dict[str, Any]) -> None:
-    """Make the folder `finished` the run's resume point: flush it to disk, rename it, then write the record."""
+    """Make the folder `finished` the run's resume point: flush it to disk, rename it, then write
+    the record.
+    """
     folder = run.work / FOLDER / f"step-{step}"
     sizes = {}
     for path in sorted(path for path in finished.rglob("*") if path.is_file()):
@@ -53,7 +58,9 @@ def read_resume_point(work: Path) -> dict[str, Any] | None:
     try:
         record = json.loads((work / RECORD).read_text(encoding="utf-8"))
         folder = resume_folder(work, record)
-        complete = all((folder / name).stat().st_size == size for name, size in record["files"].items())
+        complete = all(
+            (folder / name).stat().st_size == size for name, size in record["files"].items()
+        )
     except (OSError, ValueError, KeyError):
         return None
     return record if complete else None
@@ -70,7 +77,9 @@ def resume_folder(work: Path, record: dict[str, Any]) -> Path:
 
 
 def prepare_work_folder(run: Run) -> float:
-    """Empty the work folder, except for what a usable resume point needs; returns the seconds spent on that point."""
+    """Empty the work folder, except for what a usable resume point needs; returns the seconds spent
+    on that point.
+    """
     record = usable_resume_point(run)
     if record is None:
         report_other_resume_points(run)
@@ -78,7 +87,12 @@ def prepare_work_folder(run: Run) -> float:
         run.work.mkdir(parents=True)
         return 0.0
     needed_paths = {run.work / SNAPSHOTS / f"step-{step}" for step in record["snapshots"]}
-    needed_paths |= {resume_folder(run.work, record), run.work / RECORD, run.work / FOLDER, run.work / SNAPSHOTS}
+    needed_paths |= {
+        resume_folder(run.work, record),
+        run.work / RECORD,
+        run.work / FOLDER,
+        run.work / SNAPSHOTS,
+    }
     nested_paths = [path for name in (FOLDER, SNAPSHOTS) for path in (run.work / name).glob("*")]
     for path in {*run.work.iterdir(), *nested_paths} - needed_paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -86,15 +100,21 @@ def prepare_work_folder(run: Run) -> float:
 
 
 def report_other_resume_points(run: Run) -> None:
-    """Report interrupted runs of the same label that could resume, as a knob may have been changed by mistake."""
+    """Report interrupted runs of the same label that could resume, as a knob may have been changed
+    by mistake.
+    """
     for workplace in sorted(path for path in run.workplace.parent.glob("*") if path.is_dir()):
-        record = read_resume_point(work := latest_work_folder(workplace)) if workplace != run.workplace else None
+        record = (
+            read_resume_point(work := latest_work_folder(workplace))
+            if workplace != run.workplace
+            else None
+        )
         if record is None or record.get("label") != run.label or live_holder(workplace):
             continue
         differences = ", ".join(describe_changes(record["decided_by"], run.decided_by))
         print(
-            f"{run.name} starts from the beginning: an unfinished {run.label} differs in {differences}; "
-            f"its resume point after step {record['step']} stays in {work}",
+            f"{run.name} starts from the beginning: an unfinished {run.label} differs in"
+            f" {differences}; its resume point after step {record['step']} stays in {work}",
             file=sys.stderr,
         )
 

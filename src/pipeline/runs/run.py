@@ -1,8 +1,8 @@
 """What a run is: its configuration and its parents, the hash of both, and what differs between two.
 
-Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all. Its manifest is written
-last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>/<lease>`, and one atomic
-rename publishes it (runs/make.py).
+Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all. Its
+manifest is written last, so that a folder with a manifest is finished. Work happens in
+`runs_dir/.work/<hash>/<lease>`, and one atomic rename publishes it (runs/make.py).
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class External:
-    """An existing input: a finished run, identified by its hash; files, by their content; or a model on the Hub."""
+    """An existing input: a finished run, identified by its hash; files, by their content; or a
+    model on the Hub.
+    """
 
     name: str
     hash: str
     folder: Path
-    hub: str | None = None  # for a model on the Hub: its id and the requested revision, as in the lock file
+    hub: str | None = (
+        None  # for a model on the Hub: its id and the requested revision, as in the lock file
+    )
     files: tuple[Path, ...] = ()  # below the folder, of which `hash` is the content
 
     @classmethod
@@ -61,15 +65,18 @@ class External:
 
     @property
     def has_changed(self) -> bool:
-        """Whether its files differ from when they were hashed; read again only where one was touched. A deleted file
-        did not change what was read of it."""
+        """Whether its files differ from when they were hashed; read again only where one was
+        touched. A deleted file did not change what was read of it.
+        """
         all_here = bool(self.files) and all(path.is_file() for path in self.files)
         return all_here and content_hash([*self.files], self.folder) != self.hash
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with an external model, identified by its content, which is hashed when first needed."""
+    """A folder with an external model, identified by its content, which is hashed when first
+    needed.
+    """
 
     folder: Path
     files: tuple[Path, ...]
@@ -121,7 +128,9 @@ class Run(Generic[Config]):
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
     version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
-    lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
+    lease: str | None = field(
+        default=None, kw_only=True, compare=False
+    )  # id of its holder, while it is computed
 
     def __post_init__(self) -> None:
         """Check the label: it names a folder and a W&B run (at most 128 characters)."""
@@ -162,7 +171,9 @@ class Run(Generic[Config]):
 
     @property
     def work(self) -> Path:
-        """Where it is computed: the folder of the lease; without one, that of an interrupted attempt."""
+        """Where it is computed: the folder of the lease; without one, that of an interrupted
+        attempt.
+        """
         return self.workplace / self.lease if self.lease else latest_work_folder(self.workplace)
 
 
@@ -177,7 +188,10 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         names = [*config.expert.sources, *config.expert.union] if not config.data.shuffle else []
         if len(names) > 1:  # of keys, which their JSON is sorted by
             decided["order"] = names
-        if any(source.rows == "conversation" and source.column for source in config.expert.sources.values()):
+        if any(
+            source.rows == "conversation" and source.column
+            for source in config.expert.sources.values()
+        ):
             decided["turns"] = "with all keys"
         return decided
     merge = getattr(config, "merge", None)
@@ -185,7 +199,9 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         decided = merge.beyond_knobs()
     if isinstance(config, EvalStage):
         items = {task.task: find_benchmark(task.task) for task in config.eval.tasks}
-        if packages := {task: item.package for task, item in items.items() if item and item.package}:
+        if packages := {
+            task: item.package for task, item in items.items() if item and item.package
+        }:
             decided["packages"] = decided.get("packages", {}) | packages
     return decided
 
@@ -196,12 +212,16 @@ def without_step(parent: Parent) -> Parent:
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
-    """Return the parents that are computed here when unfinished: runs, and the trainings of snapshots."""
+    """Return the parents that are computed here when unfinished: runs, and the trainings of
+    snapshots.
+    """
     return [parent for parent in map(without_step, parents.values()) if isinstance(parent, Run)]
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
-    """Every knob, as the manifest and W&B record them: without the launcher, whose lines of bash may hold secrets."""
+    """Every knob, as the manifest and W&B record them: without the launcher, whose lines of bash
+    may hold secrets.
+    """
     return {key: value for key, value in asdict(config).items() if key != "launcher"}
 
 
@@ -209,7 +229,8 @@ def describe_changes(earlier: dict[str, Any], later: dict[str, Any]) -> list[str
     """Return the differences between the `decided_by` of two runs: 'sft.steps 120 -> 200'."""
     old, new = flatten_dict(without_credentials(earlier)), flatten_dict(without_credentials(later))
     return [
-        f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} -> {_shorten_value(new.get(key))}"
+        f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} ->"
+        f" {_shorten_value(new.get(key))}"
         for key in sorted({**new, **old})
         if new.get(key) != old.get(key)
     ]
@@ -224,5 +245,7 @@ def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
     return {
-        key: value for name, part in nested.items() for key, value in flatten_dict(part, f"{prefix}{name}.").items()
+        key: value
+        for name, part in nested.items()
+        for key, value in flatten_dict(part, f"{prefix}{name}.").items()
     }

@@ -23,11 +23,11 @@ _first: dict[Path, tuple[int, float]] = {}  # the first step that this attempt d
 
 
 def read_state(workplace: Path) -> dict[str, Any]:
-    """{state, step, steps, seconds_a_step, pid, host, job, since, last_line}, and name, stage, stops; empty where
-    there is no state.json.
+    """{state, step, steps, seconds_a_step, pid, host, job, since, last_line}, and name, stage,
+    stops; empty where there is no state.json.
 
-    state: running, stopped (rerun the same command to resume), failed. stops: steps of the resume points of the last
-    attempts that a signal ended (launch/attempts.py).
+    state: running, stopped (rerun the same command to resume), failed. stops: steps of the resume
+    points of the last attempts that a signal ended (launch/attempts.py).
     """
     with suppress(OSError, ValueError):
         state = json.loads((workplace / STATE).read_bytes())
@@ -36,14 +36,21 @@ def read_state(workplace: Path) -> dict[str, Any]:
 
 
 def update_state(workplace: Path, **changes: Any) -> None:
-    """Change some entries of state.json. It is only a report: errors of the file system are ignored."""
+    """Change some entries of state.json.
+
+    It is only a report: errors of the file system are ignored.
+    """
     with suppress(OSError):
-        write_atomically(workplace / STATE, json.dumps({**read_state(workplace), **changes}), durable=False)
+        write_atomically(
+            workplace / STATE, json.dumps({**read_state(workplace), **changes}), durable=False
+        )
         _written[workplace] = time.monotonic()
 
 
 def record_step(workplace: Path, step: int, steps: int) -> None:
-    """Write the step that a training has finished: the first at once, later ones every few seconds."""
+    """Write the step that a training has finished: the first at once, later ones every few
+    seconds.
+    """
     time_now = time.monotonic()
     first, started = _first.setdefault(workplace, (step, time_now))
     if step == first or time_now - _written.get(workplace, 0.0) >= WRITE_INTERVAL:
@@ -58,7 +65,14 @@ def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Itera
     carried = {key: earlier[key] for key in ("step", "steps", "stops") if key in earlier}
     owner = {"pid": holder.pid, "host": holder.host, "job": holder.job, "since": holder.since}
     update_state(
-        workplace, **carried, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **owner
+        workplace,
+        **carried,
+        name=name,
+        stage=stage,
+        state="running",
+        last_line=None,
+        seconds_a_step=None,
+        **owner,
     )
     _first.pop(workplace, None)
     try:

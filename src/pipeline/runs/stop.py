@@ -1,4 +1,5 @@
-"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same command to resume.
+"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same
+command to resume.
 
 So does the first Ctrl-C, with exit status 130; a second one stops at once.
 """
@@ -14,13 +15,18 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
-UNFINISHED = 75  # exit status (EX_TEMPFAIL): rerun the same command to resume. Slurm scripts requeue on it
+UNFINISHED = (
+    75  # exit status (EX_TEMPFAIL): rerun the same command to resume. Slurm scripts requeue on it
+)
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-EARLY = "PIPELINE_SIGNALLED"  # in the environment: the signal that came before the libraries were imported
+# in the environment: the signal that came before the libraries were imported
+EARLY = "PIPELINE_SIGNALLED"
 
 
 class Stopped(SystemExit):
-    """Ends the process with UNFINISHED, unless a caller sets another status; unfinished work is dropped."""
+    """Ends the process with UNFINISHED, unless a caller sets another status; unfinished work is
+    dropped.
+    """
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(UNFINISHED)
@@ -44,7 +50,8 @@ def _handle_signal(number: int, frame: Any) -> None:
     global _signal_name, _interrupted
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch.__spec__, "_initializing", False):
-        # its C++ code, which calls Python's, aborts the process at an exception: ask again when it is imported
+        # its C++ code, which calls Python's, aborts the process at an exception: ask again when it
+        # is imported
         threading.Timer(0.1, signal.raise_signal, [number]).start()
         return
     _signal_name = signal.Signals(number).name
@@ -69,14 +76,20 @@ def handled_signals() -> list[signal.Signals]:
     """
     ignorable = (signal.SIGHUP, signal.SIGINT)
     signals = (*STOPPING, signal.SIGINT)
-    return [number for number in signals if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN]
+    return [
+        number
+        for number in signals
+        if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN
+    ]
 
 
 def answer_early() -> None:
     """Install handlers for the slow imports, before any run has started: the process ends at once.
 
-    In a job of Slurm SIGUSR1 announces the time limit. It is then stored for the first run, which counts it as an
-    attempt (launch/attempts.py): a job that only ended would be requeued as often as the site permits.
+    In a job of Slurm SIGUSR1 announces the time limit. It is then stored for the first run, which
+    counts it as an
+    attempt (launch/attempts.py): a job that only ended would be requeued as often as the site
+        permits.
     """
 
     def end_process(number: int, _: Any) -> None:
@@ -90,7 +103,9 @@ def answer_early() -> None:
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Inside, each of `handled_signals` raises Stopped in the main thread; afterwards earlier handlers are restored."""
+    """Inside, each of `handled_signals` raises Stopped in the main thread; afterwards earlier
+    handlers are restored.
+    """
     global _signal_name, _interrupted
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -108,7 +123,9 @@ def handle_signals() -> Iterator[None]:
 
 @contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `listener` is called with a signal's name instead; it finishes what it must and then stops."""
+    """Inside, `listener` is called with a signal's name instead; it finishes what it must and then
+    stops.
+    """
     with handle_signals():
         _listeners.append(listener)
         try:
@@ -144,7 +161,9 @@ def stop_signal_name() -> str | None:
 
 @contextmanager
 def convert_errors_after_signal() -> Iterator[None]:
-    """Inside, an error after a signal becomes Stopped: libraries convert Stopped to errors of their own."""
+    """Inside, an error after a signal becomes Stopped: libraries convert Stopped to errors of their
+    own.
+    """
     try:
         yield
     except Exception as error:

@@ -1,9 +1,10 @@
 """W&B: opens, tags and finishes a run; no other module uses W&B.
 
-The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the table, the job type
-the stage. The configuration names the parents' ids. Online where a key is configured, offline otherwise; it never
-prompts. W&B's service is killed if a call takes longer than tracking.timeout, which W&B's own timeouts do not bound:
-neither this process nor the server can keep a run from ending.
+The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the
+table, the job type the stage. The configuration names the parents' ids. Online where a key is
+configured, offline otherwise; it never prompts. W&B's service is killed if a call takes longer than
+tracking.timeout, which W&B's own timeouts do not bound: neither this process nor the server can
+keep a run from ending.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ GRACE = 3.0  # seconds that W&B's service has to end when requested
 class Tracker:
     """Logs numbers over steps, a summary, tables, plots and weights of a run.
 
-    W&B works in a process of its own, which may die, stop responding, or wait for a server. Each call has a deadline of
-    `seconds`, and a failure ends no run: one line reports it, and the rest of the run is not logged.
+    W&B works in a process of its own, which may die, stop responding, or wait for a server. Each
+    call has a deadline of `seconds`, and a failure ends no run: one line reports it, and the rest
+    of the run is not logged.
     """
 
     def __init__(self, wandb_run: Any, mode: str = "offline", seconds: float = 30.0) -> None:
@@ -55,10 +57,15 @@ class Tracker:
         self._call(lambda run: run.summary.update(numbers))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Log rows whose columns are numbers or texts, None where one is missing. W&B is given each column's type: it
-        would find it by each value, for 50,000 rows in more than the deadline."""
-        types = [float if all(isinstance(value, int | float | None) for value in column) else str
-                 for column in zip(*rows, strict=True)]  # fmt: skip
+        """Log rows whose columns are numbers or texts, None where one is missing.
+
+        W&B is given each column's type: it would find it by each value, for 50,000 rows in more
+        than the deadline.
+        """
+        types = [
+            float if all(isinstance(value, int | float | None) for value in column) else str
+            for column in zip(*rows, strict=True)
+        ]
 
         def log_table(run: Any) -> None:
             table = wandb_module().Table(columns=columns, data=[], dtype=types or None)
@@ -73,7 +80,11 @@ class Tracker:
         def log_figure(run: Any) -> None:
             wandb = wandb_module()
             is_svg = path.suffix == ".svg"
-            shown = wandb.Html(path.read_text(encoding="utf-8"), inject=False) if is_svg else wandb.Image(str(path))
+            shown = (
+                wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+                if is_svg
+                else wandb.Image(str(path))
+            )
             run.log({path.stem: shown})
 
         self._call(log_figure)
@@ -82,8 +93,14 @@ class Tracker:
         """Log the weights of a run that has its manifest as an artifact."""
         files = sorted(name for name in manifest.files if not name.startswith(f"{SNAPSHOTS}/"))
         self._seconds += sum(manifest.files[name]["bytes"] for name in files) / UPLOAD_SPEED
-        home = run.folder if self._mode == "offline" else run.work  # where they are when W&B reads them
-        self._call(lambda wandb_run: wandb_run.log_artifact(build_artifact(run.work, home, manifest, files)))
+        home = (
+            run.folder if self._mode == "offline" else run.work
+        )  # where they are when W&B reads them
+        self._call(
+            lambda wandb_run: wandb_run.log_artifact(
+                build_artifact(run.work, home, manifest, files)
+            )
+        )
 
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code=exit_code))
@@ -125,7 +142,9 @@ def wandb_id(run_hash: str, attempt: int) -> str:
 
 
 def parent_id(parent: Parent) -> str:
-    """Return the W&B id of a parent (of a snapshot, its training's), or its hash if it has no W&B run."""
+    """Return the W&B id of a parent (of a snapshot, its training's), or its hash if it has no W&B
+    run.
+    """
     folder = home_of(parent.folder)
     with suppress(Malformed):  # a file of this name in the folder of an external model
         if (manifest := read_manifest(folder)) and (folder / "wandb").is_dir():
@@ -133,7 +152,9 @@ def parent_id(parent: Parent) -> str:
     return parent.hash
 
 
-_mode_after_failure: str | None = None  # for the rest of this process, once W&B failed online or did not respond
+_mode_after_failure: str | None = (
+    None  # for the rest of this process, once W&B failed online or did not respond
+)
 
 
 def give_up(error: Exception, mode: str, seconds: float) -> str:
@@ -182,10 +203,15 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def end_service(grace: float = GRACE) -> None:
-    """End W&B's service, which is killed after `grace` seconds, so that no exit hook of W&B waits for it."""
+    """End W&B's service, which is killed after `grace` seconds, so that no exit hook of W&B waits
+    for it.
+    """
     if "wandb" not in sys.modules:
         return
-    with suppress(Exception, SystemExit), time_limit(grace):  # it exits with the status of a service that was killed
+    with (
+        suppress(Exception, SystemExit),
+        time_limit(grace),
+    ):  # it exits with the status of a service that was killed
         wandb_module().teardown()
     kill_service()  # also one that stopped while starting, which W&B does not know of
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
@@ -212,14 +238,17 @@ def resolve_mode(requested: str) -> str:
     """online, offline or disabled. WANDB_MODE, if set, overrides auto.
 
     Raises:
-        PipelineError: online without a key, where W&B would prompt for one; or WANDB_MODE is not one of the three.
+        PipelineError: online without a key, where W&B would prompt for one; or WANDB_MODE is not
+            one of the three.
     """
     if requested == "auto":
         requested = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
         if requested not in MODES:
             raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {requested!r}")
     if requested == "online" and not has_key():
-        raise PipelineError("W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline")
+        raise PipelineError(
+            "W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline"
+        )
     return requested
 
 
@@ -243,7 +272,9 @@ def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tra
     wandb_mode: Any = _mode_after_failure or resolve_mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
     if wandb_mode != "disabled":
-        tracker = Tracker(start_run(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout)
+        tracker = Tracker(
+            start_run(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout
+        )
     try:
         yield tracker
         exit_code = 0
@@ -264,15 +295,27 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
     try:
         sys.argv = without_credentials(arguments)  # which W&B records
         # without standard error, where W&B's service prints hundreds of lines if memory is short
-        with open(os.devnull, "w") as nothing, redirected(nothing.fileno(), 2), time_limit(tracking.timeout):
+        with (
+            open(os.devnull, "w") as nothing,
+            redirected(nothing.fileno(), 2),
+            time_limit(tracking.timeout),
+        ):
             return wandb.init(
-                dir=str(folder), project=tracking.project, entity=tracking.entity, mode=mode, resume="allow",
-                settings=wandb.Settings(console="off", silent=True), reinit="finish_previous", **described,
-            )  # fmt: skip
+                dir=str(folder),
+                project=tracking.project,
+                entity=tracking.entity,
+                mode=mode,
+                resume="allow",
+                settings=wandb.Settings(console="off", silent=True),
+                reinit="finish_previous",
+                **described,
+            )
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None
-    except BaseException:  # a signal to stop, also to W&B's service, which would be missing at the end
+    except (
+        BaseException
+    ):  # a signal to stop, also to W&B's service, which would be missing at the end
         end_service()
         raise
     finally:
@@ -287,7 +330,9 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
     from pipeline.runs.run import recorded_config
 
     config = run.config
-    parents = {role: {"name": parent.name, "id": parent_id(parent)} for role, parent in run.parents.items()}
+    parents = {
+        role: {"name": parent.name, "id": parent_id(parent)} for role, parent in run.parents.items()
+    }
     described = {
         "id": wandb_id(run.hash, attempt),
         "name": run.name,
@@ -299,17 +344,30 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
 
 
 def track_report(
-    folder: Path, tracking: Tracking, job_type: str, name: str, parents: Iterable[Parent], **config: Any
+    folder: Path,
+    tracking: Tracking,
+    job_type: str,
+    name: str,
+    parents: Iterable[Parent],
+    **config: Any,
 ) -> None:
     """Log the report of a table as one W&B run: its CSV files as tables, its plots as figures.
 
-    Its id covers the runs that it reports, so that the same report, written again, is the same W&B run.
+    Its id covers the runs that it reports, so that the same report, written again, is the same W&B
+    run.
     """
     ids = {parent.name: parent_id(parent) for parent in parents}
     described = {
-        "id": hashlib.sha256(" ".join([job_type, name, *sorted(ids.values())]).encode()).hexdigest()[:32],
-        "name": f"{job_type}-{name}", "group": name, "job_type": job_type, "config": {**config, "parents": ids},
-    }  # fmt: skip
+        "id": (
+            hashlib.sha256(" ".join([job_type, name, *sorted(ids.values())]).encode()).hexdigest()[
+                :32
+            ]
+        ),
+        "name": f"{job_type}-{name}",
+        "group": name,
+        "job_type": job_type,
+        "config": {**config, "parents": ids},
+    }
     with open_run(folder, tracking, **described) as tracker:
         for path in sorted(folder.glob("*.csv")):
             with open(path, encoding="utf-8", newline="") as stream:

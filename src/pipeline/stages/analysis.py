@@ -12,11 +12,18 @@ def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
     references = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
     if not references or not all(isinstance(reference, str) for reference in references):
         raise PipelineError(
-            f"checkpoint={config.checkpoint} is not a RUN: give checkpoint=RUN, or checkpoint=[RUN,RUN]"
+            f"checkpoint={config.checkpoint} is not a RUN: give checkpoint=RUN, or"
+            " checkpoint=[RUN,RUN]"
         )
-    parents = {str(index): resolver.model(reference, "checkpoint") for index, reference in enumerate(references)}
+    parents = {
+        str(index): resolver.model(reference, "checkpoint")
+        for index, reference in enumerate(references)
+    }
     label = "analyze-" + "-".join(label_of(parent) for parent in parents.values())
     if config.base is not None:
         return config, label, {**parents, "base": resolver.model(config.base, "base")}
-    bases = [(expert.name, base_of(expert, resolver.runs_dir, "checkpoint")) for expert in parents.values()]
+    bases = [
+        (expert.name, base_of(expert, resolver.runs_dir, "checkpoint"))
+        for expert in parents.values()
+    ]
     return config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")}

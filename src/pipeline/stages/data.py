@@ -1,4 +1,6 @@
-"""The builder of data runs: the sources at their locked revisions, and the files below data_root that are read."""
+"""The builder of data runs: the sources at their locked revisions, and the files below data_root
+that are read.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
     check_items(config.expert)
-    codes = [source.language for source in config.expert.sources.values() if source.language is not None]
+    codes = [
+        source.language for source in config.expert.sources.values() if source.language is not None
+    ]
     return config, label, parents_of(config, resolver) | own_languages(codes)
 
 
 def apart_from_data_root(config: DataStage) -> DataStage:
-    """Where all rows are of files that sources name by themselves (url), data_root has the benchmarks alone."""
+    """Where all rows are of files that sources name by themselves (url), data_root has the
+    benchmarks alone.
+    """
     sources = config.expert.sources.values()
     if config.data_root is None or not sources or not all(is_here(source) for source in sources):
         return config
@@ -47,7 +53,9 @@ def apart_from_data_root(config: DataStage) -> DataStage:
 
 
 def tell_scored(runs: Sequence[Run]) -> None:
-    """Tell the data runs of own rows which tasks the evaluations among `runs` score, and where their rows are."""
+    """Tell the data runs of own rows which tasks the evaluations among `runs` score, and where
+    their rows are.
+    """
     scored: dict[str, str] = {}
     for run in runs:
         if isinstance(run.config, EvalStage):
@@ -64,20 +72,28 @@ def tell_scored(runs: Sequence[Run]) -> None:
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
     """Languages that are not shipped, as parents: their fields affect the run hash."""
-    custom = {code: file for code in codes if (file := languages.custom_language_file(code)) is not None}
-    return {f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()}
+    custom = {
+        code: file for code in codes if (file := languages.custom_language_file(code)) is not None
+    }
+    return {
+        f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()
+    }
 
 
 def build_joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
-    """Return the configuration and parents of a joint set: the two experts' data runs, and how it is shuffled."""
+    """Return the configuration and parents of a joint set: the two experts' data runs, and how it
+    is shuffled.
+    """
     experts = config.expert.union
     if sorted(expert.side for expert in experts.values()) != ["language", "math"]:
         sides = ", ".join(f"{name} {expert.side}" for name, expert in experts.items())
         raise PipelineError(
-            f"expert.union of expert={config.expert.name} has the sides {sides}: give a math and a language expert"
+            f"expert.union of expert={config.expert.name} has the sides {sides}: give a math and a"
+            " language expert"
         )
     parents: dict[str, Parent] = {
-        name: resolver.run(replace(config, expert=expert, redo=False)) for name, expert in experts.items()
+        name: resolver.run(replace(config, expert=expert, redo=False))
+        for name, expert in experts.items()
     }
     return replace(config, data=Data(shuffle=config.data.shuffle)), parents
 
@@ -91,9 +107,12 @@ def without_left_out(config: DataStage) -> DataStage:
     names = {*config.expert.sources, *conf.options("data")}
     if unknown := [name for name in left_out if name not in names]:
         raise PipelineError(
-            f"data.leave_out={unknown[0]} is not a source: name one of {', '.join(config.expert.sources)}"
+            f"data.leave_out={unknown[0]} is not a source: name one of"
+            f" {', '.join(config.expert.sources)}"
         )
-    return with_sources(config, {key: value for key, value in config.expert.sources.items() if key not in left_out})
+    return with_sources(
+        config, {key: value for key, value in config.expert.sources.items() if key not in left_out}
+    )
 
 
 def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
@@ -101,15 +120,20 @@ def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:
-    """Return the sources on the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    """Return the sources on the Hub at the revisions that stage=prefetch locked, so that these
+    enter the hash.
+    """
     if config.data_root is not None or config.expert.world is not None:
         return config
     lock = read_lock(Path(config.runs_dir))
-    return with_sources(config, {name: lock.pinned(source) for name, source in config.expert.sources.items()})
+    return with_sources(
+        config, {name: lock.pinned(source) for name, source in config.expert.sources.items()}
+    )
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """Return the data_root as a parent: a data run, or a folder identified by the files of the sources.
+    """Return the data_root as a parent: a data run, or a folder identified by the files of the
+    sources.
 
     Without one, the sources on this disk are the parents. Benchmarks that rows are compared with
     are recorded (data/benchmarks.py), but not hashed.
@@ -118,9 +142,12 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
         return {}
     if config.expert.items is not None and config.data_root is None:
         small_world(None)
-    if config.data.benchmarks not in (None, "none") and not any(scored_files(Path(config.data.benchmarks)).values()):
+    if config.data.benchmarks not in (None, "none") and not any(
+        scored_files(Path(config.data.benchmarks)).values()
+    ):
         raise PipelineError(
-            f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+            f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name"
+            " a folder with some"
         )
     if config.data_root is None:
         return local_sources(config)
@@ -136,7 +163,9 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def local_sources(config: DataStage) -> dict[str, Parent]:
-    """Return the sources that are a local copy of a repository or a local file, identified by content."""
+    """Return the sources that are a local copy of a repository or a local file, identified by
+    content.
+    """
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
         address = Path(source.url or source.hub or "")
@@ -144,8 +173,14 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
             folder = address if address.is_dir() else address.parent
             matching = list(folder.glob(source.files)) if source.files and folder == address else []
             files = matching or (folder.rglob("*") if folder == address else [address])
-            visible = (path for path in files if not any(part[0] == "." for part in path.relative_to(folder).parts))
-            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), address.name)
+            visible = (
+                path
+                for path in files
+                if not any(part[0] == "." for part in path.relative_to(folder).parts)
+            )
+            parents[f"source {name}"] = External.of_files(
+                folder, filter(Path.is_file, visible), address.name
+            )
     return parents
 
 
@@ -161,4 +196,8 @@ def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
     except PipelineError:  # a task that the Hub has no data for: the evaluation itself reports it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))} if pins else {}
+    return (
+        {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))}
+        if pins
+        else {}
+    )

@@ -1,5 +1,6 @@
-"""The builder of evaluations: the model or merge that is scored and the files that hold the questions; for several
-tasks or languages, the runs that score one each."""
+"""The builder of evaluations: the model or merge that is scored and the files that hold the
+questions; for several tasks or languages, the runs that score one each.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +48,26 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         check_tasks(config, resolver)
     if len(configs) > 1:
         references = models_by_reference(config, parents)
-        scored: dict[str, Parent] = {role: resolver.run(bundled, references) for role, bundled in configs.items()}
+        scored: dict[str, Parent] = {
+            role: resolver.run(bundled, references) for role, bundled in configs.items()
+        }
         return config, f"eval-{name}-{label}", parents | scored
     config = next(iter(configs.values()), config)
     parents |= own_languages(config.languages)
     if config.data_root is not None:
         plain_folder = Path(config.data_root)
-        parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(config, plain_folder)
+        parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(
+            config, plain_folder
+        )
     else:
         parents |= locked_benchmarks(config)
     if config.eval.spm_model is not None:
         file = Path(config.eval.spm_model)
         if not file.is_file():
             raise PipelineError(
-                f"eval.spm_model={file} is not a file: give the SentencePiece model of spBLEU, which sacrebleu -tok "
-                "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
+                f"eval.spm_model={file} is not a file: give the SentencePiece model of spBLEU,"
+                " which sacrebleu -tok flores200 fetches to"
+                " ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     (task,) = config.eval.tasks
@@ -85,28 +91,36 @@ def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
         merge = TaskArithmetic(experts=[reference], base=base)
         return replace(config, checkpoint=None, merge=merge, eval=replace(config.eval, base=None))
     if base is not None:
-        model = "a merge takes merge.base=RUN" if adapter is None else f"{adapter.name} is not one: leave it out"
-        raise PipelineError(f"eval.base={base} is read with checkpoint=, an adapter from elsewhere; {model}")
+        model = (
+            "a merge takes merge.base=RUN"
+            if adapter is None
+            else f"{adapter.name} is not one: leave it out"
+        )
+        raise PipelineError(
+            f"eval.base={base} is read with checkpoint=, an adapter from elsewhere; {model}"
+        )
     return config
 
 
 def refuse_sampling(settings: Eval) -> None:
     """Raise PipelineError for answers that cannot be drawn or scored so."""
     if settings.think_end == "":
-        raise PipelineError("eval.think_end is empty: give what ends the model's thoughts, or leave it out")
+        raise PipelineError(
+            "eval.think_end is empty: give what ends the model's thoughts, or leave it out"
+        )
     if settings.temperature == 0:
         for name in ("answers", "top_p", "sample_seed"):
             if getattr(settings, name) != getattr(Eval, name):
                 raise PipelineError(
-                    f"eval.{name}={getattr(settings, name)} is read with eval.temperature above 0 alone: give "
-                    "eval.temperature=0.7, or leave it out"
+                    f"eval.{name}={getattr(settings, name)} is read with eval.temperature above 0"
+                    " alone: give eval.temperature=0.7, or leave it out"
                 )
         return
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:
         raise PipelineError(
-            f"eval.temperature={settings.temperature:g} is read by tasks that the model writes answers to, not "
-            f"by {', '.join(kinds)}: leave it out"
+            f"eval.temperature={settings.temperature:g} is read by tasks that the model writes"
+            f" answers to, not by {', '.join(kinds)}: leave it out"
         )
 
 
@@ -119,22 +133,30 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
         dtype = merged_dtype(config.merge, parents, runs_dir)
     else:
         dtype = stored_dtype(parents["checkpoint"], runs_dir)
-    return replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True) if dtype else config
+    return (
+        replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True) if dtype else config
+    )
 
 
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
-    """Raise PipelineError where evaluations that are compared use different dtypes. `knob` sets the dtype of all."""
+    """Raise PipelineError where evaluations that are compared use different dtypes.
+
+    `knob` sets the dtype of all.
+    """
     firsts: dict[str, Run[EvalStage]] = {}
     for run in runs:
         firsts.setdefault(run.config.eval.dtype, run)
     firsts.pop("auto", None)
     if len(firsts) > 1:
         examples = ", ".join(f"{run.name} in {dtype}" for dtype, run in firsts.items())
-        raise PipelineError(f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all")
+        raise PipelineError(
+            f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all"
+        )
 
 
 def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
-    """Return the dtype in which models of several dtypes are compared: float32, which holds all of them.
+    """Return the dtype in which models of several dtypes are compared: float32, which holds all of
+    them.
 
     None if all have one dtype. A dtype that is not known yet (auto) counts as different from
     float32.
@@ -145,12 +167,14 @@ def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
 
 
 def refuse_lower(task: str, what: str) -> None:
-    """Raise PipelineError for a task of whose metric less is better, where the highest would be taken for the best."""
+    """Raise PipelineError for a task of whose metric less is better, where the highest would be
+    taken for the best.
+    """
     if lower_is_better(task):
         metric, _ = primary_metric(task)
         raise PipelineError(
-            f"{task}: of {metric} less is better, and {what} the highest: name another task, or choose in a table, by "
-            "best: [AXIS]"
+            f"{task}: of {metric} less is better, and {what} the highest: name another task, or"
+            " choose in a table, by best: [AXIS]"
         )
 
 
@@ -163,7 +187,10 @@ def source_models(run: Run) -> tuple[str, ...]:
 
 def is_bundle(run: Run) -> bool:
     """Whether a run covers several tasks or languages: it scores nothing itself, its parents do."""
-    return any(isinstance(parent, Run) and isinstance(parent.config, EvalStage) for parent in run.parents.values())
+    return any(
+        isinstance(parent, Run) and isinstance(parent.config, EvalStage)
+        for parent in run.parents.values()
+    )
 
 
 def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
@@ -171,24 +198,43 @@ def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dic
     if config.checkpoint is not None:
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
-    models = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
+    models = {
+        str(reference): parents[role] for role, (_, reference) in config.merge.references().items()
+    }
     base = config.merge.base
     return models | ({base: parents["base"]} if base else {})
 
 
 def check_tasks(config: EvalStage, resolver: Resolver) -> None:
-    """Raise PipelineError for a task that cannot be scored, before any is. Data that does not exist yet is not read."""
+    """Raise PipelineError for a task that cannot be scored, before any is.
+
+    Data that does not exist yet is not read.
+    """
     data_run = resolver.data_root(config.data_root) if config.data_root is not None else None
-    root = data_run.folder if data_run else Path(config.data_root) if config.data_root is not None else None
+    root = (
+        data_run.folder
+        if data_run
+        else Path(config.data_root)
+        if config.data_root is not None
+        else None
+    )
     if root is None or root.is_dir():
         settings = config.eval
         tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
-        how = {"split": settings.split, "exemplars": settings.exemplars, "run_code": settings.run_code}
+        how = {
+            "split": settings.split,
+            "exemplars": settings.exemplars,
+            "run_code": settings.run_code,
+        }
         evaluated_sets(tasks, tuple(config.languages), root, **how)
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:
     """Return a plain data_root as a parent, identified by the files that this evaluation reads."""
-    sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
+    sets = [
+        (task.task, language)
+        for task in config.eval.tasks
+        for language in {*config.languages, "en"}
+    ]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
     return External.of_files(folder, files)

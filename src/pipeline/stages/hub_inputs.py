@@ -24,17 +24,28 @@ from pipeline.stages.lengths import is_here
 
 @dataclass
 class HubInputs:
-    """What runs read from the Hub. models: id or id@revision. sources: label -> source, without duplicates."""
+    """What runs read from the Hub.
+
+    models: id or id@revision. sources: label -> source, without duplicates.
+    """
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
-    scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by name
+    scored: list[tuple[str, str | None]] = field(
+        default_factory=list
+    )  # sets that the harness loads by name
     problems: list[str] = field(default_factory=list)  # what the Hub does not offer
-    left_out: list[str] = field(default_factory=list)  # why scores that are wanted where_possible stay empty
+    left_out: list[str] = field(
+        default_factory=list
+    )  # why scores that are wanted where_possible stay empty
 
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
-        missing += [source.hub or source.url or "" for source in self.sources.values() if lock.entry(source) is None]
+        missing += [
+            source.hub or source.url or ""
+            for source in self.sources.values()
+            if lock.entry(source) is None
+        ]
         return without_credentials(list(dict.fromkeys(missing)))
 
 
@@ -46,7 +57,11 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
             if isinstance(parent, External) and parent.hub:
                 add_new(inputs.models, [parent.hub])
         config = run.config
-        if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
+        if (
+            isinstance(config, DataStage)
+            and config.data_root is None
+            and config.expert.world is None
+        ):
             for name, source in config.expert.sources.items():
                 if is_here(source):
                     continue
@@ -73,16 +88,31 @@ def kept_offline(names: Iterable[str]) -> str:
     """Return a clause that says how many models and sets HF_HUB_OFFLINE keeps from being fetched;
     "" if all are cached.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in (
+        "1",
+        "ON",
+        "YES",
+        "TRUE",
+    ):  # as huggingface_hub reads it
         return ""
     folders = {name: name.partition("@")[0].replace("/", "--") for name in names}
-    absent = [name for name, folder in folders.items() if not any(hub_cache().glob(f"*s--{folder}"))]
-    return f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here" if absent else ""
+    absent = [
+        name for name, folder in folders.items() if not any(hub_cache().glob(f"*s--{folder}"))
+    ]
+    return (
+        f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here"
+        if absent
+        else ""
+    )
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
-    """Return the names on the Hub of the experts that a run merges in memory, as `local_folder` takes them."""
-    experts = [run.parents[role] for role in run.config.merge.references()] if run.config.merge else []
+    """Return the names on the Hub of the experts that a run merges in memory, as `local_folder`
+    takes them.
+    """
+    experts = (
+        [run.parents[role] for role in run.config.merge.references()] if run.config.merge else []
+    )
     return [expert.folder for expert in experts if isinstance(expert, External) and expert.hub]
 
 
@@ -91,11 +121,17 @@ def _source_label(name: str, source: Source) -> str:
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
-    """Return the benchmark sets on the Hub that a run reads, to score them or to compare rows with them."""
+    """Return the benchmark sets on the Hub that a run reads, to score them or to compare rows with
+    them.
+    """
     if config.data_root is not None:
         return []
     if isinstance(config, DataStage):
-        is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
+        is_local = (
+            config.expert.world is not None
+            or config.expert.union
+            or config.data.benchmarks is not None
+        )
         sources = [] if is_local else hub_sources(config.expert.languages, scored_sets(config))
         return [source for _, source in sources]
     return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
@@ -107,19 +143,30 @@ def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list
 
 
 def evaluated_sets(
-    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None = None, **settings: Any
+    tasks: tuple[tuple[str, int, bool], ...],
+    languages: tuple[str, ...],
+    root: Path | None = None,
+    **settings: Any,
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out. Raises
-    PipelineError for a task that cannot be scored, with its files below `root`, or on the Hub."""
+    """(repository, configuration, split) of each set that the harness' task files name; why tasks
+    are left out. Raises PipelineError for a task that cannot be scored, with its files below
+    `root`, or on the Hub.
+    """
     return _evaluated_sets(included_state(), tasks, languages, root, **settings)
 
 
 @lru_cache(maxsize=128)
 def _evaluated_sets(
-    included: tuple[str, ...], tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None,
+    included: tuple[str, ...],
+    tasks: tuple[tuple[str, int, bool], ...],
+    languages: tuple[str, ...],
+    root: Path | None,
     **settings: Any,
-) -> tuple[list[tuple[str, str | None, str]], list[str]]:  # fmt: skip
-    """As evaluated_sets. included: the state of eval.include_path, whose files may change between calls."""
+) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+    """As evaluated_sets.
+
+    included: the state of eval.include_path, whose files may change between calls.
+    """
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
     from pipeline.evaluate.tasks import data_sets, task_specs
@@ -128,5 +175,9 @@ def _evaluated_sets(
     with TemporaryDirectory() as folder:
         evaluation = Eval("", [EvalTask(*task) for task in tasks], **settings)
         definitions = task_specs(evaluation, languages, root, Path(folder), left_out)
-        sets = [] if root else [data_set for definition in definitions for data_set in data_sets(definition)]
+        sets = (
+            []
+            if root
+            else [data_set for definition in definitions for data_set in data_sets(definition)]
+        )
     return list(dict.fromkeys(sets)), [str(skipped.reason) for skipped in left_out]

@@ -32,7 +32,9 @@ def count_lines(path: Path) -> int:
 
 
 def is_here(source: Source) -> bool:
-    """Whether a source is a file of this machine that it names itself, as url, whatever data_root is."""
+    """Whether a source is a file of this machine that it names itself, as url, whatever data_root
+    is.
+    """
     return source.url is not None and Path(source.url).is_file()
 
 
@@ -58,7 +60,9 @@ def count_rows(path: Path, changed: int, fields: str) -> int | None:
         return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
     try:
         columns = source_columns(path.name, source)
-        examples = [example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source)]
+        examples = [
+            example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source)
+        ]
     except KeyError:  # a column that is not there, which the data run names
         return None
     return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
@@ -82,11 +86,15 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 def sampled_lengths(
     file: Path, columns: tuple[str, ...], tokenizer: Path | None, rows: int = SAMPLE
 ) -> tuple[float, ...]:
-    """Sorted numbers of tokens of a file's first rows, in these columns or in all that hold text."""
+    """Sorted numbers of tokens of a file's first rows, in these columns or in all that hold
+    text.
+    """
     texts = [text_of(row, columns) for row in islice(read_rows(file), rows)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
-    return tuple(sorted(len(encoding.ids) for encoding in load_tokenizer(tokenizer).encode_batch(texts)))
+    return tuple(
+        sorted(len(encoding.ids) for encoding in load_tokenizer(tokenizer).encode_batch(texts))
+    )
 
 
 @lru_cache(maxsize=4)
@@ -97,13 +105,15 @@ def load_tokenizer(tokenizer: Path) -> Any:
 
 
 def text_of(row: Any, columns: tuple[str, ...]) -> str:
-    """Return the texts of a row's cells: of a conversation its roles too, which stand for what a template adds."""
+    """Return the texts of a row's cells: of a conversation its roles too, which stand for what a
+    template adds.
+    """
     return "\n".join(strings_in([row.get(column) for column in columns] if columns else row))
 
 
 def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
-    """Positions that a row takes on average where the rows of a step are sorted by length and cut into micro-batches,
-    each padded to its longest.
+    """Positions that a row takes on average where the rows of a step are sorted by length and cut
+    into micro-batches, each padded to its longest.
 
     Args:
         lengths: of a sample that the rows are drawn from, sorted; each is cut to `limit`.
@@ -115,11 +125,14 @@ def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float)
 
 @lru_cache(maxsize=256)
 def shares_of_longest(count: int, rows: int, micro: int) -> tuple[float, ...]:
-    """For each of `count` sorted values the share of micro-batches of which it is the longest, where a step's `rows`
-    are drawn from them and sorted: differences of binomial tails."""
+    """For each of `count` sorted values the share of micro-batches of which it is the longest,
+    where a step's `rows` are drawn from them and sorted: differences of binomial tails.
+    """
 
     def up_to(share: float) -> float:
-        chances = [math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(rows + 1)]
+        chances = [
+            math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(rows + 1)
+        ]
         return statistics.fmean(sum(chances[longest:]) for longest in range(micro, rows + 1, micro))
 
     edges = [up_to(number / count) for number in range(count + 1)]

@@ -1,4 +1,6 @@
-"""The builder of merges: its experts, and the base where the method, the weights or an adapter need one."""
+"""The builder of merges: its experts, and the base where the method, the weights or an adapter need
+one.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,17 @@ def build(config: MergeStage, resolver: Resolver) -> Draft:
     return config, *label_and_parents(config, resolver)
 
 
-def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
-    """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge, written or not."""
+def label_and_parents(
+    config: MergeStage | EvalStage, resolver: Resolver
+) -> tuple[str, dict[str, Parent]]:
+    """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge,
+    written or not.
+    """
     assert config.merge is not None
     if config.partition is not None and not config.merge.reads_partition:
         raise PipelineError(
-            f"merge={config.merge.method} reads no partition: leave partition={config.partition.name} out"
+            f"merge={config.merge.method} reads no partition: leave"
+            f" partition={config.partition.name} out"
         )
     parents = merge_parents(config.merge, resolver)
     layers = layers_of(parents)
@@ -54,35 +61,64 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     """Role in the merge -> parent.
 
     Raises:
-        PipelineError: too few experts, a duplicate, different bases, or no base where one is needed.
+        PipelineError: too few experts, a duplicate, different bases, or no base where one is
+            needed.
     """
     experts, named_base = merge.references(), merge.base
     if len(experts) < merge.fewest:
-        raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
-    if wrong := [f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str)]:
-        raise PipelineError(f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them")
+        raise PipelineError(
+            f"merge.experts={[run for _, run in experts.values()]}: name two runs or more"
+        )
+    if wrong := [
+        f"{key}={reference}"
+        for key, reference in experts.values()
+        if not isinstance(reference, str)
+    ]:
+        raise PipelineError(
+            f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them"
+        )
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
     adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
-    if any(map(is_external, parents.values())) and not merge.writes_folder:  # before contents are hashed
-        models = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
+    if (
+        any(map(is_external, parents.values())) and not merge.writes_folder
+    ):  # before contents are hashed
+        models = {
+            **parents,
+            **({"base": resolver.model(named_base, "merge.base")} if named_base else {}),
+        }
         whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
-        check_headers(tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()))
+        check_headers(
+            tuple(
+                (role, parent.folder, is_external(parent)) for role, parent in whole_models.items()
+            )
+        )
     hashes = [parent.hash for parent in parents.values()]
-    if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
-        raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
+    if duplicate := next(
+        (parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None
+    ):
+        raise PipelineError(
+            f"merge={merge.method} was given {duplicate} twice: name each expert once"
+        )
     merge.refuse_sides({role: declared_side(parent) for role, parent in parents.items()})
     if named_base is not None:
         parents["base"] = resolver.model(named_base, "merge.base")
     elif adapters or merge.needs_base() or merge.control:
         sources = {role: parents[role] for role in adapters} or parents
         bases = [
-            (expert.name, base_of(expert, resolver.runs_dir, experts[role][0])) for role, expert in sources.items()
+            (expert.name, base_of(expert, resolver.runs_dir, experts[role][0]))
+            for role, expert in sources.items()
         ]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
     elif recorded := [
-        (parent.name, base) for parent in parents.values() if (base := recorded_base(parent)) is not None
+        (parent.name, base)
+        for parent in parents.values()
+        if (base := recorded_base(parent)) is not None
     ]:
-        one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
+        one_base(
+            recorded,
+            f"merge={merge.method}: the experts",
+            ", or give merge.base=RUN if they belong together",
+        )
     for role in adapters:
         check_adapter(role, parents[role].folder, parents["base"].folder)
     return parents
@@ -106,7 +142,9 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
 
     None if no expert and no base is on this machine.
     """
-    bases = filter(None, map(recorded_base, parents.values()))  # read only where no merged model is here
+    bases = filter(
+        None, map(recorded_base, parents.values())
+    )  # read only where no merged model is here
     files = (model.folder / "config.json" for model in chain(parents.values(), bases))
     file = next((file for file in files if file.is_file()), None)
     return _layers_in(file, file.stat().st_mtime_ns) if file else None
@@ -115,13 +153,16 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
 @lru_cache(maxsize=256)
 def _layers_in(file: Path, _: int) -> int | None:
     config = read_json(file)
-    return text_settings(config).get("num_hidden_layers") or common_settings(config).get("num_hidden_layers")
+    return text_settings(config).get("num_hidden_layers") or common_settings(config).get(
+        "num_hidden_layers"
+    )
 
 
 @lru_cache(maxsize=1024)
 def check_headers(whole: tuple[tuple[str, Path, bool], ...]) -> None:
-    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
-    folder, and whether no run made it, of each."""
+    """Raise PipelineError where complete models on this disk do not fit each other, or the given
+    base. whole: role, folder, and whether no run made it, of each.
+    """
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import as_decoders, check_sources, key_of
     from pipeline.merge.padding import align_padding

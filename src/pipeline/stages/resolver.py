@@ -1,4 +1,6 @@
-"""What a RUN in a configuration refers to: a run that is planned already, else a finished one, a folder or the Hub."""
+"""What a RUN in a configuration refers to: a run that is planned already, else a finished one, a
+folder or the Hub.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
-Draft = tuple[RunStage, str, dict[str, Parent]]  # what a builder returns: the resolved config, the label, the parents
+Draft = tuple[
+    RunStage, str, dict[str, Parent]
+]  # what a builder returns: the resolved config, the label, the parents
 
 
 @dataclass(frozen=True)
 class Resolver:
     """Finds the run, snapshot or folder that a RUN in a configuration names.
 
-    references: parents by names that a RUN may have before its run exists. build: plans the run of a stage
-    (stages/rows.py).
+    references: parents by names that a RUN may have before its run exists. build: plans the run of
+    a stage (stages/rows.py).
     """
 
     runs_dir: Path
@@ -44,7 +48,8 @@ class Resolver:
         manifest = read_manifest(parent.folder)
         if manifest and manifest.stage in ("data", "eval", "analyze"):
             raise PipelineError(
-                f"{knob}={reference} is a run of stage={manifest.stage}, which holds no model: name another RUN"
+                f"{knob}={reference} is a run of stage={manifest.stage}, which holds no model: name"
+                " another RUN"
             )
         return parent
 
@@ -57,12 +62,15 @@ class Resolver:
             return None
         if ("/" in reference or reference.startswith(".")) and not folder.is_dir():
             raise PipelineError(
-                f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run"
+                f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl,"
+                " or a data run"
             )
         return find_run(reference, self.runs_dir, "data_root")
 
     def run(self, config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
-        """Return the run of a stage that another stage needs: a training's data set, the evaluations of a selection."""
+        """Return the run of a stage that another stage needs: a training's data set, the
+        evaluations of a selection.
+        """
         return self.build(config, {**self.references, **(references or {})})
 
 

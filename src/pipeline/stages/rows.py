@@ -1,4 +1,6 @@
-"""The stages, a row each: its configuration, the function that runs it, its parents, and the version of its results."""
+"""The stages, a row each: its configuration, the function that runs it, its parents, and the
+version of its results.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def no_disk_needed(run: Run) -> dict[str, int]:
 def bytes_of_merge(run: Run) -> dict[str, int]:
     """Purpose -> bytes: a merge is as large as its largest parent, or twice as large in float32."""
     in_float32 = run.config.merge.dtype == "float32"
-    wider = in_float32 and any(stored_dtype(parent, run.runs_dir) != "float32" for parent in run.parents.values())
+    wider = in_float32 and any(
+        stored_dtype(parent, run.runs_dir) != "float32" for parent in run.parents.values()
+    )
     return {"weights": (1 + wider) * bytes_of_largest_parent(run)}
 
 
@@ -57,9 +61,10 @@ def bytes_of_largest_parent(run: Run) -> int:
 class RunRow:
     """A stage that computes a run.
 
-    version: raised when the code changes the stage's results; it enters the hash. make: the module of
-    `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with NumPy in threads of
-    their own. bytes_needed: purpose -> bytes that a run will write; of trainings estimate/gpu_budget.py knows them.
+    version: raised when the code changes the stage's results; it enters the hash. make: the module
+    of `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with
+    NumPy in threads of their own. bytes_needed: purpose -> bytes that a run will write; of
+    trainings estimate/gpu_budget.py knows them.
     """
 
     config: type[RunStage]
@@ -75,7 +80,9 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage over many runs: `call` is module:function, which takes the config and returns what is printed."""
+    """A stage over many runs: `call` is module:function, which takes the config and returns what is
+    printed.
+    """
 
     config: type[Stage]
     call: str
@@ -89,7 +96,9 @@ RUN_STAGES = {
     "data": RunRow(DataStage, 6, "pipeline.data.stage", data.build, torch=False),
     "cpt": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
     "sft": RunRow(TrainStage, 5, "pipeline.train.stage", training.build),
-    "merge": RunRow(MergeStage, 3, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
+    "merge": RunRow(
+        MergeStage, 3, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge
+    ),
     "eval": RunRow(EvalStage, 9, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
     "analyze": RunRow(AnalyzeStage, 3, "pipeline.analyze.stage", analysis.build, torch=False),
@@ -116,7 +125,9 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
         PipelineError: a RUN that refers to nothing, or a data file that does not exist.
     """
     row = RUN_STAGES[config.stage]
-    decided, label, parents = row.build(config, Resolver(Path(config.runs_dir), build, references or {}))
+    decided, label, parents = row.build(
+        config, Resolver(Path(config.runs_dir), build, references or {})
+    )
     return Run(decided, label, parents, version=row.version)
 
 

@@ -1,4 +1,6 @@
-"""The builder of selections: the snapshots of some trainings, and the evaluations that compare them."""
+"""The builder of selections: the snapshots of some trainings, and the evaluations that compare
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,12 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     """Parents: `<training>@<step>` -> evaluation or snapshot, `model` -> the base they share."""
     check_rule(config)
     trainings = {
-        training.hash: training for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
+        training.hash: training
+        for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
     }
-    runs = dict.fromkeys(training.name.partition("@")[0] for _, training in sorted(trainings.items()))
+    runs = dict.fromkeys(
+        training.name.partition("@")[0] for _, training in sorted(trainings.items())
+    )
     candidates = {
         f"{[*runs].index(training.name.partition('@')[0])}@{step}": candidate
         for training in trainings.values()
@@ -34,15 +39,28 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
         refuse_other_losses(list(trainings.values()))
     parents: dict[str, Parent] = dict(candidates)
     bases = [  # none of those that started from random weights
-        (training.name, base_of(training, resolver.runs_dir, "checkpoints") if recorded_base(training) else None)
+        (
+            training.name,
+            (
+                base_of(training, resolver.runs_dir, "checkpoints")
+                if recorded_base(training)
+                else None
+            ),
+        )
         for training in trainings.values()
     ]
     base: Parent | None = one_base(bases, "checkpoints")
     if config.select.by == "scores":
-        parents = {role: build_evaluation(config, candidate, resolver) for role, candidate in candidates.items()}
+        parents = {
+            role: build_evaluation(config, candidate, resolver)
+            for role, candidate in candidates.items()
+        }
         if config.select.guards:
             if base is None:
-                raise PipelineError("select.guards compare with the base, and checkpoints= have none: leave them out")
+                raise PipelineError(
+                    "select.guards compare with the base, and checkpoints= have none: leave"
+                    " them out"
+                )
             parents["base"] = build_evaluation(config, base, resolver)
         config = in_one_dtype(config, parents)
     if base is not None:
@@ -56,21 +74,36 @@ def check_rule(config: SelectStage) -> None:
     select = config.select
     if select.by == "validation_loss":
         if select.primary or select.guards or select.eval:
-            raise PipelineError("select.by=validation_loss scores nothing: leave out select.primary, guards and eval")
+            raise PipelineError(
+                "select.by=validation_loss scores nothing: leave out select.primary, guards and"
+                " eval"
+            )
         return
     if not select.primary or select.eval is None:
-        raise PipelineError("select.by=scores needs select.primary=[{task: ...}] and select.eval with those tasks")
+        raise PipelineError(
+            "select.by=scores needs select.primary=[{task: ...}] and select.eval with those tasks"
+        )
     scored = [task.task for task in select.eval.tasks]
     for measure in [*select.primary, *(select.guards or [])]:
         if measure.task not in scored:
-            raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
+            raise PipelineError(
+                f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks"
+            )
         refuse_lower(measure.task, "a selection takes")
 
 
 def refuse_other_losses(trainings: list[Parent]) -> None:
     """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
     recipes = {training.name: recipe_of(training) for training in trainings}
-    for key in ("loss_on", "template", "separator", "template_date", "chat_template_args", "seq_length", "packing"):
+    for key in (
+        "loss_on",
+        "template",
+        "separator",
+        "template_date",
+        "chat_template_args",
+        "seq_length",
+        "packing",
+    ):
         named = {
             str(recipe[key]): f"{name} with sft.{key}={recipe[key]!r}"
             for name, recipe in recipes.items()
@@ -79,8 +112,8 @@ def refuse_other_losses(trainings: list[Parent]) -> None:
         if len(named) > 1:
             first, second, *_ = named.values()
             raise PipelineError(
-                f"checkpoints: validation losses of {first} and {second} cannot be compared: give all the same "
-                f"sft.{key}, or choose by scores, another select="
+                f"checkpoints: validation losses of {first} and {second} cannot be compared: give"
+                f" all the same sft.{key}, or choose by scores, another select="
             )
 
 
@@ -100,7 +133,10 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
     manifest = read_manifest(training.folder)
     if manifest is not None:
         if manifest.stage not in ("sft", "cpt"):
-            raise PipelineError(f"checkpoints: {training.name} is not a training: name runs of stage=sft or stage=cpt")
+            raise PipelineError(
+                f"checkpoints: {training.name} is not a training: name runs of stage=sft or"
+                " stage=cpt"
+            )
         last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
     else:
         last, steps = planned_snapshot_steps(training)
@@ -114,11 +150,15 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
 
 def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
     """Return the last step of a training that has not run yet, and the steps of its snapshots."""
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := training_steps(training)):
+    if (
+        isinstance(training, Run)
+        and isinstance(training.config, TrainStage)
+        and (last := training_steps(training))
+    ):
         return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
-        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps, or "
-        "data.size without data.allow_fewer"
+        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give"
+        " sft.steps, or data.size without data.allow_fewer"
     )
 
 
@@ -127,7 +167,11 @@ def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectSt
 
     Raises PipelineError if they have several.
     """
-    runs = [parent for parent in parents.values() if isinstance(parent, Run) and isinstance(parent.config, EvalStage)]
+    runs = [
+        parent
+        for parent in parents.values()
+        if isinstance(parent, Run) and isinstance(parent.config, EvalStage)
+    ]
     refuse_dtypes(runs, "select.eval.dtype")
     assert config.select.eval is not None
     settings = replace(config.select.eval, dtype=runs[0].config.eval.dtype)
@@ -137,10 +181,22 @@ def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectSt
 def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:
     select = config.select
     assert select.eval is not None
-    languages = [measure.language for measure in [*(select.primary or []), *(select.guards or [])] if measure.language]
+    languages = [
+        measure.language
+        for measure in [*(select.primary or []), *(select.guards or [])]
+        if measure.language
+    ]
     stage = EvalStage(
-        stage="eval", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
-        threads=config.threads, deterministic=config.deterministic, checkpoint=model.name, eval=select.eval,
-        languages=list(dict.fromkeys([*config.languages, *languages])), data_root=config.data_root,
-    )  # fmt: skip
+        stage="eval",
+        runs_dir=config.runs_dir,
+        tracking=config.tracking,
+        seed=config.seed,
+        group=config.group,
+        threads=config.threads,
+        deterministic=config.deterministic,
+        checkpoint=model.name,
+        eval=select.eval,
+        languages=list(dict.fromkeys([*config.languages, *languages])),
+        data_root=config.data_root,
+    )
     return resolver.run(stage, {model.name: model})

@@ -1,6 +1,7 @@
 """The number of steps of a training, from the size of its set, before either has run.
 
-Without `expected` numbers are certain, and decide where snapshots lie; with it they are for estimates.
+Without `expected` numbers are certain, and decide where snapshots lie; with it they are for
+estimates.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pipeline.train.steps import available_steps
 
 
 def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
-    """Training rows of a data run: those it has, else those requested; None where no number is requested.
+    """Training rows of a data run: those it has, else those requested; None where no number is
+    requested.
 
-    A set with fewer rows than requested is an error when it is drawn, unless data.allow_fewer is set: then the number
-    is unknown beforehand. expected: then, those in its files, at most the requested size; without files, that size.
+    A set with fewer rows than requested is an error when it is drawn, unless data.allow_fewer is
+    set: then the number is unknown beforehand. expected: then, those in its files, at most the
+    requested size; without files, that size.
     """
     if manifest := read_manifest(data.folder):
         return int(manifest.facts["counts"]["train"])
@@ -32,12 +35,17 @@ def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
     if not expected or (size and not config.data.allow_fewer):
         return None if config.data.allow_fewer else size
     available = available_rows(data)
-    return size if available is None else max(0, min(available - config.data.validation, size or available))
+    return (
+        size
+        if available is None
+        else max(0, min(available - config.data.validation, size or available))
+    )
 
 
 def available_rows(data: Run[DataStage]) -> int | None:
-    """Rows of the sources of a data run, in their files below data_root (written or planned); None where a number is
-    unknown, as on the Hub."""
+    """Rows of the sources of a data run, in their files below data_root (written or planned); None
+    where a number is unknown, as on the Hub.
+    """
     root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
     if sources and all(map(is_here, sources)):
         counts = [rows_of(Path(source.url or ""), source) for source in sources]
@@ -57,19 +65,29 @@ def sum_known(counts: Sequence[int | None]) -> int | None:
 
 
 def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int]:
-    """Rows of the sets on which a training takes turns, as `training_rows` counts them: side -> rows, or all -> rows
-    of its one set; {} where those of one are unknown."""
+    """Rows of the sets on which a training takes turns, as `training_rows` counts them: side ->
+    rows, or all -> rows of its one set; {} where those of one are unknown.
+    """
     alternating = sft.method == "simultaneous"
-    sets = {part.config.expert.side: part for part in parent_runs(data.parents)} if alternating else {"all": data}
-    rows = {side: count for side, part in sets.items() if (count := training_rows(part, expected)) is not None}
+    sets = (
+        {part.config.expert.side: part for part in parent_runs(data.parents)}
+        if alternating
+        else {"all": data}
+    )
+    rows = {
+        side: count
+        for side, part in sets.items()
+        if (count := training_rows(part, expected)) is not None
+    }
     return rows if len(rows) == len(sets) else {}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
-    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are unknown.
+    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows
+    are unknown.
 
-    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With packing the number
-    is unknown beforehand, and expected as if each document filled a row.
+    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With
+    packing the number is unknown beforehand, and expected as if each document filled a row.
     """
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):

@@ -20,12 +20,15 @@ WORLD = "world.json"  # in a small world's data run, and next to the base that w
 def check_items(expert: Expert) -> None:
     """Raise PipelineError where more items of the small world are requested than ship."""
     counts = {"world.items": expert.world.items} if expert.world else {}
-    counts |= {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
+    counts |= (
+        {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
+    )
     for name, items in counts.items():
         if items > LARGEST:
             raise PipelineError(
-                f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the program: ask "
-                f"for at most {LARGEST}, or give data_root=FOLDER, from {SCRIPT} --items {items} --dev-items {items}"
+                f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the"
+                f" program: ask for at most {LARGEST}, or give data_root=FOLDER, from {SCRIPT}"
+                f" --items {items} --dev-items {items}"
             )
 
 
@@ -35,9 +38,14 @@ def small_world(data_root: Parent | None) -> Parent:
     Raises PipelineError if data_root holds something else.
     """
     if data_root is None or not holds_small_world(data_root):
-        problem = f"data_root={data_root.name} is not one" if data_root else "no data run with one is given"
+        problem = (
+            f"data_root={data_root.name} is not one"
+            if data_root
+            else "no data run with one is given"
+        )
         raise PipelineError(
-            f"items are of a small world, and {problem}: give data_root=RUN of stage=data expert=sandbox"
+            f"items are of a small world, and {problem}: give data_root=RUN of stage=data"
+            " expert=sandbox"
         )
     return data_root
 
@@ -49,7 +57,9 @@ def holds_small_world(data_root: Parent) -> bool:
 
 
 def refuse_items(data_root: Parent | Path) -> None:
-    """Raise PipelineError where a training set is read from a data_root that holds evaluation items only."""
+    """Raise PipelineError where a training set is read from a data_root that holds evaluation items
+    only.
+    """
     if isinstance(data_root, Run) and isinstance(data_root.config, DataStage):
         holds_items = data_root.config.expert.items is not None
     else:
@@ -58,12 +68,14 @@ def refuse_items(data_root: Parent | Path) -> None:
     if holds_items:
         name = str(data_root) if isinstance(data_root, Path) else data_root.name
         raise PipelineError(
-            f"data_root={name} holds items to score on and nothing to train on: give the RUN of stage=data "
-            "expert=sandbox that they are of"
+            f"data_root={name} holds items to score on and nothing to train on: give the RUN of"
+            " stage=data expert=sandbox that they are of"
         )
 
 
 def world_record(folder: Path) -> dict[str, Any]:
-    """Contents of world.json of a small world's data run, or of a base trained in it; else empty."""
+    """Contents of world.json of a small world's data run, or of a base trained in it; else
+    empty.
+    """
     file = folder / WORLD
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}

@@ -1,7 +1,7 @@
 """Tests on ranks, for tables whose blocks are models and languages. Pure functions on arrays.
 
-SciPy does the work and is imported where it is needed; implemented here are the permutations within clusters, since
-blocks of one model share its math expert, and the pooling of correlations.
+SciPy does the work and is imported where it is needed; implemented here are the permutations within
+clusters, since blocks of one model share its math expert, and the pooling of correlations.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ EXACT_CLUSTERS = 16  # 65,536 sign flips
 
 @dataclass(frozen=True)
 class Friedman:
-    """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by permutation of the
-    treatments' labels within clusters of blocks, the valid one if blocks are not independent.
+    """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by
+    permutation of the treatments' labels within clusters of blocks, the valid one if blocks are not
+    independent.
     """
 
     statistic: float
@@ -31,13 +32,16 @@ class Friedman:
     permuted: float
 
 
-def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Friedman:
+def friedman(
+    scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0
+) -> Friedman:
     """Return Friedman's test of scores (blocks, treatments).
 
-    clusters: the cluster of each block (its model); None: every block is its own cluster. Without an effect of the
-    treatments, the labels of a cluster are exchangeable, jointly in all of its blocks: p is the share of permutations
-    with at least the observed statistic. Treatments whose trainings vary unequally are not quite exchangeable:
-    docs/explanation/statistics.md has rates. Raises ValueError below three treatments or two blocks.
+    clusters: the cluster of each block (its model); None: every block is its own cluster. Without
+    an effect of the treatments, the labels of a cluster are exchangeable, jointly in all of its
+    blocks: p is the share of permutations with at least the observed statistic. Treatments whose
+    trainings vary unequally are not quite exchangeable: docs/explanation/statistics.md has rates.
+    Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
     from scipy.stats import chi2, rankdata
@@ -45,18 +49,24 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     array = np.asarray(scores, dtype=float)
     blocks, treatments = array.shape
     if treatments < 3 or blocks < 2:
-        raise ValueError(f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}")
+        raise ValueError(
+            f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}"
+        )
     ranks = rankdata(-array, axis=1)  # (blocks, treatments)
     ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
 
     def chi_squared(sums: np.ndarray) -> np.ndarray:
-        """(...,) statistics of sums of ranks (..., treatments), corrected for ties; 0 if all are tied."""
+        """(...,) statistics of sums of ranks (..., treatments), corrected for ties; 0 if all are
+        tied.
+        """
         centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
         return (treatments - 1) * centred / ties if ties > 0 else np.zeros_like(centred)
 
     statistic = float(chi_squared(ranks.sum(axis=0)))
     names = list(range(blocks)) if clusters is None else list(clusters)
-    members = [[at for at, cluster in enumerate(names) if cluster == name] for name in dict.fromkeys(names)]
+    members = [
+        [at for at, cluster in enumerate(names) if cluster == name] for name in dict.fromkeys(names)
+    ]
     rng = np.random.default_rng(seed)
     sums = np.zeros((PERMUTATIONS, treatments))
     for rows in members:
@@ -67,11 +77,16 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     return Friedman(statistic, float(chi2.sf(statistic, treatments - 1)), permuted)
 
 
-def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> float:
-    """Return the two-sided p of the Wilcoxon signed-rank test of one difference per block. Zeros are omitted.
+def wilcoxon(
+    differences: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0
+) -> float:
+    """Return the two-sided p of the Wilcoxon signed-rank test of one difference per block.
 
-    clusters: blocks whose signs flip together, such as those of one model; with c clusters the smallest p is 2 / 2^c.
-    All sign flips are enumerated up to EXACT_CLUSTERS. For more clusters, PERMUTATIONS of the flips are drawn.
+    Zeros are omitted.
+
+    clusters: blocks whose signs flip together, such as those of one model; with c clusters the
+    smallest p is 2 / 2^c. All sign flips are enumerated up to EXACT_CLUSTERS. For more clusters,
+    PERMUTATIONS of the flips are drawn.
     """
     import numpy as np
     from scipy import stats
@@ -88,16 +103,21 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None,
             sums[name] = sums.get(name, 0.0) + rank
     flips = 2 ** len(sums) if len(sums) <= EXACT_CLUSTERS else PERMUTATIONS
     flipped = stats.permutation_test(
-        ([*sums.values()],), np.sum, permutation_type="samples", n_resamples=flips, random_state=seed
+        ([*sums.values()],),
+        np.sum,
+        permutation_type="samples",
+        n_resamples=flips,
+        random_state=seed,
     )
     return float(flipped.pvalue)
 
 
 @dataclass(frozen=True)
 class Alike:
-    """n trainings of two kinds; within, between: mean correlation of the profiles of two trainings of the same kind,
-    and of different kinds; p, opposed: by permutation of the kinds, that profiles within a kind are more, or less,
-    alike; least_p: the smallest possible p, nan without a profile."""
+    """n trainings of two kinds; within, between: mean correlation of the profiles of two trainings
+    of the same kind, and of different kinds; p, opposed: by permutation of the kinds, that profiles
+    within a kind are more, or less, alike; least_p: the smallest possible p, nan without a profile.
+    """
 
     n: int
     within: float
@@ -109,9 +129,11 @@ class Alike:
 
 
 def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
-    """Test whether trainings of the same kind are more alike than those of different kinds. left, right: profiles
-    (trainings, numbers) of each kind. Enumerates all relabellings with the same counts; exact if trainings are
-    exchangeable without a difference between the kinds."""
+    """Test whether trainings of the same kind are more alike than those of different kinds.
+
+    left, right: profiles (trainings, numbers) of each kind. Enumerates all relabellings with the
+    same counts; exact if trainings are exchangeable without a difference between the kinds.
+    """
     import numpy as np
 
     first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
@@ -126,7 +148,9 @@ def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
         splits.append((r[pairs][same].mean(), r[pairs][~same].mean()))
     differences = np.array([within - between for within, between in splits])
     least = (1 + (2 * count == n)) / len(splits) if np.isfinite(differences).all() else math.nan
-    higher, lower = (float(np.mean(sign * (differences - differences[0]) >= -1e-12)) for sign in (1, -1))
+    higher, lower = (
+        float(np.mean(sign * (differences - differences[0]) >= -1e-12)) for sign in (1, -1)
+    )
     return Alike(n, float(splits[0][0]), float(splits[0][1]), higher, lower, len(splits), least)
 
 
@@ -145,14 +169,17 @@ def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> lis
     return adjusted
 
 
-# ------------------------------------------------------------------------------------------- correlations
+# --- correlations ---
 
 
-def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray) -> np.ndarray:
-    """(draws,) Spearman's correlations within groups, pooled by Fisher's z with weights n - 3, of n pairs of which a
-    draw has `counts` (draws, n) copies each.
+def _pooled_z(
+    first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray
+) -> np.ndarray:
+    """(draws,) Spearman's correlations within groups, pooled by Fisher's z with weights n - 3, of n
+    pairs of which a draw has `counts` (draws, n) copies each.
 
-    Groups with fewer than four pairs or constant values have no correlation and are skipped; nan if all are.
+    Groups with fewer than four pairs or constant values have no correlation and are skipped; nan if
+    all are.
     """
     import numpy as np
 
@@ -161,25 +188,34 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
         indices = [index for index, name in enumerate(groups) if name == group]
         copies = counts[:, indices]
         n = copies.sum(axis=1)
-        x, y = (_ranks(values[indices], copies) for values in (first, second))  # (draws, pairs of the group)
-        x, y = (ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y))
+        x, y = (
+            _ranks(values[indices], copies) for values in (first, second)
+        )  # (draws, pairs of the group)
+        x, y = (
+            ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y)
+        )
         scale = np.sqrt((copies * x * x).sum(axis=1) * (copies * y * y).sum(axis=1))
         usable = (n > 3) & (scale > 0)
-        rho = np.clip((copies * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6)
+        rho = np.clip(
+            (copies * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6
+        )
         weight = np.where(usable, n - 3, 0)
         total, weights = total + weight * np.arctanh(rho), weights + weight
     return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
 
 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(draws, n) ranks, up to a constant, of n values with `counts` copies in each draw; ties share a rank."""
+    """(draws, n) ranks, up to a constant, of n values with `counts` copies in each draw; ties share
+    a rank.
+    """
     return counts @ ((values[:, None] < values) + (values[:, None] == values) / 2)
 
 
 @dataclass(frozen=True)
 class Correlations:
-    """left, right: pooled correlations with the outcome; difference, low, high: left minus right in Fisher's z, and
-    its percentile interval over experts; p: two-sided, by the draws."""
+    """left, right: pooled correlations with the outcome; difference, low, high: left minus right in
+    Fisher's z, and its percentile interval over experts; p: two-sided, by the draws.
+    """
 
     left: float
     right: float
@@ -198,10 +234,12 @@ def compare_correlations(
     draws: int = 2_000,
     seed: int = 0,
 ) -> Correlations:
-    """Test whether one score of an expert correlates more with the outcome of its merge than another score does.
+    """Test whether one score of an expert correlates more with the outcome of its merge than
+    another score does.
 
-    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are ranked; experts: the
-    expert of each. Experts are resampled within groups, each with all of its merges, as these are not independent.
+    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are
+    ranked; experts: the expert of each. Experts are resampled within groups, each with all of its
+    merges, as these are not independent.
     """
     import numpy as np
 
@@ -216,10 +254,14 @@ def compare_correlations(
         for times, places in zip(picked.T, of.values(), strict=True):
             counts[:, places] = times[:, None]
     single_copies = np.ones((1, len(target)))
-    first, second = (float(_pooled_z(values, target, groups, single_copies)[0]) for values in (x, y))
+    first, second = (
+        float(_pooled_z(values, target, groups, single_copies)[0]) for values in (x, y)
+    )
     observed = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
     observed = observed[np.isfinite(observed)]
     low, high = np.quantile(observed, [0.025, 0.975]) if len(observed) else (math.nan, math.nan)
     tail = 1 + min(int((observed <= 0).sum()), int((observed >= 0).sum()))
     p = min(1.0, 2 * tail / (len(observed) + 1))
-    return Correlations(math.tanh(first), math.tanh(second), first - second, float(low), float(high), p)
+    return Correlations(
+        math.tanh(first), math.tanh(second), first - second, float(low), float(high), p
+    )

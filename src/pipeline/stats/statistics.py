@@ -1,10 +1,14 @@
-"""The statistics of a table. Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
+"""The statistics of a table.
 
-Scores are shares of 1, one per problem (0 or 1, or a mean over fixed factors: languages, models). Factors sampled from
-a population are resampled: problems always, experts if a claim is about experts in general. MGSM has the same problems
-in every language, so one draw of problem ids is used for all languages, seeds and models.
+Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
 
-Differences of two scores are in contrast.py, tests on ranks (Friedman, Wilcoxon, Spearman) in ranks.py.
+Scores are shares of 1, one per problem (0 or 1, or a mean over fixed factors: languages, models).
+Factors sampled from a population are resampled: problems always, experts if a claim is about
+experts in general. MGSM has the same problems in every language, so one draw of problem ids is used
+for all languages, seeds and models.
+
+Differences of two scores are in contrast.py, tests on ranks (Friedman, Wilcoxon, Spearman) in
+ranks.py.
 """
 
 from __future__ import annotations
@@ -26,12 +30,15 @@ POWER = 0.8
 
 
 def is_mean_of(score: float, values: Sequence[float]) -> bool:
-    """Whether a score is the mean of its answers' values, up to rounding; a perplexity or a correlation is not."""
+    """Whether a score is the mean of its answers' values, up to rounding; a perplexity or a
+    correlation is not.
+    """
     return math.isclose(score, fmean(values), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
-    """Return the standard error of a mean, with the sample's deviation (n - 1) as the harness has it.
+    """Return the standard error of a mean, with the sample's deviation (n - 1) as the harness has
+    it.
 
     None for a single value, and for a score that is not the mean of these values, such as a
     perplexity.
@@ -41,15 +48,18 @@ def mean_stderr(values: Sequence[float], score: float | None = None) -> float | 
     if score is not None and not is_mean_of(score, values):
         return None
     center = fmean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
+    return math.sqrt(
+        math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values)
+    )
 
 
 def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict[int, float]:
-    """Question -> one value, from (question, value) of its parts: their sum, or, for a mean over all parts, the
-    question's share of it.
+    """Question -> one value, from (question, value) of its parts: their sum, or, for a mean over
+    all parts, the question's share of it.
 
-    The mean of these shares is the mean over parts, and their standard error that of a mean over clusters: m + (sum of
-    the question's parts - m * their number) * questions / parts (Miller 2024, arXiv 2411.00640, section 2.2).
+    The mean of these shares is the mean over parts, and their standard error that of a mean over
+    clusters: m + (sum of the question's parts - m * their number) * questions / parts (Miller 2024,
+    arXiv 2411.00640, section 2.2).
     """
     by_question: dict[int, list[float]] = {}
     for question, value in parts:
@@ -70,10 +80,12 @@ def standard_error(fraction: float, n: int) -> float:
 
 
 def detectable_difference(error: float, level: float = LEVEL, df: float = math.inf) -> float:
-    """Return the true difference that a test at `level` detects with POWER, in the unit of its standard error.
+    """Return the true difference that a test at `level` detects with POWER, in the unit of its
+    standard error.
 
-    This is (z_level + z_POWER) * error. With finite degrees of freedom the factor is the noncentrality at which
-    Student's t has this power: its quantiles alone are too small for few trainings.
+    This is (z_level + z_POWER) * error. With finite degrees of freedom the factor is the
+    noncentrality at which Student's t has this power: its quantiles alone are too small for few
+    trainings.
     """
     from scipy.special import nctdtrinc
 
@@ -83,21 +95,24 @@ def detectable_difference(error: float, level: float = LEVEL, df: float = math.i
     return float(nctdtrinc(df, 1 - POWER, critical)) * error
 
 
-# ------------------------------------------------------------------------------------------- two models
+# --- two models ---
 
 
 @dataclass(frozen=True)
 class PairedScore:
-    """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true difference.
+    """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true
+    difference.
 
-    won, lost: numbers of the n questions that only the left, or only the right side answers correctly; for means over
-    languages or seeds, sums of their parts. dependence: the variance of a question's difference, as a share of the
-    variance of a single answer's; experts: variance added by experts, with df degrees of freedom; reach: the largest
-    possible difference, above 1 if the right side has a weight above 1.
+    won, lost: numbers of the n questions that only the left, or only the right side answers
+    correctly; for means over languages or seeds, sums of their parts. dependence: the variance of a
+    question's difference, as a share of the variance of a single answer's; experts: variance added
+    by experts, with df degrees of freedom; reach: the largest possible difference, above 1 if the
+    right side has a weight above 1.
 
-    For single answers (dependence 1, no experts) it is the score test and interval of Tango (1998, Statistics in
-    Medicine 17, 891-908): the variance is computed under the tested difference, so that it is not zero if no answers
-    differ. At a difference of 0 it is McNemar's test. p and interval solve the same equation and always agree.
+    For single answers (dependence 1, no experts) it is the score test and interval of Tango (1998,
+    Statistics in Medicine 17, 891-908): the variance is computed under the tested difference, so
+    that it is not zero if no answers differ. At a difference of 0 it is McNemar's test. p and
+    interval solve the same equation and always agree.
     """
 
     won: float
@@ -116,7 +131,9 @@ class PairedScore:
         return replace(self, experts=added, df=df)
 
     def variance(self, difference: float) -> float:
-        """Variance of the mean if this is the true difference, with the maximum-likelihood share lost."""
+        """Variance of the mean if this is the true difference, with the maximum-likelihood share
+        lost.
+        """
         shifted = min(1.0, max(-1.0, difference / self.reach))
         linear = (2 * self.n - self.won + self.lost) * shifted - self.won - self.lost
         root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * shifted * (1 - shifted)))
@@ -126,7 +143,8 @@ class PairedScore:
     def least_shown(self, level: float) -> float:
         """Return the difference that is detected if one side wins every discordant answer.
 
-        McNemar's statistic is then the square root of the number of wins, whose standard deviation is 1/2.
+        McNemar's statistic is then the square root of the number of wins, whose standard deviation
+        is 1/2.
         """
         root = t_quantile(1 - level / 2, math.inf) + t_quantile(POWER, math.inf) / 2
         return self.reach * self.dependence * root**2 / self.n
@@ -158,7 +176,10 @@ class PairedScore:
 
 @dataclass(frozen=True)
 class NormalTest:
-    """The same test for a difference of corpus metrics, whose standard error comes from draws. reach: as above."""
+    """The same test for a difference of corpus metrics, whose standard error comes from draws.
+
+    reach: as above.
+    """
 
     difference: float
     error: float
@@ -183,7 +204,9 @@ def t_tail(statistic: float, df: float) -> float:
     """P(T > statistic) of Student's t; of the normal distribution if df is infinite."""
     from scipy.special import stdtr  # scipy.stats takes a second to import
 
-    return math.erfc(statistic / math.sqrt(2)) / 2 if math.isinf(df) else float(stdtr(df, -statistic))
+    return (
+        math.erfc(statistic / math.sqrt(2)) / 2 if math.isinf(df) else float(stdtr(df, -statistic))
+    )
 
 
 def t_quantile(share: float, df: float) -> float:
@@ -192,14 +215,15 @@ def t_quantile(share: float, df: float) -> float:
     return float(ndtri(share) if math.isinf(df) else stdtrit(df, share))
 
 
-# ------------------------------------------------------------------------------------------- draws
+# --- draws ---
 
 
 @lru_cache(maxsize=8)  # at most 32 MB each in `resampled_means`
 def resample_weights(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
 
-    The same n and seed give the same draws, so that all scores on the same problems share them. The last few arrays are
+    The same n and seed give the same draws, so that all scores on the same problems share them. The
+    last few arrays are
     cached: do not write to them.
     """
     import numpy as np
@@ -210,7 +234,8 @@ def resample_weights(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
 
 
 def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """(draws, ...): the means over problems of scores (..., N) in each draw; all scores share the draws.
+    """(draws, ...): the means over problems of scores (..., N) in each draw; all scores share the
+    draws.
 
     Computed in blocks of draws if N is large; each block has its own seed, the same for equal N.
     """
@@ -220,12 +245,17 @@ def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.
     n = array.shape[-1]
     flat = array.reshape(-1, n).T  # (N, S)
     size = max(1, min(draws, 4_000_000 // n))
-    parts = [resample_weights(n, min(size, draws - start), seed + start) @ flat for start in range(0, draws, size)]
+    parts = [
+        resample_weights(n, min(size, draws - start), seed + start) @ flat
+        for start in range(0, draws, size)
+    ]
     return np.concatenate(parts).reshape(draws, *array.shape[:-1])
 
 
 def half_weights(n: int) -> np.ndarray:
-    """(2, n) weights of the odd (first, third, ...) and of the even problems: the halves to choose and to score on."""
+    """(2, n) weights of the odd (first, third, ...) and of the even problems: the halves to choose
+    and to score on.
+    """
     import numpy as np
 
     weights = np.zeros((2, n))
@@ -233,22 +263,28 @@ def half_weights(n: int) -> np.ndarray:
     return weights
 
 
-def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half resampled separately.
+def halved_means(
+    scores: ArrayLike, draws: int = DRAWS, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half
+    resampled separately.
 
-    The mean of choosing on one half and scoring on the other, both ways, is an unbiased score of a choice, with its
-    spread over problems. Choosing and scoring on the same problems is biased upwards, in each draw as in the table: a
-    mean of four cells, each the best of three equal candidates, then beats a single one (24 % false positives; by
-    halves 1 to 3 %).
+    The mean of choosing on one half and scoring on the other, both ways, is an unbiased score of a
+    choice, with its spread over problems. Choosing and scoring on the same problems is biased
+    upwards, in each draw as in the table: a mean of four cells, each the best of three equal
+    candidates, then beats a single one (24 % false positives; by halves 1 to 3 %).
     """
     import numpy as np
 
     array = np.asarray(scores, dtype=float)
-    return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
+    return resampled_means(array[..., 0::2], draws, seed), resampled_means(
+        array[..., 1::2], draws, seed + draws
+    )
 
 
 def largest(numbers: Sequence[Any]) -> Any:
-    """Return the place of the first largest of several numbers; in each draw, of several arrays (draws,).
+    """Return the place of the first largest of several numbers; in each draw, of several arrays
+    (draws,).
 
     Means of equally many right answers may differ by rounding, which must not choose.
     """
@@ -259,16 +295,21 @@ def largest(numbers: Sequence[Any]) -> Any:
 
 
 def wilson_interval(share: float, questions: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of right answers; its width is not 0 even if all are right or all wrong."""
+    """Wilson's 95 % interval of a share of right answers; its width is not 0 even if all are right
+    or all wrong.
+    """
     z2 = 1.96**2
     centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
-    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
+    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (
+        1 + z2 / questions
+    )
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def share_interval(share: float, questions: int, variance: float) -> tuple[float, float]:
-    """Wilson's interval of a score whose sampling variance is not that of single answers: a mean over languages or
-    models, or a chosen configuration. It uses the effective number of questions, those with this variance, minus one
-    question's worth."""
+    """Wilson's interval of a score whose sampling variance is not that of single answers: a mean
+    over languages or models, or a chosen configuration. It uses the effective number of questions,
+    those with this variance, minus one question's worth.
+    """
     answers = questions * share * (1 - share)
     return wilson_interval(share, questions * (answers + 1) / (questions**2 * variance + 1))

@@ -1,4 +1,6 @@
-"""Which keys of `every` affect the hashes of runs: with other values, finished runs are not reused."""
+"""Which keys of `every` affect the hashes of runs: with other values, finished runs are not
+reused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
 
 
 def changes_hash(run: Run, key: str) -> bool:
-    """Whether a knob affects the hash of a run; a group does, by its values, and so does a RUN, as a parent."""
+    """Whether a knob affects the hash of a run; a group does, by its values, and so does a RUN, as
+    a parent.
+    """
     node: Any = run.config
     for name in key.split("."):
         if isinstance(node, dict):

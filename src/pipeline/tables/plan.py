@@ -13,13 +13,20 @@ from pipeline.tables.run_specs import At, Spec
 from pipeline.tables.schema import Table
 from pipeline.tables.words import Axes
 
-ROWS_CHANGED = re.compile(r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*")  # a fact of analyses
-Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
+ROWS_CHANGED = re.compile(
+    r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*"
+)  # a fact of analyses
+Candidate = tuple[
+    Any, ...
+]  # a value of each axis that a choice is over; () where nothing is chosen
 Published = tuple[str, str, str]  # where a number is published: table, row and column
 
 
 class ScoreWords(dict[str, Any]):
-    """What a score is of: eval, task, eval.KEY ..., sorted. Never changed, so that a score can be a key."""
+    """What a score is of: eval, task, eval.KEY ..., sorted.
+
+    Never changed, so that a score can be a key.
+    """
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
@@ -39,8 +46,14 @@ def task_of(score: ScoreRef) -> str:
 
 
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
-    """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
-    parts = difference_parts(str(score.words["task"]), metric) if metric and "task" in score.words else None
+    """(measure, the score whose measure is subtracted) if a metric is a difference, such as
+    reading; else None.
+    """
+    parts = (
+        difference_parts(str(score.words["task"]), metric)
+        if metric and "task" in score.words
+        else None
+    )
     if parts is None:
         return None
     measure, task = parts
@@ -61,8 +74,9 @@ def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str
 
 @dataclass
 class Choice:
-    """The best value of some axes of a run: the one with the largest mean over its scores, the first of equal ones; the
-    least one of scores of which less is better."""
+    """The best value of some axes of a run: the one with the largest mean over its scores, the
+    first of equal ones; the least one of scores of which less is better.
+    """
 
     key: str
     run: str
@@ -74,7 +88,13 @@ class Choice:
     def sign(self) -> int:
         """What makes the best mean the largest: -1 where less is better."""
         return (
-            -1 if any(lower_is_better(task_of(score)) for scores in self.candidates.values() for score in scores) else 1
+            -1
+            if any(
+                lower_is_better(task_of(score))
+                for scores in self.candidates.values()
+                for score in scores
+            )
+            else 1
         )
 
 
@@ -94,8 +114,9 @@ class Chosen:
 class Item:
     """One number under a cell: the mean over `readings`, one per language.
 
-    A reading has a score for each candidate of `choice`, of which the winner's counts and the others are shown next to
-    it; or one score under (), where nothing is chosen or only the Chosen model is scored.
+    A reading has a score for each candidate of `choice`, of which the winner's counts and the
+    others are shown next to it; or one score under (), where nothing is chosen or only the Chosen
+    model is scored.
     """
 
     at: At
@@ -106,7 +127,10 @@ class Item:
 
 @dataclass
 class Cell:
-    """Items, reduced step by step: mean, max or min over these axes. `of`: the rows that it is reduced over instead."""
+    """Items, reduced step by step: mean, max or min over these axes.
+
+    `of`: the rows that it is reduced over instead.
+    """
 
     row: str
     column: str
@@ -121,7 +145,10 @@ class Cell:
 
 @dataclass
 class TablePlan:
-    """A table's specs, choices, scores and cells. specs: parents first. Empty places are not in `cells`."""
+    """A table's specs, choices, scores and cells. specs: parents first.
+
+    Empty places are not in `cells`.
+    """
 
     table: Table
     specs: dict[str, Spec]
@@ -132,7 +159,13 @@ class TablePlan:
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
-    controls: list[tuple[str, str]] = field(default_factory=list)  # (merge, its control), as in compare
-    unprinted: list[Published] = field(default_factory=list)  # rows and columns that a published table lacks
+    controls: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (merge, its control), as in compare
+    unprinted: list[Published] = field(
+        default_factory=list
+    )  # rows and columns that a published table lacks
     notes: list[str] = field(default_factory=list)  # what is to be known of `every`
-    trainings: dict[str, frozenset[str]] = field(default_factory=dict)  # model -> the trainings in it, once asked for
+    trainings: dict[str, frozenset[str]] = field(
+        default_factory=dict
+    )  # model -> the trainings in it, once asked for

@@ -1,8 +1,11 @@
-"""Turns the specs and scores of a table into runs that are each other's parents. Each configuration is composed once.
+"""Turns the specs and scores of a table into runs that are each other's parents.
 
-A training, a selection, an analysis is a run; a merge is what an evaluation scores in memory, and is written only
-where another run is made of it; each score is an evaluation of one model on one task in one language. Equal ones are
-one run, by their hashes. What cannot be built is kept as a problem, of those that need it too.
+Each configuration is composed once.
+
+A training, a selection, an analysis is a run; a merge is what an evaluation scores in memory, and
+is written only where another run is made of it; each score is an evaluation of one model on one
+task in one language. Equal ones are one run, by their hashes. What cannot be built is kept as a
+problem, of those that need it too.
 """
 
 from __future__ import annotations
@@ -39,25 +42,38 @@ from pipeline.tables.table_yaml import merge_inherited
 from pipeline.tables.words import Words
 
 SHARED = (  # not a row's to say
-    "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored",
-)  # fmt: skip
+    "stage",
+    "runs_dir",
+    "tracking",
+    "launcher",
+    "redo",
+    "group",
+    "chosen_by",
+    "as_stored",
+)
 
 
 def find_table(name: str) -> tuple[str, str]:
     """(text, name for errors) of the file of table=NAME."""
     path = conf.table_file(name)
     if path.suffix == ".zip":
-        raise PipelineError(f"table={name} is a report in one file: unzip it, and open its index.html")
+        raise PipelineError(
+            f"table={name} is a report in one file: unzip it, and open its index.html"
+        )
     try:
         text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
         return text, name if "/" in name or name.startswith(".") else path.name
     except UnicodeDecodeError as error:
-        raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
+        raise PipelineError(
+            f"table={name} is not UTF-8 ({error}): write it again in UTF-8"
+        ) from error
 
 
 def expanded_text(name: str) -> str:
     """Return a table with what it inherits, or a study in the table language, as YAML."""
-    return yaml.safe_dump(merge_inherited(*find_table(name), find_table, ()), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        merge_inherited(*find_table(name), find_table, ()), sort_keys=False, allow_unicode=True
+    )
 
 
 def load_table(config: TableStage) -> Table:
@@ -69,7 +85,11 @@ def load_table(config: TableStage) -> Table:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
         overrides["data_root"] = f"./{config.data_root}" if plain else config.data_root
     table = read_table(*find_table(config.table), find_table, overrides)
-    return table if config.free_snapshots is None else replace(table, free_snapshots=config.free_snapshots)
+    return (
+        table
+        if config.free_snapshots is None
+        else replace(table, free_snapshots=config.free_snapshots)
+    )
 
 
 def keys_read(stage: str) -> set[str]:
@@ -86,8 +106,11 @@ class Refused(PipelineError):
 
 @dataclass
 class Planning:
-    """A table's plan, and its runs, built when needed. problems: a spec's key, or a score -> why it cannot be built.
-    models: the run or model of each spec that was built."""
+    """A table's plan, and its runs, built when needed.
+
+    problems: a spec's key, or a score -> why it cannot be built. models: the run or model of each
+    spec that was built.
+    """
 
     config: TableStage
     plan: TablePlan
@@ -103,7 +126,7 @@ class Planning:
         table = load_table(config)
         return cls(with_hardware(config, table.every), expand_table(table, keys_read))
 
-    # ------------------------------------------------------------------------------------------ what there is to make
+    # --- what there is to make ---
 
     def targets(self) -> list[Run]:
         """Return the runs that cells need as far as choices are known.
@@ -112,7 +135,12 @@ class Planning:
         from. A later call adds what new choices ask for.
         """
         self._winners.clear()
-        facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
+        facts = [
+            item.model
+            for cell in self.plan.cells.values()
+            for item in cell.items
+            if item.model is not None
+        ]
         runs = {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
         scoring = self.scoring()
         if dtype := one_dtype_for([*scoring, *self.waiting_evaluations()]):
@@ -132,7 +160,12 @@ class Planning:
         for score in self.plan.scores:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
-        return list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
+        return list(
+            filter(
+                None,
+                (self.evaluation_of(score) for scores in by_model.values() for score in scores),
+            )
+        )
 
     def waiting_scores(self) -> list[ScoreRef]:
         """Return the scores of models whose choice is still open."""
@@ -154,7 +187,9 @@ class Planning:
             return None
 
     def graph(self) -> tuple[list[Run], list[Run], dict[str, str]]:
-        """(targets, these and what they need with parents first, run hash -> why it is to compute)."""
+        """(targets, these and what they need with parents first, run hash -> why it is to
+        compute).
+        """
         targets = self.targets()
         runs = order_runs(targets)
         return targets, runs, reasons_unfinished(runs, targets)
@@ -173,7 +208,7 @@ class Planning:
         model = self.try_building(key, lambda: self.model_of_spec(key))
         return model if isinstance(model, Run) else None
 
-    # ------------------------------------------------------------------------------------------ choices
+    # --- choices ---
 
     def model_of(self, score: ScoreRef) -> str | None:
         """Return the spec of a score's model; for a Chosen model that of the winner, or None while
@@ -200,7 +235,11 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """Return the mean score of each candidate, as shares, or None until all are known."""
-        numbers = {score: self.primary_number(score) for scores in choice.candidates.values() for score in scores}
+        numbers = {
+            score: self.primary_number(score)
+            for scores in choice.candidates.values()
+            for score in scores
+        }
         if None in numbers.values():
             return None
         return {
@@ -226,10 +265,12 @@ class Planning:
         """Return the run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
 
-    # ------------------------------------------------------------------------------------------ specs
+    # --- specs ---
 
     def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """Return the run that computes a score, or None where its model is open or cannot be built."""
+        """Return the run that computes a score, or None where its model is open or cannot be
+        built.
+        """
         model = self.model_of(score)
         return None if model is None else self.evaluation_on(score, model)
 
@@ -241,17 +282,28 @@ class Planning:
 
         def make() -> Run[EvalStage]:
             if (model, score.words) not in self._composed:
-                self._composed[model, score.words] = self.compose_evaluation(score, self.plan.specs[model])
+                self._composed[model, score.words] = self.compose_evaluation(
+                    score, self.plan.specs[model]
+                )
             config, parents = self._composed[model, score.words]
             choice = score.model if score.model in self.plan.chosen else None
-            settings = replace(config.eval, dtype=self.dtype) if config.eval.dtype == "auto" else config.eval
-            return build(replace(config, eval=settings, languages=[score.language], chosen_by=choice), parents)
+            settings = (
+                replace(config.eval, dtype=self.dtype)
+                if config.eval.dtype == "auto"
+                else config.eval
+            )
+            return build(
+                replace(config, eval=settings, languages=[score.language], chosen_by=choice),
+                parents,
+            )
 
         if (score, model) not in self._scored and (run := self.try_building(score, make)):
             self._scored[score, model] = run
         return self._scored.get((score, model))
 
-    def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
+    def compose_evaluation(
+        self, score: ScoreRef, spec: Spec
+    ) -> tuple[EvalStage, dict[str, Parent]]:
         """Return the configuration of a score and its parents.
 
         Of the option's bundle only what `task` names is scored. A merge is scored without being
@@ -260,7 +312,9 @@ class Planning:
         live = spec.kind == "merge"
         own = {key: value for key, value in spec.words.items() if live or key == "eval.base"}
         own |= {} if live else {"checkpoint": Ref(spec.key)}
-        knobs, parents = self.replace_refs({"stage": "eval", **own, **score.words, "languages": [score.language]})
+        knobs, parents = self.replace_refs(
+            {"stage": "eval", **own, **score.words, "languages": [score.language]}
+        )
         task, where_possible = knobs.pop("task", None), knobs.pop("where_possible", False)
         config = self.compose_stage(f"run {spec.run!r}", knobs)
         assert isinstance(config, EvalStage)
@@ -269,10 +323,17 @@ class Planning:
             tasks = [eval_task for eval_task in tasks if config.eval.name == eval_task.label]
         if len(tasks) != 1:
             names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
-            problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
+            problem = (
+                f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
+            )
             raise self.refuse_place("score", problem)
-        eval_task = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        return replace(config, eval=replace(config.eval, name=eval_task.label, tasks=[eval_task])), parents
+        eval_task = replace(
+            tasks[0], where_possible=tasks[0].where_possible or bool(where_possible)
+        )
+        return (
+            replace(config, eval=replace(config.eval, name=eval_task.label, tasks=[eval_task])),
+            parents,
+        )
 
     def model_of_spec(self, key: str) -> Parent:
         """Return the run of a spec, finished or not, or the model it names.
@@ -295,8 +356,12 @@ class Planning:
         return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
 
     def base_model(self, spec: Spec) -> Parent:
-        """Return the unmodified model of `every`: the one that an sft run of the same words would start from."""
-        config = self.compose_stage(f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words})
+        """Return the unmodified model of `every`: the one that an sft run of the same words would
+        start from.
+        """
+        config = self.compose_stage(
+            f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words}
+        )
         assert isinstance(config, TrainStage)
         if config.model.path is None:
             problem = f"model={config.model.name} has no path: make it in a run of its own"
@@ -305,8 +370,17 @@ class Planning:
 
     def named_snapshots(self) -> set[str]:
         """Return the hashes of the snapshots that the table names itself, RUN@STEP."""
-        references = {ref for spec in self.plan.specs.values() for ref in spec.parent_refs() if ref.step is not None}
-        models = [(self.model_of_spec(ref.spec), ref.step or 0) for ref in references if ref.spec not in self.problems]
+        references = {
+            ref
+            for spec in self.plan.specs.values()
+            for ref in spec.parent_refs()
+            if ref.step is not None
+        }
+        models = [
+            (self.model_of_spec(ref.spec), ref.step or 0)
+            for ref in references
+            if ref.spec not in self.problems
+        ]
         return {snapshot_hash(model.hash, step) for model, step in models}
 
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
@@ -314,7 +388,11 @@ class Planning:
 
     def replace_refs(self, knobs: Words) -> tuple[Words, dict[str, Parent]]:
         """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
-        parents = {ref.spec: self.model_of_spec(ref.spec) for value in knobs.values() for ref in refs_in(value)}
+        parents = {
+            ref.spec: self.model_of_spec(ref.spec)
+            for value in knobs.values()
+            for ref in refs_in(value)
+        }
         return {key: refs_as_names(value) for key, value in knobs.items()}, parents
 
     def refuse_place(self, where: str, problem: str) -> Refused:
@@ -330,7 +408,12 @@ class Planning:
         except PipelineError as error:
             raise self.refuse_place(where, str(error)) from error
         assert isinstance(config, RunStage)
-        return replace(config, runs_dir=self.config.runs_dir, tracking=self.config.tracking, group=self.plan.table.name)
+        return replace(
+            config,
+            runs_dir=self.config.runs_dir,
+            tracking=self.config.tracking,
+            group=self.plan.table.name,
+        )
 
 
 def refs_as_names(value: Any) -> Any:
@@ -339,20 +422,27 @@ def refs_as_names(value: Any) -> Any:
     return str(value) if isinstance(value, Ref) else value
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
+# --- numbers ---
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:
-    """Return the number of a finished evaluation of one task; for FLORES the mean of both directions.
+    """Return the number of a finished evaluation of one task; for FLORES the mean of both
+    directions.
 
     None if it is unfinished, or not finite.
     """
     rows = score_rows(run)
     values = [row.value for row in rows if row.value is not None]
-    return statistics.fmean(values) if rows and len(values) == len(rows) and read_manifest(run.folder) else None
+    return (
+        statistics.fmean(values)
+        if rows and len(values) == len(rows) and read_manifest(run.folder)
+        else None
+    )
 
 
-def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
+def score_rows(
+    run: Run[EvalStage], metric: str | None = None, pair: str | None = None
+) -> list[ScoreRow]:
     """Return the scores of a run in a metric, also those without a value.
 
     Args: metric: None for the task's primary one. pair: the direction of a translation.
@@ -370,12 +460,17 @@ def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None 
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:
-    """Why a finished evaluation has no number, where its task was wanted where_possible and was not."""
+    """Why a finished evaluation has no number, where its task was wanted where_possible and was
+    not.
+    """
     return next((row.reason for row in stored_scores(run)[0] if row.reason), None)
 
 
 def stored_scores(run: Run[EvalStage]) -> tuple[list[ScoreRow], dict[str, Any]]:
-    """(scores, how they were scored) of an evaluation; none where it is not finished. Raises as `read_scores`."""
+    """(scores, how they were scored) of an evaluation; none where it is not finished.
+
+    Raises as `read_scores`.
+    """
     path = run.folder / "scores.json"
     return _read_scores(path, path.stat().st_mtime_ns) if path.is_file() else ([], {})
 

@@ -1,40 +1,47 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
-    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}.
-             subset: {of: [RUN, ...], size: [2, 3], draws: 10, seed: 0} draws subsets of runs (tables/subsets.py);
-             merge.experts: "{subset}" is the list of its members
-    every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
+    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}},
+    used as {way.sft}.
+             subset: {of: [RUN, ...], size: [2, 3], draws: 10, seed: 0} draws subsets of runs
+             (tables/subsets.py); merge.experts: "{subset}" is the list of its members
+    every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an
+    axis of the
              trainings that set none, and each cell is the mean over it
-    runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
-    score    what is said of every cell: eval, in, and anything that a row or a column may say
-    columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
-    beside   axes whose values stand beside the best of them: all are scored wherever the best one is
-    compare  column -> columns (or row -> rows) that it is held against
-    primary  [LEFT, RIGHT, PLACE]: the comparison that is reported first and weighs as much as all others together; each
+    runs     name -> words; one run for each value of the axes it names, itself or through the runs
+    it is made of score    what is said of every cell: eval, in, and anything that a row or a column
+    may say columns, rows  name -> words; a cell is both together, the row's word before the
+    column's. Names may hold {axis} beside   axes whose values stand beside the best of them: all
+    are scored wherever the best one is compare  column -> columns (or row -> rows) that it is held
+    against primary  [LEFT, RIGHT, PLACE]: the comparison that is reported first and weighs as much
+    as all others together; each
              table names its own
-    family   [PLACE, ...]: the columns (or rows) whose comparisons are tested, with Holm's correction; all others are
+    family   [PLACE, ...]: the columns (or rows) whose comparisons are tested, with Holm's
+    correction; all others are
              exploratory, with intervals and without a verdict. Without it all are tested
-    baselines {NAME: SIGN, ...}: a cell that is significantly better than this column (or row) has the sign, such as †
-    controls true, or the runs of language experts: each merge of them again with the base in their place, compared
+    baselines {NAME: SIGN, ...}: a cell that is significantly better than this column (or row) has
+    the sign, such as † controls true, or the runs of language experts: each merge of them again
+    with the base in their place, compared
              with the merge (tables/controls.py)
-    defaults tables that this one starts from: their axes, every and runs entry by entry (null takes one away), the rest
+    defaults tables that this one starts from: their axes, every and runs entry by entry (null takes
+    one away), the rest
              whole
 
 A file with `experts` or `benchmarks` is a study (tables/study.py), which is written out as a table.
 
-A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint` (a model made
-elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes the name of a run of the table,
-{run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these. A name may hold placeholders: "{pair.math}",
-"math@{step}".
+A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint`
+(a model made elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes
+the name of a run of the table, {run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of
+these. A name may hold placeholders: "{pair.math}", "math@{step}".
 
-A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a language, or several that
-are averaged), eval.KEY, data_root (the items, where they are not in that of `every`), where_possible (missing where its
-data is, not refused); metric, pair (of FLORES), fact (a number that a training recorded, or of an analysis
-rows_changed.COLUMNS.LAYERS); published (TABLE, or TABLE
-ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes to choose from, by the largest
-mean over all that is pooled), each (axes: a choice for each of their values), by (scores to choose with, else the
-table's score). A row may also name the only columns that it fills. If row and column give an axis different values, or
-the run is null, the place is empty.
+A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a
+language, or several that are averaged), eval.KEY, data_root (the items, where they are not in that
+of `every`), where_possible (missing where its data is, not refused); metric, pair (of FLORES), fact
+(a number that a training recorded, or of an analysis rows_changed.COLUMNS.LAYERS); published
+(TABLE, or TABLE ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best
+(axes to choose from, by the largest mean over all that is pooled), each (axes: a choice for each of
+their values), by (scores to choose with, else the table's score). A row may also name the only
+columns that it fills. If row and column give an axis different values, or the run is null, the
+place is empty.
 
 Nothing here composes an option or opens a file.
 """
@@ -63,8 +70,23 @@ from pipeline.tables.words import Axes, Words, as_list, as_mapping, table_error
 
 REDUCE = ("mean", "max", "min")
 MEMBERS = "members"  # the word of a drawn axis: the runs of a subset
-CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
-        "best", "each", "by", "columns")  # fmt: skip
+CELL = (
+    "run",
+    "eval",
+    "task",
+    "in",
+    "where_possible",
+    "metric",
+    "pair",
+    "fact",
+    "published",
+    "data_root",
+    *REDUCE,
+    "best",
+    "each",
+    "by",
+    "columns",
+)
 NAME = r"[\w+=@][\w .+=@-]{0,250}"  # of a table, which names folders and files
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
 CONSENT = ("eval.run_code", "merge.mergekit_python")
@@ -74,7 +96,9 @@ ELSEWHERE = re.compile(r"[./:]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, an exact
 
 @dataclass(frozen=True)
 class Reference:
-    """A run of the table as a RUN key names it: `at` fixes axes, `over` lists all values of some, `step` a snapshot."""
+    """A run of the table as a RUN key names it: `at` fixes axes, `over` lists all values of some,
+    `step` a snapshot.
+    """
 
     run: str
     at: tuple[tuple[str, Any], ...] = ()
@@ -84,7 +108,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Names:
-    """The value of a RUN key: references, or text for an external model; `is_list`: it was written as a list."""
+    """The value of a RUN key: references, or text for an external model; `is_list`: it was written
+    as a list.
+    """
 
     items: tuple[Reference | str, ...]
     is_list: bool
@@ -94,7 +120,9 @@ class Names:
 
 
 def reference_to(name: str, runs: Collection[str]) -> Reference | None:
-    """Return the run that a text names, as NAME or NAME@STEP; None if it names no run of the table."""
+    """Return the run that a text names, as NAME or NAME@STEP; None if it names no run of the
+    table.
+    """
     if name in runs:
         return Reference(name)
     stem, _, step = name.rpartition("@")
@@ -122,7 +150,9 @@ class Side:
     """A row, a column, or what all cells share."""
 
     name: str
-    words: Words = field(default_factory=dict)  # run, eval, task, in, metric, pair, fact, published, eval.KEY
+    words: Words = field(
+        default_factory=dict
+    )  # run, eval, task, in, metric, pair, fact, published, eval.KEY
     at: Words = field(default_factory=dict)  # axis -> its value
     reduce: list[tuple[str, Axes]] = field(default_factory=list)
     best: Axes = ()
@@ -140,7 +170,9 @@ class Table:
     title: str
     note: str
     published: str | None
-    axes: dict[str, dict[Any, Words]]  # axis -> value -> its words; of a drawn axis the words are MEMBERS
+    axes: dict[
+        str, dict[Any, Words]
+    ]  # axis -> value -> its words; of a drawn axis the words are MEMBERS
     every: Words
     runs: dict[str, TableRun]
     score: Side
@@ -154,13 +186,15 @@ class Table:
     family: tuple[str, ...] = ()
     baselines: Words = field(default_factory=dict)  # name -> sign
     pooled: Axes = ()  # axes that each cell is the mean of where it says nothing else
-    inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
+    inherited: frozenset[str] = (
+        frozenset()
+    )  # axes, keys of `every`, `published`: of `defaults` alone
 
     def refuse(self, where: str, problem: str) -> PipelineError:
         return table_error(self.file, where, problem)
 
 
-# ---------------------------------------------------------------------------------------------------- text
+# --- text ---
 
 
 def read_table(text: str, file: str, find: Find, every: Words) -> Table:
@@ -174,48 +208,76 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     raw, every = merge_inherited(text, file, find, ()), dotted(every, file, "every")
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
-            raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
+            raise table_error(
+                file, "", f"{key} is missing: a table has at least name, runs and columns"
+            )
     if not re.fullmatch(NAME, str(raw["name"])):
         raise table_error(
-            file, "", f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and _.+=@-"
+            file,
+            "",
+            f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and"
+            " _.+=@-",
         )
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
     refuse_consent(raw, file)
     settings = {**raw["every"], **every}
-    pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
+    pooled = (
+        add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
+    )
     table = replace(Reader(file, raw).build_table(settings), pooled=pooled)
     written = parsed_yaml(text, file)
-    own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
+    own_keys = {
+        name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))
+    }
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
     # a machine is also of the plan and the jobs of a table without trainings
     return replace(table, inherited=frozenset({*shared, HARDWARE}))
 
 
 def refuse_consent(raw: Words, file: str) -> None:
-    """Raise PipelineError for a key that lets code run: only the command line may give it, as a table may be another
-    person's."""
+    """Raise PipelineError for a key that lets code run: only the command line may give it, as a
+    table may be another person's.
+    """
     entries = [entry for section in ("runs", "columns", "rows") for entry in raw[section].values()]
-    axes = [words for values in raw["axes"].values() if isinstance(values, dict) for words in values.values()]
+    axes = [
+        words
+        for values in raw["axes"].values()
+        if isinstance(values, dict)
+        for words in values.values()
+    ]
     for words in [raw["every"], raw["score"], *entries, *axes]:
         for key in words if isinstance(words, dict) else ():
             if str(key).lstrip("+") in CONSENT:
                 raise table_error(
-                    file, "", f"{key} lets code run, which no table may: give every.{key}=VALUE in the command"
+                    file,
+                    "",
+                    f"{key} lets code run, which no table may: give every.{key}=VALUE in the"
+                    " command",
                 )
 
 
 def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:
-    """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place; gives its name."""
-    trainings = [run for run in raw["runs"].values() if isinstance(run, dict) and run.get("stage") in TRAININGS]
+    """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place;
+    gives its name.
+    """
+    trainings = [
+        run
+        for run in raw["runs"].values()
+        if isinstance(run, dict) and run.get("stage") in TRAININGS
+    ]
     for run in trainings:
         run.setdefault("seed", "{seed}")
     if not any(run["seed"] == "{seed}" for run in trainings):
-        raise table_error(file, "every", f"seed={seeds}: no training is left without a seed of its own: leave it out")
+        raise table_error(
+            file,
+            "every",
+            f"seed={seeds}: no training is left without a seed of its own: leave it out",
+        )
     raw["axes"]["seed"] = seeds
     return ("seed",)
 
 
-# ---------------------------------------------------------------------------------------------------- words
+# --- words ---
 
 
 class Reader:
@@ -235,7 +297,10 @@ class Reader:
         every = self.read_words("every", every)
         runs = {run: self.read_run(run, value) for run, value in raw["runs"].items()}
         score = self.read_side("score", "", raw["score"])
-        columns = [self.read_side(f"column {column!r}", column, words) for column, words in raw["columns"].items()]
+        columns = [
+            self.read_side(f"column {column!r}", column, words)
+            for column, words in raw["columns"].items()
+        ]
         listed = raw["rows"] or {"all": {}}
         rows = [self.read_side(f"row {row!r}", row, words) for row, words in listed.items()]
         compare = []
@@ -292,13 +357,17 @@ class Reader:
         listed = self.read_values(where, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
-                raise self.refuse(where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+                raise self.refuse(
+                    where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}"
+                )
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
     def axes_in(self, where: str, key: str, value: Any) -> Axes:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
-                raise self.refuse(where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}")
+                raise self.refuse(
+                    where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}"
+                )
         return tuple(as_list(value))
 
     def value_of(self, where: str, name: str, value: Any) -> Any:
@@ -309,10 +378,12 @@ class Reader:
         if name not in self.axes:
             raise self.refuse(where, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
-            raise self.refuse(where, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}")
+            raise self.refuse(
+                where, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
+            )
         return value
 
-    # ------------------------------------------------------------------------------------------ runs
+    # --- runs ---
 
     def read_run(self, name: str, value: Any) -> TableRun:
         where = f"run {name!r}"
@@ -321,12 +392,18 @@ class Reader:
             return TableRun(name, "stage", spec)
         if "merge" in spec and "checkpoint" not in spec:
             return TableRun(name, "merge", spec)
-        if spec.get("checkpoint") and set(spec) <= {"checkpoint", "eval.base"} and not spec["checkpoint"].is_list:
+        if (
+            spec.get("checkpoint")
+            and set(spec) <= {"checkpoint", "eval.base"}
+            and not spec["checkpoint"].is_list
+        ):
             return TableRun(name, "checkpoint", spec)
         if not spec:
             return TableRun(name, "base", spec)
         problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
-        raise self.refuse("", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
+        raise self.refuse(
+            "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every"
+        )
 
     def read_words(self, where: str, spec: Words) -> Words:
         for key, value in spec.items():
@@ -334,18 +411,28 @@ class Reader:
                 (name,) = value
                 raise self.refuse(where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
-            key: self.run_names(where, key, value) if key in RUN_KEYS and value is not None else value
+            key: (
+                self.run_names(where, key, value)
+                if key in RUN_KEYS and value is not None
+                else value
+            )
             for key, value in spec.items()
         }
 
     def run_names(self, where: str, key: str, value: Any) -> Names:
         several_runs = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
-        return Names(tuple(self.read_reference(where, key, item) for item in as_list(value)), several_runs)
+        return Names(
+            tuple(self.read_reference(where, key, item) for item in as_list(value)), several_runs
+        )
 
     def read_reference(self, where: str, key: str, value: Any) -> Reference | str:
         spec = value if isinstance(value, dict) else {"run": value}
         name = spec.get("run", spec.get("all"))
-        if not isinstance(name, str) or ("run" in spec) == ("all" in spec) or ("over" in spec) != ("all" in spec):
+        if (
+            not isinstance(name, str)
+            or ("run" in spec) == ("all" in spec)
+            or ("over" in spec) != ("all" in spec)
+        ):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
             raise self.refuse(where, f"{key}: {value!r} names no run: give {forms}")
         fixed = {axis: part for axis, part in spec.items() if axis not in ("run", "all", "over")}
@@ -358,22 +445,37 @@ class Reader:
         if "{" in name and not at and "all" not in spec:
             return name  # tables/run_specs.py looks it up at each value of its axes
         is_folder = key == "data_root" and Path(name).is_dir()
-        is_elsewhere = ELSEWHERE.search(name) or is_folder or (key, name) == ("data.benchmarks", "none")
+        is_elsewhere = (
+            ELSEWHERE.search(name) or is_folder or (key, name) == ("data.benchmarks", "none")
+        )
         if "all" in spec or at or not is_elsewhere:
-            problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
-            problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""
+            problem = (
+                f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
+            )
+            problem += (
+                f" (a folder is written ./{name})"
+                if key in ("data_root", "checkpoint", "model.path")
+                else ""
+            )
             raise self.refuse(where, problem)
         return name
 
-    # ------------------------------------------------------------------------------------------ rows and columns
+    # --- rows and columns ---
 
     def read_side(self, where: str, name: str, value: Any) -> Side:
         """Read the words of a row, a column, or of all cells; a plain name is a run."""
-        spec = self.read_words(where, as_mapping(self.file, where, {"run": value} if isinstance(value, str) else value))
+        spec = self.read_words(
+            where, as_mapping(self.file, where, {"run": value} if isinstance(value, str) else value)
+        )
         side = Side(str(name))
         for key, part in spec.items():
             if key in REDUCE:
-                side.reduce.append((key, tuple(map(str, self.read_values(f"{where}, {key}", "axes", as_list(part))))))
+                side.reduce.append(
+                    (
+                        key,
+                        tuple(map(str, self.read_values(f"{where}, {key}", "axes", as_list(part)))),
+                    )
+                )
             elif key in ("best", "each"):
                 setattr(side, key, self.axes_in(where, key, part))
             elif key == "by":
@@ -388,7 +490,11 @@ class Reader:
                 raise self.refuse(where, 'in: no is false in YAML: write Norwegian as in: "no"')
         for key, axes in (("each", side.each), ("by", side.by)):
             if axes and not side.best:
-                raise self.refuse(where, f"{key} is about what best chooses: give best=[...] beside it")
+                raise self.refuse(
+                    where, f"{key} is about what best chooses: give best=[...] beside it"
+                )
         if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):
-            raise self.refuse(f"{where}, by", "it says what is scored: leave run, mean, max, min and best out")
+            raise self.refuse(
+                f"{where}, by", "it says what is scored: leave run, mean, max, min and best out"
+            )
         return side

@@ -1,4 +1,6 @@
-"""Axes that are drawn: subsets of a pool of runs, as in a study of which merge methods help for which experts."""
+"""Axes that are drawn: subsets of a pool of runs, as in a study of which merge methods help for
+which experts.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,21 @@ Refuse = Callable[[str], PipelineError]
 
 
 def is_drawn(values: Any) -> bool:
-    """Return True if an axis is written as a draw, {of: [...], size: ..., draws: ..., seed: ...}."""
+    """Return True if an axis is written as a draw, {of: [...], size: ..., draws: ..., seed:
+    ...}.
+    """
     return isinstance(values, Mapping) and isinstance(values.get("of"), list)
 
 
 def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]]:
     """Return label -> members of drawn subsets. A label joins the names of the members with `+`.
 
-    `draws` different subsets of each size are drawn; without it, all subsets of each size are taken.
+    `draws` different subsets of each size are drawn; without it, all subsets of each size are
+    taken.
 
     Raises:
-        PipelineError: an unknown key, a member that is there twice, a size or a number of draws that the pool lacks.
+        PipelineError: an unknown key, a member that is there twice, a size or a number of draws
+            that the pool lacks.
     """
     for key in draw:
         if key not in KEYS:
@@ -39,7 +45,9 @@ def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]
     sizes = as_list(draw.get("size", len(pool)))
     for size in sizes:
         if type(size) is not int or not 1 <= size <= len(pool):
-            raise refuse(f"size={size} cannot be drawn from {len(pool)} members. Give 1 to {len(pool)}.")
+            raise refuse(
+                f"size={size} cannot be drawn from {len(pool)} members. Give 1 to {len(pool)}."
+            )
     subsets: dict[str, list[str]] = {}
     for size in sizes:
         for members in draw_of_size(pool, size, draw, refuse):
@@ -47,14 +55,19 @@ def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]
     return subsets
 
 
-def draw_of_size(pool: list[str], size: int, draw: Mapping[str, Any], refuse: Refuse) -> list[list[str]]:
+def draw_of_size(
+    pool: list[str], size: int, draw: Mapping[str, Any], refuse: Refuse
+) -> list[list[str]]:
     """Return different subsets of one size, each in the order of the pool."""
     possible = math.comb(len(pool), size)
     draws = draw.get("draws")
     if draws is None:
         draws = possible
     if type(draws) is not int or not 1 <= draws <= possible:
-        raise refuse(f"draws={draws}: {len(pool)} members have {possible} subsets of size {size}. Give fewer draws.")
+        raise refuse(
+            f"draws={draws}: {len(pool)} members have {possible} subsets of size {size}. Give fewer"
+            " draws."
+        )
     generator = random.Random(f"{draw.get('seed', 0)} {size}")
     if possible <= FEW:
         every = [list(members) for members in itertools.combinations(pool, size)]

@@ -1,4 +1,6 @@
-"""The YAML of a table as settings: tables that it starts from merged in, dotted keys as nested ones."""
+"""The YAML of a table as settings: tables that it starts from merged in, dotted keys as nested
+ones.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,45 @@ from pipeline.files import check_aliases, readable_yaml
 from pipeline.tables.study import expand_study
 from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
-KEYS = ("name", "title", "note", "published", "axes", "every", "runs", "score", "columns", "rows", "beside",
-        "compare", "primary", "family", "baselines", "controls", "defaults", "free_snapshots")  # fmt: skip
+KEYS = (
+    "name",
+    "title",
+    "note",
+    "published",
+    "axes",
+    "every",
+    "runs",
+    "score",
+    "columns",
+    "rows",
+    "beside",
+    "compare",
+    "primary",
+    "family",
+    "baselines",
+    "controls",
+    "defaults",
+    "free_snapshots",
+)
 SECTIONS = ("axes", "every", "runs", "score", "columns", "rows", "compare")
 OWN = ("primary", "family", "baselines")  # each table names its own
 INHERITED = ("axes", "every", "runs")  # entry by entry; the rest whole
 RUN_KEYS = frozenset(
-    {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
-     "merge.base", "base", "eval.base", "data_root", "data.benchmarks"}
-)  # fmt: skip
+    {
+        "checkpoint",
+        "checkpoints",
+        "model.path",
+        "merge.math",
+        "merge.language",
+        "merge.experts",
+        "merge.expert",
+        "merge.base",
+        "base",
+        "eval.base",
+        "data_root",
+        "data.benchmarks",
+    }
+)
 
 Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
 
@@ -55,7 +87,9 @@ def merge_words(under: Words, over: Words, file: str) -> None:
             continue
         lower, upper = as_mapping(file, key, under.get(key)), as_mapping(file, key, value)
         removed = {name for name, entry in upper.items() if entry is None and name in lower}
-        under[key] = {name: entry for name, entry in {**lower, **upper}.items() if name not in removed}
+        under[key] = {
+            name: entry for name, entry in {**lower, **upper}.items() if name not in removed
+        }
 
 
 def parsed_yaml(text: str, file: str) -> Words:
@@ -73,16 +107,21 @@ def parsed_yaml(text: str, file: str) -> Words:
     settings = {str(key): value for key, value in content.items()}
     if {"experts", "benchmarks"} & settings.keys():
         settings = expand_study(settings, file)
-    settings |= {key: dotted(settings[key], file, key) for key in ("every", "score") if key in settings}
+    settings |= {
+        key: dotted(settings[key], file, key) for key in ("every", "score") if key in settings
+    }
     for key in ("runs", "columns", "rows"):
         if isinstance(settings.get(key), dict):
-            settings[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in settings[key].items()}
+            settings[key] = {
+                name: dotted(value, file, f"{key}: {name}") for name, value in settings[key].items()
+            }
     return settings
 
 
 def dotted(settings: Any, file: str, where: str) -> Any:
-    """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name: ties, density: 0.2}
-    is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the value of a key with a dot.
+    """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name:
+    ties, density: 0.2} is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the
+    value of a key with a dot.
 
     Raises:
         PipelineError: a key that is given in both forms.
@@ -94,11 +133,20 @@ def dotted(settings: Any, file: str, where: str) -> Any:
         nested: Words = {key: value}
         if key == "by":
             nested = {key: dotted(value, file, f"{where}, by")}
-        elif isinstance(value, dict) and "." not in key and key not in RUN_KEYS and [*value.values()] != [None]:
-            nested = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
+        elif (
+            isinstance(value, dict)
+            and "." not in key
+            and key not in RUN_KEYS
+            and [*value.values()] != [None]
+        ):
+            nested = {
+                key if name == "name" else f"{key}.{name}": item for name, item in value.items()
+            }
         for name, item in nested.items():
             if name in flat:
-                raise table_error(file, where, f"{name} is given twice, nested and with a dot: give it once")
+                raise table_error(
+                    file, where, f"{name} is given twice, nested and with a dot: give it once"
+                )
             flat[name] = item
     return flat
 

@@ -16,7 +16,9 @@ def table_error(file: str, where: str, problem: str) -> PipelineError:
 
 
 def as_mapping(file: str, where: str, value: Any) -> Words:
-    """Return a mapping of names, which YAML may have read as numbers or truth values; empty for null."""
+    """Return a mapping of names, which YAML may have read as numbers or truth values; empty for
+    null.
+    """
     if value is not None and not isinstance(value, dict):
         raise table_error(file, where, f"expected a mapping of names to values, got {value!r}")
     return {str(name): item for name, item in (value or {}).items()}

@@ -1,8 +1,9 @@
-"""Stages sft and cpt: load a base (or initialise one at random), choose what is trained, train, save, digest.
+"""Stages sft and cpt: load a base (or initialise one at random), choose what is trained, train,
+save, digest.
 
-All ways to train go through TRL's SFTTrainer: prompts and completions with the loss on the completion, or plain text
-with the loss on all of it, joined with an end of sequence between documents and cut into rows of seq_length
-tokens (sft.packing, cpt's default).
+All ways to train go through TRL's SFTTrainer: prompts and completions with the loss on the
+completion, or plain text with the loss on all of it, joined with an end of sequence between
+documents and cut into rows of seq_length tokens (sft.packing, cpt's default).
 """
 
 from __future__ import annotations
@@ -34,36 +35,55 @@ from pipeline.train.trainer import trainer_of, warn_of_rate
 
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the losses."""
+    """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the
+    losses.
+    """
     return processes.train_together(train, run, work, tracker)
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in one of the stage's processes; the first speaks, saves and returns the facts, the others none."""
+    """Train in one of the stage's processes; the first speaks, saves and returns the facts, the
+    others none.
+    """
     config, sft = run.config, run.config.sft
     silence = redirect_stderr(io.StringIO()) if processes.is_follower() else nullcontext()
     with recorded_warnings() as told, silence:
         prepare_process(config)
         base = load.local_base(run)
-        rows, validation = (read_jsonl(run.parents["data"].folder / f"{p}.jsonl") for p in ("train", "validation"))
+        rows, validation = (
+            read_jsonl(run.parents["data"].folder / f"{p}.jsonl") for p in ("train", "validation")
+        )
         tokenizer = load.load_tokenizer(run, rows, base)
         truncated = check_early(run, rows, validation, tokenizer, base)
 
         # what happens before the first step can take a minute
-        say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
-        model, parts = load.choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
-        trainer, counts = trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
+        say(
+            f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,}"
+            " rows"
+        )
+        model, parts = load.choose_parameters(
+            load.load_model(run, tokenizer, base), sft, config.partition
+        )
+        trainer, counts = trainer_of(
+            config, model, parts, tokenizer, rows, validation, work / "trainer"
+        )
 
         def save_to(folder: Path) -> dict[str, Any]:
             """Save the model; called by all processes together, the first writes."""
             weights = trainer.accelerator.get_state_dict(trainer.model)
             first = trainer.is_world_process_zero()
-            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights) if first else {}
+            return (
+                save.save_model(model, tokenizer, folder, sft.save_dtype, weights) if first else {}
+            )
 
         record = resume.usable_resume_point(run)
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
             trainer.args.eval_on_start = sft.validate_at_start and record is None
-            trainer.train(resume_from_checkpoint=str(resume.resume_folder(run.work, record)) if record else None)
+            trainer.train(
+                resume_from_checkpoint=(
+                    str(resume.resume_folder(run.work, record)) if record else None
+                )
+            )
         weights = save_to(work)
     if progress is None:
         return {}
@@ -73,17 +93,26 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     # that torch reserved on this process' GPU; on a CPU, that the process had in memory
     peak_bytes = torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     return {
-        "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
-        "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": sum(model.get_parameter(name).numel() for names in parts.values() for name in names),
+        "weights": weights,
+        "steps": trainer.args.max_steps,
+        "loss": progress.losses / trainer.args.max_steps,
+        "tokens": int(progress.tokens),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(
+            model.get_parameter(name).numel() for names in parts.values() for name in names
+        ),
         "step_tokens_per_second": round(progress.rate, 1),
-        "process_peak_bytes": peak_bytes, "peak_gigabytes": round(peak_bytes / 1e9, 2),
-        "dtypes": dtypes, "weight_bits": fewest_bits(dtypes["weights"]), "moment_bits": fewest_bits(dtypes["moments"]),
-        "truncated": truncated, **counts,
+        "process_peak_bytes": peak_bytes,
+        "peak_gigabytes": round(peak_bytes / 1e9, 2),
+        "dtypes": dtypes,
+        "weight_bits": fewest_bits(dtypes["weights"]),
+        "moment_bits": fewest_bits(dtypes["moments"]),
+        "truncated": truncated,
+        **counts,
         **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
         **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
         **({"warnings": told} if told else {}),
-    }  # fmt: skip
+    }
 
 
 def prepare_process(config: TrainStage) -> None:
@@ -91,7 +120,9 @@ def prepare_process(config: TrainStage) -> None:
     # PEFT asks by this name, and transformers says that it is deprecated
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
     release_models()  # memory of earlier evaluations
-    if config.deterministic:  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
+    if (
+        config.deterministic
+    ):  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     torch.use_deterministic_algorithms(config.deterministic)
     # every kernel here writes what it allocates, which torch would fill first
@@ -99,7 +130,9 @@ def prepare_process(config: TrainStage) -> None:
     set_seed(config.seed)
 
 
-def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], tokenizer: Any, base: Path | None) -> int:
+def check_early(
+    run: Run[TrainStage], rows: list[Any], validation: list[Any], tokenizer: Any, base: Path | None
+) -> int:
     """Check, before weights are loaded, what this base, these rows or this machine cannot do.
 
     Returns the number of truncated rows, or raises PipelineError.
@@ -126,11 +159,17 @@ def fewest_bits(dtypes: list[str]) -> int:
 
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
-    """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
+    """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name
+    of their class.
+    """
     held = [value for state in trainer.optimizer.state.values() for value in state.values()]
     moments = [own_shard(value) for value in held if torch.is_tensor(value) and value.ndim]
     found = {
         "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
-        "moments": {str(one.dtype) if type(one) is torch.Tensor else type(one).__name__ for one in moments},
+        "moments": {
+            str(one.dtype) if type(one) is torch.Tensor else type(one).__name__ for one in moments
+        },
     }
-    return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
+    return {
+        kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()
+    }

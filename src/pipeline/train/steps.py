@@ -1,4 +1,5 @@
-"""The number of optimizer steps of a training, whose turn each is, and which of them have snapshots.
+"""The number of optimizer steps of a training, whose turn each is, and which of them have
+snapshots.
 
 Imports no torch, so that plans know it before a training exists.
 """
@@ -19,11 +20,17 @@ def available_steps(sft: Sft, rows: Sequence[int]) -> int:
 
     No row is repeated beyond sft.epochs. Training stops with the shorter set.
     """
-    return len(rows) * (min(rows) * sft.epochs // sft.batch_size // sft.steps_per_switch) * sft.steps_per_switch
+    return (
+        len(rows)
+        * (min(rows) * sft.epochs // sft.batch_size // sft.steps_per_switch)
+        * sft.steps_per_switch
+    )
 
 
 def side_of_step(step: int, steps_per_switch: int, sides: Sequence[str] = SIDES) -> str:
-    """Return the side trained in a step: the first from step 0, then alternating every `steps_per_switch` steps."""
+    """Return the side trained in a step: the first from step 0, then alternating every
+    `steps_per_switch` steps.
+    """
     return sides[step // steps_per_switch % len(sides)]
 
 
@@ -39,19 +46,28 @@ def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, 
     if available < (sft.steps or 1):
         there = " and ".join(f"{count} {side}".removesuffix(" all") for side, count in rows.items())
         raise PipelineError(
-            f"sft.steps={sft.steps or 'null'} of sft.batch_size={sft.batch_size} needs more rows than there are "
-            f"({there} in each of sft.epochs={sft.epochs}): lower one of them, or raise sft.epochs"
+            f"sft.steps={sft.steps or 'null'} of sft.batch_size={sft.batch_size} needs more rows"
+            f" than there are ({there} in each of sft.epochs={sft.epochs}): lower one of them, or"
+            " raise sft.epochs"
         )
-    turns = Counter(side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(sft.steps or available))
-    unused = {side: max(0, count * sft.epochs - turns[side] * sft.batch_size) for side, count in rows.items()}
+    turns = Counter(
+        side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(sft.steps or available)
+    )
+    unused = {
+        side: max(0, count * sft.epochs - turns[side] * sft.batch_size)
+        for side, count in rows.items()
+    }
     return {side: turns[side] for side in rows}, unused
 
 
 def snapshot_steps(sft: Sft, steps: int) -> list[int]:
-    """Return the first step at or after each sft.snapshot_every samples; of these the sft.snapshot_keep last.
+    """Return the first step at or after each sft.snapshot_every samples; of these the
+    sft.snapshot_keep last.
 
     LS, appendix: "checkpointing every 5000 samples".
     """
     every = sft.snapshot_every or steps * sft.batch_size + 1
     samples = range(every, steps * sft.batch_size + 1, every)
-    return sorted({-(-count // sft.batch_size) for count in samples})[-(sft.snapshot_keep or steps) :]
+    return sorted({-(-count // sft.batch_size) for count in samples})[
+        -(sft.snapshot_keep or steps) :
+    ]

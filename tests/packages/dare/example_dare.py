@@ -1,4 +1,6 @@
-"""DARE (Yu et al., 2024): of each task vector a random share of the entries, divided by it; then task arithmetic."""
+"""DARE (Yu et al., 2024): of each task vector a random share of the entries, divided by it; then
+task arithmetic.
+"""
 
 from dataclasses import dataclass
 
@@ -14,4 +16,6 @@ class DareLinear(TaskVectors):
 
     def change(self, vectors, name, start):
         random = np.random.default_rng([start, *name.encode()])  # the same in whatever thread
-        return self.weighted_sum([v * (random.random(v.shape, "f4") < self.density) / self.density for v in vectors])
+        return self.weighted_sum(
+            [v * (random.random(v.shape, "f4") < self.density) / self.density for v in vectors]
+        )

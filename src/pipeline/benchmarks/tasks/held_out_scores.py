@@ -1,4 +1,6 @@
-"""Items and scores of held_out.yaml; read by the harness, also by its own command line, without this package."""
+"""Items and scores of held_out.yaml; read by the harness, also by its own command line, without
+this package.
+"""
 
 import math
 
@@ -8,10 +10,16 @@ def items(rows):
 
 
 def build_item(row):
-    """Prompt and completion, joined by a line feed as trainings join them by default. Plain text has no prompt."""
+    """Prompt and completion, joined by a line feed as trainings join them by default.
+
+    Plain text has no prompt.
+    """
     if "text" in row:
         return {"prompt": "", "completion": row["text"]}
-    return {"prompt": row["prompt"], "completion": ("\n" if row["prompt"] else "") + row["completion"]}
+    return {
+        "prompt": row["prompt"],
+        "completion": ("\n" if row["prompt"] else "") + row["completion"],
+    }
 
 
 def score_text(doc, results):

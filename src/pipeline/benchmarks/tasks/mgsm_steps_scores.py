@@ -1,11 +1,14 @@
-"""Scores of mgsm_steps.yaml; read by the harness, also by its own command line, without this package."""
+"""Scores of mgsm_steps.yaml; read by the harness, also by its own command line, without this
+package.
+"""
 
 import math
 
 
 def score_step(doc, results):
-    """(question, value) of a step: acc, whether the gold calculation is the likeliest of the four; bits, the log2 of
-    its probability."""
+    """(question, value) of a step: acc, whether the gold calculation is the likeliest of the four;
+    bits, the log2 of its probability.
+    """
     likelihoods = [likelihood for likelihood, _ in results]
     best = max(range(len(likelihoods)), key=likelihoods.__getitem__)
     right, bits = float(best == doc["label"]), likelihoods[doc["label"]] / math.log(2)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SIDES = ("math", "language")
 MEASURED = ("attention", "linear_attention", "mlp")  # the kinds whose matrices are measured
-SMALLEST = 1e-8  # norms below it are not divided by, and it is added to sums, as in the authors' code
+SMALLEST = (
+    1e-8  # norms below it are not divided by, and it is added to sums, as in the authors' code
+)
 Unit = tuple[Any, ...]  # (layer,) or (layer, "attention" or "mlp")
 
 
@@ -27,16 +29,21 @@ Unit = tuple[Any, ...]  # (layer,) or (layer, "attention" or "mlp")
 class AdaptiveSwap(Merge):
     """Take each layer, or its attention and its MLP, from the expert that moved it more.
 
-    An expert's share of a unit is the relative change of the unit's matrices, divided by that of all units. If the
-    shares of the two experts differ by at most `threshold`, the unit is blended. So is what lies outside the layers.
+    An expert's share of a unit is the relative change of the unit's matrices, divided by that of
+    all units. If the shares of the two experts differ by at most `threshold`, the unit is blended.
+    So is what lies outside the layers.
     """
 
     method: str = "adaptive_swap"
     math: str = knob(run=True)
     language: str = knob(run=True)
-    unit: str = knob("layer", options=("layer", "module"))  # module: attention and MLP of a layer apart
+    unit: str = knob(
+        "layer", options=("layer", "module")
+    )  # module: attention and MLP of a layer apart
     threshold: float = knob(0.001, ge=0)  # tau of the paper
-    blend: float = knob(0.5, ge=0, le=1)  # alpha of the paper: the weight of the math expert where both are blended
+    blend: float = knob(
+        0.5, ge=0, le=1
+    )  # alpha of the paper: the weight of the math expert where both are blended
 
     def references(self) -> References:
         return {side: (f"merge.{side}", getattr(self, side)) for side in SIDES}
@@ -47,12 +54,16 @@ class AdaptiveSwap(Merge):
     def described(self, partition: Partition | None, layers: int | None) -> str:
         what = "layer" if self.unit == "layer" else "layer's attention and MLP"
         return (
-            f"each {what} of the expert that moved it more, blended where the shares differ by at most "
-            f"{self.threshold:g}"
+            f"each {what} of the expert that moved it more, blended where the shares differ by at"
+            f" most {self.threshold:g}"
         )
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Linear:
         from pipeline.merge.merge import Linear
 
@@ -66,14 +77,20 @@ class AdaptiveSwap(Merge):
     ) -> dict[Unit, float]:
         """Return how far an expert moved each unit.
 
-        It is the sum of the relative changes of a layer's matrices, or the root of the sum of their squares if the unit
-        is a module (layer_swap.py and module_swap.py of the authors).
+        It is the sum of the relative changes of a layer's matrices, or the root of the sum of their
+        squares if the unit is a module (layer_swap.py and module_swap.py of the authors).
         """
         from pipeline.merge.formulas import relative_change
         from pipeline.models.arrays import in_threads
 
-        names = [name for name, site in sites.items() if site.kind in MEASURED and len(base.info(name).shape) > 1]
-        measured = in_threads(lambda name: relative_change(expert, base, name, SMALLEST), names, threads)
+        names = [
+            name
+            for name, site in sites.items()
+            if site.kind in MEASURED and len(base.info(name).shape) > 1
+        ]
+        measured = in_threads(
+            lambda name: relative_change(expert, base, name, SMALLEST), names, threads
+        )
         power = 1 if self.unit == "layer" else 2
         sums: dict[Unit, float] = {}
         for name, change in zip(names, measured, strict=True):
@@ -92,7 +109,9 @@ class AdaptiveSwap(Merge):
             return None
         return (site.layer, "mlp" if site.kind == "mlp" else "attention")
 
-    def weights(self, sites: Mapping[str, Site], changes: Mapping[str, Mapping[Unit, float]]) -> Weights:
+    def weights(
+        self, sites: Mapping[str, Site], changes: Mapping[str, Mapping[Unit, float]]
+    ) -> Weights:
         """Return the weight of each expert in each parameter."""
         totals = {side: math.fsum(changes[side].values()) + SMALLEST for side in SIDES}
 
@@ -102,7 +121,9 @@ class AdaptiveSwap(Merge):
                 return "blend"
             if unit is None:  # norms beside modules: the authors keep those of the language expert
                 return "language"
-            moved_math, moved_language = (changes[side].get(unit, 0.0) / totals[side] for side in SIDES)
+            moved_math, moved_language = (
+                changes[side].get(unit, 0.0) / totals[side] for side in SIDES
+            )
             if moved_math - moved_language > self.threshold:
                 return "math"
             return "language" if moved_language - moved_math > self.threshold else "blend"

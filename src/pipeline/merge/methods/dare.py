@@ -1,4 +1,6 @@
-"""DARE (Yu et al., 2024): a random share of each task vector's entries, scaled up to the same mean; then their sum."""
+"""DARE (Yu et al., 2024): a random share of each task vector's entries, scaled up to the same mean;
+then their sum.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Dare(TaskVectors):
-    """base + scale x sum of weights x task vectors, of which each entry is kept with probability `density`.
+    """base + scale x sum of weights x task vectors, of which each entry is kept with probability
+    `density`.
 
-    Kept entries are divided by `density`. Which ones are kept depends on `seed`, the parameter and the expert's place.
+    Kept entries are divided by `density`. Which ones are kept depends on `seed`, the parameter and
+    the expert's place.
     """
 
     method: str = "dare"

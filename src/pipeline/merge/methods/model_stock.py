@@ -1,4 +1,6 @@
-"""Model Stock (Jang et al., 2024): the average of the experts, moved towards the base by the angle between them."""
+"""Model Stock (Jang et al., 2024): the average of the experts, moved towards the base by the angle
+between them.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,33 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Computed
     from pipeline.merge.task_vectors import Change
 
-SMALLEST = 1e-6  # a product of norms is at least this, and t is 0 where its denominator is below, as in mergekit
+# a product of norms is at least this, and t is 0 where its denominator is below, as in mergekit
+SMALLEST = 1e-6
 
 
 @dataclass
 class ModelStock(TaskVectors):
-    """base + t x mean(task vectors), with t = N cos / (1 + (N - 1) cos) for N experts, a t for each tensor.
+    """base + t x mean(task vectors), with t = N cos / (1 + (N - 1) cos) for N experts, a t for each
+    tensor.
 
-    cos is the mean cosine of two task vectors over all pairs of experts, as in mergekit. The paper has two experts.
+    cos is the mean cosine of two task vectors over all pairs of experts, as in mergekit. The paper
+    has two experts.
     """
 
     method: str = "model_stock"
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         if self.weights is not None or self.scale != 1:
-            raise PipelineError("merge=model_stock computes its weights. Leave merge.weights and merge.scale out.")
+            raise PipelineError(
+                "merge=model_stock computes its weights. Leave merge.weights and merge.scale out."
+            )
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Computed:
         import numpy as np
 
@@ -49,7 +60,9 @@ class ModelStock(TaskVectors):
             return lambda vectors, _: add_up(vectors) * share
 
         formula = changed_base(experts, base, change_of, 1.0)
-        return Computed(formula, f"base + t x the mean of {len(experts)} task vectors, t by their angles")
+        return Computed(
+            formula, f"base + t x the mean of {len(experts)} task vectors, t by their angles"
+        )
 
 
 def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:

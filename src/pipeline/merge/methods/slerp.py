@@ -1,4 +1,6 @@
-"""SLERP (Shoemake, 1985): two experts interpolated along the arc between them, each tensor taken as one vector."""
+"""SLERP (Shoemake, 1985): two experts interpolated along the arc between them, each tensor taken as
+one vector.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ EPS = 1e-8  # a norm up to it counts as 1, as in mergekit
 
 @dataclass
 class Slerp(Merge):
-    """From the first expert (t = 0) to the second (t = 1) as mergekit defines it: its base model is our first expert.
+    """From the first expert (t = 0) to the second (t = 1) as mergekit defines it: its base model is
+    our first expert.
 
-    Tensors whose cosine is above 0.9995 in size are averaged linearly. Those of experts of one base mostly are.
+    Tensors whose cosine is above 0.9995 in size are averaged linearly. Those of experts of one base
+    mostly are.
     """
 
     method: str = "slerp"
@@ -33,14 +37,20 @@ class Slerp(Merge):
 
     def references(self) -> References:
         if len(self.experts) != 2:
-            raise PipelineError(f"merge.experts={self.experts}: merge=slerp is of two runs, name two")
+            raise PipelineError(
+                f"merge.experts={self.experts}: merge=slerp is of two runs, name two"
+            )
         return numbered_references(self.experts)
 
     def exact_for_adapters(self) -> bool:
         return False
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Computed:
         from pipeline.merge.formulas import weighted_sum
         from pipeline.merge.merge import Computed
@@ -51,12 +61,16 @@ class Slerp(Merge):
             a, b = shares_on_the_arc(first, second, name, self.t)
             return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
-        return Computed(formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}")
+        return Computed(
+            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
+        )
 
 
 def shares_on_the_arc(first: Source, second: Source, name: str, t: float) -> tuple[float, float]:
-    """How much of each tensor goes in, as vectors: sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta), of
-    the angle theta between them; where it is too near 0 or pi to be divided by, 1 - t and t."""
+    """How much of each tensor goes in, as vectors: sin((1 - t) theta) / sin(theta) and sin(t theta)
+    / sin(theta), of the angle theta between them; where it is too near 0 or pi to be divided by, 1
+    - t and t.
+    """
     import numpy as np
 
     from pipeline.models.arrays import pieces

@@ -1,4 +1,6 @@
-"""Model soups (Wortsman et al., 2022): a weighted average, the same for every parameter or in each layer."""
+"""Model soups (Wortsman et al., 2022): a weighted average, the same for every parameter or in each
+layer.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,15 @@ class Soup(Merge):
     def shares(self, magnitudes: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the weight of each role that has one: uniform unless weights are given.
 
-        Raises PipelineError unless there is one weight for each expert and they sum to 1 (within 1e-6).
+        Raises PipelineError unless there is one weight for each expert and they sum to 1 (within
+        1e-6).
         """
         (shares,) = self.shares_in({"": Site(None, "embedding")}, magnitudes).values()
         return shares
 
-    def shares_in(self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None) -> Weights:
+    def shares_in(
+        self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None
+    ) -> Weights:
         """Return the weight of each role in each parameter, as `shares`."""
         count = len(self.experts)
         if not count:
@@ -58,7 +63,10 @@ class Soup(Merge):
         if magnitudes is not None:
             weights = dict.fromkeys(sites, [*inverse_weights(magnitudes).values()])
         elif isinstance(self.weights, str):
-            raise PipelineError(f"merge.weights must be uniform, magnitude or a list of numbers, got {self.weights!r}")
+            raise PipelineError(
+                "merge.weights must be uniform, magnitude or a list of numbers, got"
+                f" {self.weights!r}"
+            )
         else:
             weights = weights_over_depth(self.weights, count, 1 / count, sites)
         shares: Weights = {}
@@ -66,13 +74,18 @@ class Soup(Merge):
             if not abs(math.fsum(numbers) - 1) <= 1e-6:  # "not <=" also catches NaN
                 where = "" if sites[name].layer is None else f" in layer {sites[name].layer}"
                 raise PipelineError(
-                    f"merge.weights must sum to 1, got {numbers}{where}, which sum to {math.fsum(numbers):g}"
+                    f"merge.weights must sum to 1, got {numbers}{where}, which sum to"
+                    f" {math.fsum(numbers):g}"
                 )
             shares[name] = {str(role): weight for role, weight in enumerate(numbers) if weight}
         return shares
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Linear:
         from pipeline.merge.formulas import mean_change
         from pipeline.merge.merge import Linear
@@ -80,5 +93,8 @@ class Soup(Merge):
         magnitudes = None
         if self.needs_base():
             assert base is not None
-            magnitudes = {role: mean_change([(1.0, source)], base, threads) for role, source in sources.items()}
+            magnitudes = {
+                role: mean_change([(1.0, source)], base, threads)
+                for role, source in sources.items()
+            }
         return Linear(self.shares_in(anatomy(sources["0"].names), magnitudes))

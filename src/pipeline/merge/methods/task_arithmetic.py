@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TaskArithmetic(TaskVectors):
-    """base + scale x (w1 t1 + w2 t2 + ...), summed from the left. Of adapters it is an adapter again."""
+    """base + scale x (w1 t1 + w2 t2 + ...), summed from the left.
+
+    Of adapters it is an adapter again.
+    """
 
     method: str = "task_arithmetic"
     weights: list[Any] | None = None  # type: ignore[assignment]  # an expert: a number, or a list over depth; null: 1
@@ -37,7 +40,11 @@ class TaskArithmetic(TaskVectors):
         return weights_over_depth(self.weights, len(self.experts), 1.0, sites)
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Computed:
         import numpy as np
 
@@ -50,13 +57,19 @@ class TaskArithmetic(TaskVectors):
 
         def change_of(name: str) -> Change:
             numbers = [np.float32(weight) for weight in weights[name]]
-            return lambda vectors, _: add_up([v * number for v, number in zip(vectors, numbers, strict=True)])
+            return lambda vectors, _: add_up(
+                [v * number for v, number in zip(vectors, numbers, strict=True)]
+            )
 
         formula = changed_base(experts, base, change_of, self.scale)
 
         changes: Weights = {}
         for name, numbers in weights.items():
-            changes[name] = {role: self.scale * number for role, number in zip(sources, numbers, strict=True)}
+            changes[name] = {
+                role: self.scale * number for role, number in zip(sources, numbers, strict=True)
+            }
         given = self.weights or [1] * len(experts)
-        text = " + ".join(f"{number} task vector {role}" for role, number in zip(sources, given, strict=True))
+        text = " + ".join(
+            f"{number} task vector {role}" for role, number in zip(sources, given, strict=True)
+        )
         return Computed(formula, f"base + {self.scale:g} x ({text})", changes=changes)

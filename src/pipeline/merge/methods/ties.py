@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ties(TaskVectors):
-    """TIES as its paper defines it: trim, elect the sign of the sum, average the experts that agree.
+    """TIES as its paper defines it: trim, elect the sign of the sum, average the experts that
+    agree.
 
-    The trim keeps all entries that are tied at its threshold. `weights` multiply entries after the election.
+    The trim keeps all entries that are tied at its threshold. `weights` multiply entries after the
+    election.
     """
 
     method: str = "ties"
@@ -34,7 +36,11 @@ class Ties(TaskVectors):
         return description
 
     def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        partition: Partition | None,
+        threads: int | None,
     ) -> Computed:
         from pipeline.merge.merge import Computed
         from pipeline.merge.ties import TiesMerge

@@ -1,4 +1,6 @@
-"""Samples files, each read once: the scores of questions, the columns of answers.parquet, and what the page shows."""
+"""Samples files, each read once: the scores of questions, the columns of answers.parquet, and what
+the page shows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from pipeline.stats.statistics import value_per_question
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
-CONSTANT = ("run", "task", "language", "num_fewshot")  # columns of answers.parquet; the pair, for translations
+CONSTANT = (
+    "run",
+    "task",
+    "language",
+    "num_fewshot",
+)  # columns of answers.parquet; the pair, for translations
 TEXTS = ("prompt", "target", "response", "extracted")
 
 Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
@@ -32,8 +39,9 @@ Vector = dict[Any, float]  # doc_id -> score
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a finished evaluation stored: its scores, its harness' settings, and (place, answers by question) of
-    each of its tasks."""
+    """What a finished evaluation stored: its scores, its harness' settings, and (place, answers by
+    question) of each of its tasks.
+    """
 
     rows: Sequence[ScoreRow]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -44,8 +52,9 @@ class Evaluation:
 class Answers:
     """One model's answers to one task in one language (or pair).
 
-    file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference, translation); groups:
-    doc_id -> passage, of tasks that have them; chance: the share of right answers by guessing among stored options;
+    file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference,
+    translation); groups: doc_id -> passage, of tasks that have them; chance: the share of right
+    answers by guessing among stored options;
     first: the first questions, as the page shows them.
     """
 
@@ -54,7 +63,9 @@ class Answers:
     unparsed: int = 0
     cut_off: int = 0
     chance: float | None = None
-    strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
+    strange: int = (
+        0  # answers mostly in letters of another script, counted only if most answers are
+    )
     first: list[list[Any]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
@@ -63,17 +74,31 @@ class Answers:
     def has_numbers(self, metric: str) -> bool:
         """Return True if each answer has a number of a metric."""
         stored = self.scores.get(metric, {})
-        return len(stored) == self.n and all(isinstance(value, int | float) for value in stored.values())
+        return len(stored) == self.n and all(
+            isinstance(value, int | float) for value in stored.values()
+        )
 
     def by_question(self, metric: str) -> Vector:
-        """doc_id -> score. Scores of the parts of a question, stored as [question, value], are joined
-        (`value_per_question`). Raises PipelineError, naming the file, for an answer without the metric."""
+        """doc_id -> score.
+
+        Scores of the parts of a question, stored as [question, value], are joined
+        (`value_per_question`). Raises PipelineError, naming the file, for an answer without the
+        metric.
+        """
         with one_sentence(self.file, metric):
             stored = self.scores[metric]
-            parts = [(int(score[0]), float(score[1])) for score in stored.values() if isinstance(score, list)]
+            parts = [
+                (int(score[0]), float(score[1]))
+                for score in stored.values()
+                if isinstance(score, list)
+            ]
             if len(stored) < self.n:
                 raise KeyError(metric)
-            return value_per_question(parts, is_measure(metric)) if parts else {at: float(stored[at]) for at in stored}
+            return (
+                value_per_question(parts, is_measure(metric))
+                if parts
+                else {at: float(stored[at]) for at in stored}
+            )
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -132,8 +157,15 @@ def read_answers(
     import pyarrow.parquet as pq
 
     types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
-    names = [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
-    schema = pa.schema([*zip(CONSTANT, types, strict=True), *names, *((name, pa.string()) for name in TEXTS)])
+    names = [
+        ("doc_id", pa.string()),
+        ("correct", pa.bool_()),
+        ("score", pa.float64()),
+        ("cut_off", pa.bool_()),
+    ]
+    schema = pa.schema(
+        [*zip(CONSTANT, types, strict=True), *names, *((name, pa.string()) for name in TEXTS)]
+    )
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
@@ -178,21 +210,29 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         for metric, value in (sample.get("scores") or {}).items():
             answers.scores.setdefault(metric, {})[sample["doc_id"]] = value
     if benchmark and benchmark.kind == "translation":
-        answers.texts = {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples}
+        answers.texts = {
+            sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples
+        }
     if benchmark and benchmark.passage:
         answers.groups = {sample["doc_id"]: sample["group"] for sample in samples}
     return answers
 
 
 def chance_by_options(samples: Sequence[Sample]) -> float | None:
-    """Return the share of right answers by guessing among the options that were weighed; None without options, and for
-    answers that are neither right nor wrong."""
-    counts = [len(sample.get("loglikelihoods") or ()) for sample in samples if sample.get("correct") is not None]
+    """Return the share of right answers by guessing among the options that were weighed; None
+    without options, and for answers that are neither right nor wrong.
+    """
+    counts = [
+        len(sample.get("loglikelihoods") or ())
+        for sample in samples
+        if sample.get("correct") is not None
+    ]
     return fmean(1 / count for count in counts) if counts and min(counts) > 1 else None
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
-    """Count the answers mostly in letters of another script than their language's, if more than half are; else 0.
+    """Count the answers mostly in letters of another script than their language's, if more than
+    half are; else 0.
 
     Only another script is detected: English instead of Swahili goes unnoticed. A language of which
     only the code is known has 0.
@@ -205,13 +245,22 @@ def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
     scripts = language(code).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
-    strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))
+    strange = sum(
+        share is not None and share < 0.5
+        for share in (share_in(scripts, text) for text in responses)
+    )
     return strange if strange > len(responses) / 2 else 0
 
 
 def page_item(sample: Sample) -> list[Any]:
-    """[doc_id, correct, prompt, target, response, extracted, further scores] as the page shows them."""
-    scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
+    """[doc_id, correct, prompt, target, response, extracted, further scores] as the page shows
+    them.
+    """
+    scores = {
+        k: v
+        for k, v in (sample.get("scores") or {}).items()
+        if isinstance(v, int | float) and math.isfinite(v)
+    }
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     if len(prompt) > LONGEST:
@@ -224,7 +273,13 @@ def page_item(sample: Sample) -> list[Any]:
 
 
 def text_of(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return (
+        ""
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:

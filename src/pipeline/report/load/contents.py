@@ -22,9 +22,10 @@ MOST_MERGES = 2  # that are named of a row
 class RunResult:
     """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
 
-    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from;
-    `merge`: what the merge that it scored does, in the layers of its model;
-    `warnings`: its warnings; `stale`: why its files may have changed since; `reason`: why it is missing.
+    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or
+    started from; `merge`: what the merge that it scored does, in the layers of its model;
+    `warnings`: its warnings; `stale`: why its files may have changed since; `reason`: why it is
+    missing.
     """
 
     name: str
@@ -49,7 +50,9 @@ class RunResult:
 
 @dataclass(frozen=True)
 class CellScore:
-    """An evaluation behind a cell: its run, the values of the table's axes, and the scores that the cell shows."""
+    """An evaluation behind a cell: its run, the values of the table's axes, and the scores that the
+    cell shows.
+    """
 
     run: str
     at: Mapping[str, str] = field(default_factory=dict)
@@ -58,14 +61,17 @@ class CellScore:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell of the table as its YAML defines it: the measured number, its 95 % interval if there is one, and the
-    published number. `n`: how many numbers it is reduced from; `runs`: the names of the runs that provide them.
+    """A cell of the table as its YAML defines it: the measured number, its 95 % interval if there
+    is one, and the published number. `n`: how many numbers it is reduced from; `runs`: the names of
+    the runs that provide them.
 
-    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): the scores read from them,
-    empty if the number is a fact that runs recorded. `role`: of the scored model, base, expert or merge;
-    `best`: significantly above each other model in the same place, after Holm's correction over them.
-    `maximum`: the score of a best configuration on the questions that chose it, as the papers report it; `value` is
-    then its split-half estimate, or the maximum if there is none."""
+    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): the
+    scores read from them, empty if the number is a fact that runs recorded. `role`: of the scored
+    model, base, expert or merge; `best`: significantly above each other model in the same place,
+    after Holm's correction over them. `maximum`: the score of a best configuration on the questions
+    that chose it, as the papers report it; `value` is then its split-half estimate, or the maximum
+    if there is none.
+    """
 
     row: str
     column: str
@@ -108,14 +114,14 @@ class ScoreBehind(NamedTuple):
 class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
-    `failed`: run -> why it failed; `missing`: run -> why it was never started.
-    `computed`: title -> sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
-    scored on another base than the one that they name.
-    `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
-    rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
-    each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
-    `verdicts`: on the claims about it. `evaluations`: the finished ones, by name; `answers`: theirs; `parquet`: the
-    bytes of answers.parquet.
+    `failed`: run -> why it failed; `missing`: run -> why it was never started. `computed`: title ->
+    sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
+    scored on another base than the one that they name. `sampled`: axes with at least three
+    trainings, whose variance intervals include. `choices`: winners of its `best` rules.
+    `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`,
+    else they are each merge against the base and the best expert; `primary`: left, right and place
+    of the one that is named first. `verdicts`: on the claims about it. `evaluations`: the finished
+    ones, by name; `answers`: theirs; `parquet`: the bytes of answers.parquet.
     """
 
     table: str
@@ -138,7 +144,9 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     declared: bool = True
     primary: Sequence[str] = ()
-    baselines: Mapping[str, str] = field(default_factory=dict)  # name -> the mark of cells that are better
+    baselines: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name -> the mark of cells that are better
     verdicts: Sequence[Verdict] = ()
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     answers: Mapping[Place, Answers] = field(default_factory=dict)
@@ -159,7 +167,11 @@ class Results:
                 texts = names.setdefault(getattr(cell, side), {})
                 texts |= {of_run[name]: None for name in cell.runs if name in of_run}
         shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
-        return [f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}" for name, texts in shorter.items() if texts]
+        return [
+            f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}"
+            for name, texts in shorter.items()
+            if texts
+        ]
 
     @property
     def seeds(self) -> int:
@@ -169,9 +181,13 @@ class Results:
 
     @property
     def languages_of_primary(self) -> list[str]:
-        """The columns (or rows) that have the task of the primary comparison, each in a language."""
+        """The columns (or rows) that have the task of the primary comparison, each in a
+        language.
+        """
         tasks = {place: cell.task for cell in self.cells for place in (cell.row, cell.column)}
-        return [place for place in tasks if self.primary and tasks[place] == tasks.get(self.primary[2])]
+        return [
+            place for place in tasks if self.primary and tasks[place] == tasks.get(self.primary[2])
+        ]
 
     @property
     def finished(self) -> int:
@@ -180,5 +196,12 @@ class Results:
 
 
 def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
-    """Yield the score rows behind the number of each cell, from each of its finished evaluations."""
-    return [ScoreBehind(cell, score, row) for cell in cells for score in cell.scores for row in score.rows]
+    """Yield the score rows behind the number of each cell, from each of its finished
+    evaluations.
+    """
+    return [
+        ScoreBehind(cell, score, row)
+        for cell in cells
+        for score in cell.scores
+        for row in score.rows
+    ]

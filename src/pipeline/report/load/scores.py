@@ -1,4 +1,6 @@
-"""How the scores of a table were computed, in notes; and the refusal of those that cannot be compared."""
+"""How the scores of a table were computed, in notes; and the refusal of those that cannot be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ from pipeline.report.compare import interval_text
 from pipeline.report.load.contents import Results, score_rows_of
 from pipeline.text import first_few
 
-METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
+METRICS = {
+    "exact_match": "exact match",
+    "acc": "accuracy",
+    "chrf++": "chrF++",
+    "pass_at_1": "pass@1",
+}
 MOST_NOTES = 20  # tasks listed by name
 
 
 def refuse_unlike(results: Results) -> None:
     """Raise PipelineError if evaluations that share a table were scored differently.
 
-    All of them need the same backend and dtype. Those of a cell also need the same use of a chat template.
+    All of them need the same backend and dtype. Those of a cell also need the same use of a chat
+    template.
     """
     backends, dtypes = {}, {}
     for cell in results.cells:
@@ -53,7 +61,10 @@ def notes_of(results: Results) -> list[str]:
         notes.append("; ".join(first_few(tasks, MOST_NOTES, ", in results.csv")) + ".")
         notes.append("In percent; BLEU, chrF++, perplexities and bits on their own scale.")
         if not results.sampled:
-            notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
+            notes.append(
+                "Seed variance is not included in intervals and p, which needs at least three"
+                " seeds."
+            )
     dtypes: set[str] = set()
     batches: set[int] = set()
     for evaluation in results.evaluations.values():
@@ -85,4 +96,6 @@ def task_notes(results: Results) -> list[str]:
 def title_of(task: str) -> str:
     """Return the title of a task, such as MGSM or MGSM en cot."""
     benchmark = find_benchmark(task)
-    return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task
+    return (
+        benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task
+    )

@@ -1,4 +1,6 @@
-"""The table's cells as text, with the published numbers: lines of cells.csv, cells.md and summary.txt."""
+"""The table's cells as text, with the published numbers: lines of cells.csv, cells.md and
+summary.txt.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ NAMED_AT_MOST = 30  # runs listed by name
 COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 INTERVAL = "Round brackets: 95 % confidence interval over questions."
 BOLD = (
-    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
-    "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
+    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected"
+    " over these models alone; p of the comparisons are corrected over all comparisons, so that"
+    " these can differ from bold."
 )
 HOLM = "p (Holm): corrected over all tested comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
-    "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
-    "chosen and scored on the same questions (the papers' method), which is biased upwards."
+    "A best configuration is chosen on one half of the questions and scored on the other, averaged"
+    " both ways; max: chosen and scored on the same questions (the papers' method), which is biased"
+    " upwards."
 )
 
 
@@ -36,12 +40,21 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
     """
     return [
         {
-            "row": cell.row, "column": cell.column, "value": cell.value, "low": cell.low, "high": cell.high,
-            "maximum": cell.maximum, "n": cell.n, "published": cell.published, "difference": cell_difference(cell),
-            "suspect": cell.suspect, "missing": cell.missing, "runs": " ".join(cell.runs),
+            "row": cell.row,
+            "column": cell.column,
+            "value": cell.value,
+            "low": cell.low,
+            "high": cell.high,
+            "maximum": cell.maximum,
+            "n": cell.n,
+            "published": cell.published,
+            "difference": cell_difference(cell),
+            "suspect": cell.suspect,
+            "missing": cell.missing,
+            "runs": " ".join(cell.runs),
         }
         for cell in results.cells
-    ]  # fmt: skip
+    ]
 
 
 def cell_difference(cell: CellResult) -> float | None:
@@ -59,10 +72,16 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     if cell is None:
         return ""
     parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
-    parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"] if interval and cell.low is not None else []
+    parts += (
+        [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"]
+        if interval and cell.low is not None
+        else []
+    )
     parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
     parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
-    parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
+    parts += (
+        [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
+    )
     return " ".join(parts)
 
 
@@ -81,26 +100,38 @@ def legend(results: Results, published: str) -> list[str]:
 def baseline_notes(results: Results) -> list[str]:
     """Name the baselines of each mark that a cell has."""
     used = sorted({*"".join(cell.marks for cell in results.cells)})
-    names = {sign: [name for name, mark in results.baselines.items() if mark == sign] for sign in used}
-    return [f"{sign}: significantly better than {' or '.join(names[sign])} (Holm-corrected p < 0.05)." for sign in used]
+    names = {
+        sign: [name for name, mark in results.baselines.items() if mark == sign] for sign in used
+    }
+    return [
+        f"{sign}: significantly better than {' or '.join(names[sign])} (Holm-corrected p < 0.05)."
+        for sign in used
+    ]
 
 
 def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
     """Return the rows of a table: the name of each, and its cells as `cell_text` gives them."""
     cells = results.by_place
     return [
-        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)] for row in results.rows
+        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)]
+        for row in results.rows
     ]
 
 
 def group_reasons(results: Results, name: str) -> list[str]:
-    """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
-    cells = by_message((getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells)
+    """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells
+    concerned.
+    """
+    cells = by_message(
+        (getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells
+    )
     return [f"{' '.join(first_few(names, 1))}: {reason}" for reason, names in cells if reason]
 
 
 def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
-    """Each distinct message, with the names of the runs or cells that have it; messages: (message, name)."""
+    """Each distinct message, with the names of the runs or cells that have it; messages: (message,
+    name).
+    """
     names_of: dict[str, list[str]] = {}
     for message, name in messages:
         names_of.setdefault(message or "", []).append(name)
@@ -110,19 +141,26 @@ def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, li
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     text = render(
-        "cells.md.j2", results=results, headline=headline,
+        "cells.md.j2",
+        results=results,
+        headline=headline,
         notes=[*legend(results, PUBLISHED), *results.merged, *notes],
-        rows=cell_texts(results), lines=[*choice_lines(results), *missing_lines(results)], named_at_most=NAMED_AT_MOST,
-    )  # fmt: skip
+        rows=cell_texts(results),
+        lines=[*choice_lines(results), *missing_lines(results)],
+        named_at_most=NAMED_AT_MOST,
+    )
     return escape(text.rstrip(), quote=False) + "\n"
 
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
-    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns with their intervals where these
-    fit, the first comparisons, and what the marks mean."""
+    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns with their
+    intervals where these fit, the first comparisons, and what the marks mean.
+    """
     heads, right = ["", *results.columns], range(1, len(results.columns) + 1)
     table = align_columns([heads, *cell_texts(results, interval=True)], right)
-    has_interval = max(map(len, table)) <= WIDTH and any(cell.low is not None for cell in results.cells)
+    has_interval = max(map(len, table)) <= WIDTH and any(
+        cell.low is not None for cell in results.cells
+    )
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
     comparisons = comparison_lines(results.contrasts)
@@ -134,7 +172,9 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the first comparisons, each with its interval and its p before and after Holm's correction."""
+    """Return the first comparisons, each with its interval and its p before and after Holm's
+    correction.
+    """
     tested = [line for line in lines if line["p_holm"] is not None]
     first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
     if not first:
@@ -153,7 +193,11 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         if has_subsets:
             row.append(subsets_text(line))
         rows.append(row)
-    omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
+    omitted = (
+        [f"and {len(tested) - len(first)} more, in contrasts.csv"]
+        if len(tested) > len(first)
+        else []
+    )
     heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
     if has_subsets:
         heads.append("subsets better")
@@ -175,5 +219,7 @@ def choice_lines(results: Results) -> list[str]:
     """Each choice with its winner."""
     winners = {key: choice["chosen"] for key, choice in results.choices.items()}
     texts = {key: " ".join(map(str, winner.values())) for key, winner in winners.items() if winner}
-    return [f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
-            for key, choice in results.choices.items()]  # fmt: skip
+    return [
+        f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
+        for key, choice in results.choices.items()
+    ]

@@ -1,7 +1,8 @@
-"""An evaluation as `lm_eval --log_samples` writes one: results_TIME.json, and samples_TASK_TIME.jsonl next to it.
+"""An evaluation as `lm_eval --log_samples` writes one: results_TIME.json, and
+samples_TASK_TIME.jsonl next to it.
 
-A task is named TASK_LANGUAGE. Documents are not stored: `doc` has the prompt, and doc_hash is of the prompt's hash, so
-that answers to the same prompt are compared.
+A task is named TASK_LANGUAGE. Documents are not stored: `doc` has the prompt, and doc_hash is of
+the prompt's hash, so that answers to the same prompt are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pipeline.runs.manifest import read_manifest
 
 
 def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
-    """Write the scores and answers of an evaluation's folder into another one. model: the name that the log records.
+    """Write the scores and answers of an evaluation's folder into another one.
+
+    model: the name that the log records.
 
     Raises:
         PipelineError: it is no finished evaluation.
@@ -33,9 +36,14 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         **{key: {} for key in ("results", "configs", "versions", "n-shot", "n-samples")},
-        "model_name": model, "date": manifest.started, "lm_eval_version": manifest.versions.get("lm-eval"),
-        "config": {"model": "hf", "model_args": {"pretrained": model, "dtype": harness.get("dtype")}},
-    }  # fmt: skip
+        "model_name": model,
+        "date": manifest.started,
+        "lm_eval_version": manifest.versions.get("lm-eval"),
+        "config": {
+            "model": "hf",
+            "model_args": {"pretrained": model, "dtype": harness.get("dtype")},
+        },
+    }
     for (_, task, where), samples in sample_files(run):
         name = f"{task}_{where}"
         of_task = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
@@ -52,7 +60,9 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
 
 
 def results_of(rows: list[ScoreRow]) -> Iterator[tuple[str, float | None]]:
-    """Return the entries of `results`: metric,filter and metric_stderr,filter, fractions as the harness has them."""
+    """Return the entries of `results`: metric,filter and metric_stderr,filter, fractions as the
+    harness has them.
+    """
     for row in rows:
         yield f"{row.metric},{row.filter}", row.value
         yield f"{row.metric}_stderr,{row.filter}", row.stderr
@@ -63,14 +73,25 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     prompt, options = sample["prompt"], sample.get("loglikelihoods")
     texts = [*(options or [""])]
     return {
-        "doc_id": sample["doc_id"], "doc": {"prompt": prompt}, "target": sample["target"],
-        "arguments": {f"gen_args_{at}": {"arg_0": prompt, "arg_1": text} for at, text in enumerate(texts)},
-        "resps": [[[value, False]] for value in options.values()] if options else [[sample["response"]]],
-        "filtered_resps": [[value, False] for value in options.values()] if options else [sample["extracted"]],
-        "filter": sample["filter"], "metrics": [*sample["scores"]], **sample["scores"],
-        "doc_hash": digest(f"{sample['doc_id']} {prompt}"), "prompt_hash": digest(prompt),
+        "doc_id": sample["doc_id"],
+        "doc": {"prompt": prompt},
+        "target": sample["target"],
+        "arguments": {
+            f"gen_args_{at}": {"arg_0": prompt, "arg_1": text} for at, text in enumerate(texts)
+        },
+        "resps": (
+            [[[value, False]] for value in options.values()] if options else [[sample["response"]]]
+        ),
+        "filtered_resps": (
+            [[value, False] for value in options.values()] if options else [sample["extracted"]]
+        ),
+        "filter": sample["filter"],
+        "metrics": [*sample["scores"]],
+        **sample["scores"],
+        "doc_hash": digest(f"{sample['doc_id']} {prompt}"),
+        "prompt_hash": digest(prompt),
         "target_hash": digest(str(sample["target"])),
-    }  # fmt: skip
+    }
 
 
 def digest(text: str) -> str:

@@ -11,7 +11,9 @@ from pipeline.report.templates import latex_text, render
 
 
 def cells_latex(results: Results) -> str:
-    """Return the text of a .tex file: the table's cells, with a caption, a label and the number of seeds."""
+    """Return the text of a .tex file: the table's cells, with a caption, a label and the number of
+    seeds.
+    """
     captions = [results.title.rstrip(".") + "."]
     if any(cell.best for cell in results.cells):
         captions.append(BOLD.partition(",")[0] + ".")
@@ -19,9 +21,14 @@ def cells_latex(results: Results) -> str:
         captions.append(f"Seeds of each training: {results.seeds}.")
     captions += [*baseline_notes(results), *exploratory_sentence(results.contrasts)]
     return render(
-        "table.tex.j2", results=results, captions=captions, bold=BOLD, cell_latex=cell_latex,
-        label=re.sub(r"[^\w-]", "-", results.table), notes=[*results.merged, *results.other_bases],
-    )  # fmt: skip
+        "table.tex.j2",
+        results=results,
+        captions=captions,
+        bold=BOLD,
+        cell_latex=cell_latex,
+        label=re.sub(r"[^\w-]", "-", results.table),
+        notes=[*results.merged, *results.other_bases],
+    )
 
 
 def cell_latex(cell: CellResult | None) -> str:
@@ -32,6 +39,8 @@ def cell_latex(cell: CellResult | None) -> str:
     parts = [(rf"\textbf{{{number}}}" if cell.best else number) + latex_text(cell.marks)]
     if cell.low is not None:
         parts += [rf"{{\scriptsize [{cell.decimal(cell.low)}, {cell.decimal(cell.high)}]}}"]
-    parts += [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"] if cell.maximum is not None else []
+    parts += (
+        [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"] if cell.maximum is not None else []
+    )
     parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"] if cell.published is not None else []
     return " ".join(parts)

@@ -1,4 +1,6 @@
-"""results.csv: one tidy row per run, task, language and metric, with its table cells and run settings."""
+"""results.csv: one tidy row per run, task, language and metric, with its table cells and run
+settings.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,26 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.tables.schema import TRAININGS
 
 COLUMNS = (
-    "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
-    "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
-    "stale"
+    "table run row column role seed task language pair subject metric filter num_fewshot split"
+    " dtype value stderr low high n reason model knobs weights_root device threads torch"
+    " transformers lm_eval attempt started seconds stale"
 ).split()
-NOT_KNOBS = ("languages", "seed", "stage", "eval.name", "eval.tasks", "eval.split", "eval.dtype")  # other columns
+NOT_KNOBS = (
+    "languages",
+    "seed",
+    "stage",
+    "eval.name",
+    "eval.tasks",
+    "eval.split",
+    "eval.dtype",
+)  # other columns
 
 
 def tidy_rows(results: Results) -> str:
     """Return the text of results.csv, sorted by run, task and language.
 
-    Values are in percent; BLEU, chrF++ and bits on their own scale. low and high: `score_interval`. A run that is used
-    in several rows, columns or seeds of the table lists them all.
+    Values are in percent; BLEU, chrF++ and bits on their own scale. low and high: `score_interval`.
+    A run that is used in several rows, columns or seeds of the table lists them all.
     """
     runs = {run.name: run for run in results.runs}
     places = places_of_runs(results)
@@ -33,7 +43,11 @@ def tidy_rows(results: Results) -> str:
     lines = []
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
-        knobs = {key: value for key, value in run.config.items() if key not in shared and not key.startswith(NOT_KNOBS)}
+        knobs = {
+            key: value
+            for key, value in run.config.items()
+            if key not in shared and not key.startswith(NOT_KNOBS)
+        }
         about_run = {
             **vars(run),
             **run.machine,
@@ -90,7 +104,9 @@ def in_percent(row: ScoreRow) -> dict[str, Any]:
     """Return a score with its interval, in percent; BLEU, chrF++ and bits on their own scale."""
     low, high = score_interval(row) or (None, None)
     numbers = {"value": row.value, "stderr": row.stderr, "low": low, "high": high}
-    return vars(row) | {key: scale_number(number, percent_factor(row.metric)) for key, number in numbers.items()}
+    return vars(row) | {
+        key: scale_number(number, percent_factor(row.metric)) for key, number in numbers.items()
+    }
 
 
 def sort_key(score: ScoreRow) -> tuple[str, ...]:
