@@ -75,8 +75,13 @@ def main() -> int:
     asked = parser.parse_args()
     load, file = os.getloadavg(), ROOT / f"results/bench/{asked.record or asked.name}.json"
     rows: list[Row] = []
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    before = {row["what"]: row["ratio"] for row in known.get("rows", ()) if row.get("ratio")}
+    known = {}
+    if file.is_file():
+        known = json.loads(file.read_text())
+    before = {}
+    for row in known.get("rows", ()):
+        if row.get("ratio"):
+            before[row["what"]] = row["ratio"]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # Slurm's nodes read it
         for row in globals()[asked.name](asked, Path(folder)):
@@ -85,11 +90,10 @@ def main() -> int:
             rows.append(row)
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if asked.record is not None:
-        shown = {
-            key: value
-            for key, value in vars(asked).items()
-            if key not in ("model", "data_root", "vllm", "mergekit")
-        }
+        shown = {}
+        for key, value in vars(asked).items():
+            if key not in ("model", "data_root", "vllm", "mergekit"):
+                shown[key] = value
         about = {
             "machine": machine_facts(),
             "versions": package_versions(),
@@ -185,7 +189,10 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.train.trainer import Trainer, plan_steps, trainer_arguments
 
     torch.set_num_threads(1)
-    layers, width, counted = (4, 64, 4) if asked.small else (16, 192, 8)
+    if asked.small:
+        layers, width, counted = (4, 64, 4)
+    else:
+        layers, width, counted = (16, 192, 8)
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=width,
@@ -309,7 +316,10 @@ def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Merges of experts with recorded digests, as of finished runs, in the page cache: the engine
     without imports.
     """
-    sizes = (64, 128, 8, 4, 2, 200) if asked.small else (2048, 8192, 16, 32, 8, 128256)
+    if asked.small:
+        sizes = (64, 128, 8, 4, 2, 200)
+    else:
+        sizes = (2048, 8192, 16, 32, 8, 128256)
     make_checkpoints(folder, *sizes)
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(asked.rounds):
@@ -421,13 +431,21 @@ def opened(name: str, folder: Path) -> Any:
     from pipeline.models.checkpoint import Checkpoint
 
     method, knobs = MERGES[name]
-    sides = ("math", "language") if method == "layer_swap" else ("0", "1")
+    if method == "layer_swap":
+        sides = ("math", "language")
+    else:
+        sides = ("0", "1")
     experts = {
         side: Checkpoint.open(folder / role)
         for side, role in zip(sides, ("math", "language"), strict=True)
     }
-    named = {"math": "m", "language": "l"} if method == "layer_swap" else {"experts": ["m", "l"]}
-    base = Checkpoint.open(folder / "base") if method == "ties" else None
+    if method == "layer_swap":
+        named = {"math": "m", "language": "l"}
+    else:
+        named = {"experts": ["m", "l"]}
+    base = None
+    if method == "ties":
+        base = Checkpoint.open(folder / "base")
     return open_merge(METHODS[method](**named, **knobs), experts, base)
 
 
@@ -515,7 +533,10 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 
-    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    if torch.cuda.is_available():
+        clock = time.perf_counter
+    else:
+        clock = time.process_time
     ours = open_model(asked.model, asked.batch_size, asked.dtype)
     ours.load()
     ours.share_prefix = True
@@ -530,11 +551,10 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     for language in asked.languages:
         generated = requests(EvalTask("mgsm", 8), language, 16 if asked.small else 128)
         few = [request.args[0] for request in requests(EvalTask("mgsm", 5), language, 1)]
-        letters = [
-            Instance("loglikelihood", {}, (prompt, f" {letter}"), 0)
-            for prompt in few
-            for letter in "ABCD"
-        ]
+        letters = []
+        for prompt in few:
+            for letter in "ABCD":
+                letters.append(Instance("loglikelihood", {}, (prompt, f" {letter}"), 0))
         sets = {
             "8-shot answers": ("generate_until", generated),
             "5-shot letters": ("loglikelihood", letters),
@@ -742,9 +762,10 @@ def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
             text.replace(shipped["hash"], digits).replace(shipped["name"], run.name)
         )
     tables.mkdir(parents=True)
-    zones = {
-        f"{bottom}+{top}": {"bottom": bottom, "top": top} for bottom in range(3) for top in range(3)
-    }
+    zones = {}
+    for bottom in range(3):
+        for top in range(3):
+            zones[f"{bottom}+{top}"] = {"bottom": bottom, "top": top}
     (tables / "all.yaml").write_text(
         json.dumps({"name": "all", "defaults": ["layer_swapping_table1"], "axes": {"t": zones}})
     )

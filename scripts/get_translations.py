@@ -54,17 +54,17 @@ def read_catalogs(wheel: Path, code: str) -> dict[str, str]:
     """English message -> its translation, of all catalogs of a language in a wheel."""
     pairs = {}
     with zipfile.ZipFile(wheel) as archive:
-        names = [
-            name
-            for name in archive.namelist()
-            if f"/locale/{code}/" in name and name.endswith(".mo")
-        ]
+        names = []
+        for name in archive.namelist():
+            if f"/locale/{code}/" in name and name.endswith(".mo"):
+                names.append(name)
         for name in sorted(names):
             catalog = gettext.GNUTranslations(BytesIO(archive.read(name)))._catalog  # type: ignore[attr-defined]
             for message, translation in catalog.items():
-                english = (
-                    message[0] if isinstance(message, tuple) else message.rpartition("\x04")[2]
-                )
+                if isinstance(message, tuple):
+                    english = message[0]
+                else:
+                    english = message.rpartition("\x04")[2]
                 is_text = english and translation and english != translation
                 if is_text and not PLACEHOLDER.search(english + translation):
                     pairs.setdefault(english.strip(), translation.strip())
@@ -79,11 +79,10 @@ def read_declaration(package: Path, code: str) -> dict[str, str]:
     english, other = (read_articles(package, DECLARATION[name]) for name in ("en", code))
     pairs = {}
     for first, second in zip(english, other, strict=True):
-        aligned = (
-            zip(first, second, strict=True)
-            if len(first) == len(second)
-            else [(" ".join(first), " ".join(second))]
-        )
+        if len(first) == len(second):
+            aligned = zip(first, second, strict=True)
+        else:
+            aligned = [(" ".join(first), " ".join(second))]
         pairs |= dict(aligned)
     return pairs
 

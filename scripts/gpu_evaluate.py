@@ -187,11 +187,10 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
         "rows": 32,
         "seconds": seconds(theirs),
     }
-    letters = [
-        (prompt, [token])
-        for prompt in prompts_of(64, 620, sizes["vocab_size"])
-        for token in (6, 7, 8, 9)
-    ]
+    letters = []
+    for prompt in prompts_of(64, 620, sizes["vocab_size"]):
+        for token in (6, 7, 8, 9):
+            letters.append((prompt, [token]))
     backend = TorchBackend(64, model=model)
     for _ in range(2):
         mine = seconds(lambda: backend.loglikelihood(letters, True, lambda *_: None))
@@ -307,7 +306,9 @@ def report(rows: list[Row], record: Path | None) -> None:
     """
     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if record:
-        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+        name = "cpu"
+        if DEVICE.type == "cuda":
+            name = torch.cuda.get_device_name()
         about = {"device": name, "versions": package_versions(), "git": git_state()}
         record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -129,7 +129,10 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
     torch.use_deterministic_algorithms(variant.get("deterministic", False), warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = variant.get("fill", fills)
     model = prepared(sizes, variant)
-    body = model.get_base_model().model if variant.get("lora", True) else model.model
+    if variant.get("lora", True):
+        body = model.get_base_model().model
+    else:
+        body = model.model
     if variant.get("compiled"):
         body = torch.compile(body)
     rows, length = variant.get("rows", 4), 32 if small else variant.get("length", 2048)
@@ -145,9 +148,10 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
         synchronize()
         times.append(time.perf_counter() - begun)
         if not number:
-            gradients = [
-                parameter.grad for parameter in model.parameters() if parameter.grad is not None
-            ]
+            gradients = []
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    gradients.append(parameter.grad)
             facts = {
                 "loss": float(loss),
                 "gradients": float(sum(grad.double().abs().sum() for grad in gradients)),
@@ -156,7 +160,9 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
         model.zero_grad(set_to_none=True)
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = fills
-    peak = torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else 0.0
+    peak = 0.0
+    if DEVICE.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 1e9
     speed = rows * length / min(times[1:])
     return {
         "what": variant["what"],

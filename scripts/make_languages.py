@@ -71,7 +71,10 @@ def languages() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for code, tag in tags.items():
         alpha3, _, script = code.partition("_")
-        others = [other for other, its in tags.items() if its == tag and other != code]
+        others = []
+        for other, its in tags.items():
+            if its == tag and other != code:
+                others.append(other)
         plain = not others or (FIRST[tag] == script if tag in FIRST else script != "Latn")
         ours = tag if plain else f"{tag}_{script.lower()}"
         name = Language.get(tag).display_name()

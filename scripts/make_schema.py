@@ -39,13 +39,18 @@ ONE_FOR_ALL = (
 def knob(kind: type, item: Any) -> dict[str, Any]:
     """A knob: its type and bounds, or a placeholder, and its meaning."""
     found, meta = type_inside(kind, item.name), item.metadata
-    said: dict[str, Any] = {"type": TYPES[found]} if found in TYPES else {}
+    said: dict[str, Any] = {}
+    if found in TYPES:
+        said = {"type": TYPES[found]}
     bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
     said |= {
         name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said
     }
-    said |= {"enum": list(meta["options"])} if meta.get("options") and found is str else {}
-    choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}] if said else []
+    if meta.get("options") and found is str:
+        said |= {"enum": list(meta["options"])}
+    choices = []
+    if said:
+        choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}]
     text = f"{knob_comment(kind, item)} (default: {default_of(item)})".strip()
     return {"description": text, **({"anyOf": choices} if choices else {})}
 
@@ -63,13 +68,14 @@ def words() -> dict[str, Any]:
         for item in fields(CONFIGS[stage]):
             inside = type_inside(CONFIGS[stage], item.name)
             methods = filter(None, dict.fromkeys(map(conf.method_of, conf.options("merge"))))
-            kinds = [*methods] if item.name == "merge" else [inside] if is_dataclass(inside) else []
+            if item.name == "merge":
+                kinds = [*methods]
+            else:
+                kinds = [inside] if is_dataclass(inside) else []
             for kind in kinds:
-                found |= {
-                    f"{item.name}.{one.name}": knob(kind, one)
-                    for one in fields(kind)
-                    if one.name != "name"
-                }
+                for one in fields(kind):
+                    if one.name != "name":
+                        found[f"{item.name}.{one.name}"] = knob(kind, one)
             if not kinds and item.name not in ONE_FOR_ALL:
                 found[item.name] = knob(CONFIGS[stage], item)
     return dict(sorted(found.items()))

@@ -37,12 +37,14 @@ def publish(report: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    reports = (
-        [REPORTS / name for name in names]
-        if names
-        else sorted(path.parent for path in REPORTS.glob("*/index.html"))
-    )
-    missing = [str(report) for report in reports if not (report / "index.html").is_file()]
+    if names:
+        reports = [REPORTS / name for name in names]
+    else:
+        reports = sorted(path.parent for path in REPORTS.glob("*/index.html"))
+    missing = []
+    for report in reports:
+        if not (report / "index.html").is_file():
+            missing.append(str(report))
     if missing or not reports:
         print(
             f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline"

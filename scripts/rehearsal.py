@@ -145,8 +145,11 @@ class Place:
         Raises:
             SystemExit: it ended with another status.
         """
-        there = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if offline else {}
-        there |= {"HF_TOKEN": token} if token else {}
+        there = {}
+        if offline:
+            there = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        if token:
+            there |= {"HF_TOKEN": token}
         own = f"--config-dir={ROOT / 'tests' / 'rehearsal' / 'conf'}"
         begun, command = (
             time.perf_counter(),
@@ -180,9 +183,9 @@ def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str
     refused = any(
         f"({name.partition('/')[2]}) is gated: accept its terms" in told for name in GATED
     )
-    return (
-        [] if refused else [f"without a token nothing is said to be gated: {told.splitlines()[-1]}"]
-    )
+    if refused:
+        return []
+    return [f"without a token nothing is said to be gated: {told.splitlines()[-1]}"]
 
 
 def done_of(plan: str) -> list[int]:
@@ -336,15 +339,20 @@ def main() -> int:
         add_troubles(hub)
         print(f"the Hub is filled: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         rows = []
-        tables = (
-            list(QUICK)
-            if asked.quick
-            else [table for table in asked.tables if table not in asked.slurm]
-        )
+        if asked.quick:
+            tables = list(QUICK)
+        else:
+            tables = []
+            for table in asked.tables:
+                if table not in asked.slurm:
+                    tables.append(table)
         jobs = [(table, False) for table in tables] + [(table, True) for table in asked.slurm]
         for table, by_slurm in jobs:
             words = words_of(table)
-            source = part_of(folder, table) if asked.quick else table
+            if asked.quick:
+                source = part_of(folder, table)
+            else:
+                source = table
             try:
                 if by_slurm:
                     from cluster import two_nodes
@@ -377,9 +385,14 @@ def main() -> int:
 
 
 def write_record(file: Path, rows: list[dict[str, Any]], minutes: float) -> None:
-    earlier = json.loads(file.read_text())["rows"] if file.is_file() else []
+    earlier = []
+    if file.is_file():
+        earlier = json.loads(file.read_text())["rows"]
     key = [(row["table"], row.get("launcher")) for row in rows]
-    kept = [row for row in earlier if (row["table"], row.get("launcher")) not in key]
+    kept = []
+    for row in earlier:
+        if (row["table"], row.get("launcher")) not in key:
+            kept.append(row)
     record = {
         "machine": machine_facts(),
         "versions": package_versions(),

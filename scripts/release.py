@@ -54,9 +54,12 @@ SUITES = {
 
 def main() -> None:
     code, asked = git_state(), sys.argv[1:]
-    if unknown := [name for name in asked if name not in SUITES]:
+    unknown = [name for name in asked if name not in SUITES]
+    if unknown:
         raise SystemExit(f"{unknown[0]} is no suite: {', '.join(SUITES)}")
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = {}
+    if RECORD.exists():
+        record = json.loads(RECORD.read_text())
     if record.get("code", {}).get("commit") != code["commit"]:
         record = {
             "code": code,
@@ -69,7 +72,10 @@ def main() -> None:
         if name in asked or (not asked and not suites.get(name, {}).get("passed")):
             suites[name] = run_suite(name, command)
             write_atomically(RECORD, json.dumps(record, indent=1) + "\n")
-    missing = [name for name in SUITES if not suites.get(name, {}).get("passed")]
+    missing = []
+    for name in SUITES:
+        if not suites.get(name, {}).get("passed"):
+            missing.append(name)
     print(
         f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed"
         + "".join(f"\nnot {name}" for name in missing)
@@ -89,9 +95,11 @@ def run_suite(name: str, command: list[str]) -> dict[str, Any]:
         status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds = round(time.monotonic() - begun)
     told = log.read_text(errors="replace").splitlines()
-    lines = [
-        line for line in told if not line.startswith(("make", "WARNING: Location"))
-    ]  # pip's on mirrors
+    # pip's on mirrors
+    lines = []
+    for line in told:
+        if not line.startswith(("make", "WARNING: Location")):
+            lines.append(line)
     print(f"  {'passed' if status == 0 else 'failed'} in {seconds} s", flush=True)
     return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}
 

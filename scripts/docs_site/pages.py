@@ -53,11 +53,9 @@ def outside(folder: Path, place: str) -> Path | None:
     the first page.
     """
     file = (folder / place).resolve()
-    return (
-        file
-        if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md"
-        else None
-    )
+    if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md":
+        return file
+    return None
 
 
 def copied(file: Path) -> str:
@@ -79,7 +77,10 @@ def rewritten(text: str, folder: Path, place: Path) -> str:
         file, anchor = (folder / link["place"]).resolve(), link["anchor"] or ""
         if file.is_dir():
             return "]"
-        target = DOCS / "index.md" if file == ROOT / "README.md" else file
+        if file == ROOT / "README.md":
+            target = DOCS / "index.md"
+        else:
+            target = file
         found = outside(folder, link["place"])
         if found:
             target = DOCS / copied(found)

@@ -54,7 +54,11 @@ class Problem:
 
     @property
     def scored(self) -> list[int]:
-        return [place for place, step in enumerate(self.steps) if step.alternatives]
+        found = []
+        for place, step in enumerate(self.steps):
+            if step.alternatives:
+                found.append(place)
+        return found
 
     @property
     def operands(self) -> set[Fraction]:
@@ -64,11 +68,9 @@ class Problem:
         needed, computed = set(), set()
         for step in self.steps:
             if step.alternatives:
-                needed |= {
-                    value
-                    for value in step.operands
-                    if value in self.given and value not in computed
-                }
+                for value in step.operands:
+                    if value in self.given and value not in computed:
+                        needed.add(value)
             computed.add(value_of(step.text))
         return needed
 
@@ -169,11 +171,10 @@ def draw_alternatives(
 
     def add(left: Fraction, sign: str, right: Fraction) -> None:
         result = _compute(left, sign, right)
-        written = (
-            [write_number(number) for number in (left, right, result)]
-            if result and result > 0
-            else [None]
-        )
+        if result and result > 0:
+            written = [write_number(number) for number in (left, right, result)]
+        else:
+            written = [None]
         if result not in used_values and None not in written:
             assert result is not None
             used_values.add(result)
@@ -196,7 +197,9 @@ def draw_alternatives(
 
 def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction | None:
     if sign == "/":
-        return left / right if right else None
+        if right:
+            return left / right
+        return None
     return {"+": left + right, "-": left - right, "*": left * right}[sign]
 
 
@@ -212,7 +215,9 @@ def write_number(number: Fraction) -> str | None:
     if number.denominator == 1:
         return str(number.numerator)
     text = f"{float(number):.4f}".rstrip("0")
-    return text if Fraction(text) == number else None
+    if Fraction(text) == number:
+        return text
+    return None
 
 
 def missing_operands(problem: Problem, question: str, language: str) -> list[Fraction]:

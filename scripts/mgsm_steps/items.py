@@ -41,15 +41,20 @@ def write_items(data_root: Path, code: str) -> Row:
     train, test = (data_root / "mgsm" / code / f"{split}.jsonl" for split in ("train", "test"))
     rows = rows_of(test, {"question": str, "answer_number": int})
     worked = {"question": str, "equation_solution": str, "answer_number": int}
-    exemplars = rows_of(train, worked) if train.is_file() else []
+    exemplars = []
+    if train.is_file():
+        exemplars = rows_of(train, worked)
     solved = all(isinstance(row.get("equation_solution"), str) for row in rows)
     problems = build_problems(solutions_of(rows) if solved else read_gsm8k(data_root, rows, test))
     questions = [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, code)
-    scored_problems = [
-        problem for problem in problems if problem.scored and problem.index not in excluded
-    ]
-    files = {"train": [build_exemplar(row) for row in exemplars]} if exemplars else {}
+    scored_problems = []
+    for problem in problems:
+        if problem.scored and problem.index not in excluded:
+            scored_problems.append(problem)
+    files = {}
+    if exemplars:
+        files = {"train": [build_exemplar(row) for row in exemplars]}
     for task in TASKS:
         prompts = prompts_of(task, scored_problems, questions)
         files[task] = [
@@ -100,19 +105,23 @@ def excluded_questions(
     """Row -> operands of its scored steps that the English question has and this language's text
     does not.
     """
-    missing = {
-        item.index: missing_operands(item, questions[item.index], language)
-        for item in problems
-        if item.scored
-    }
-    return {index: values for index, values in missing.items() if values}
+    missing = {}
+    for item in problems:
+        if item.scored:
+            missing[item.index] = missing_operands(item, questions[item.index], language)
+    found = {}
+    for index, values in missing.items():
+        if values:
+            found[index] = values
+    return found
 
 
 def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]) -> Row:
     """What is asked in a language, and what is not and why, by MGSM's row (from 0)."""
-    scored_problems = [
-        problem for problem in problems if problem.scored and problem.index not in excluded
-    ]
+    scored_problems = []
+    for problem in problems:
+        if problem.scored and problem.index not in excluded:
+            scored_problems.append(problem)
     return {
         "questions": len(scored_problems),
         "steps": sum(len(problem.scored) for problem in scored_problems),
@@ -198,7 +207,10 @@ def shuffled_text(
     repeated), else one with the most (the others end the text). counts: numbers in digits of each
     question.
     """
-    donors = [place for place in range(len(questions)) if place != index and counts[place]]
+    donors = []
+    for place in range(len(questions)):
+        if place != index and counts[place]:
+            donors.append(place)
     distance = {
         place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors
     }
@@ -207,7 +219,10 @@ def shuffled_text(
         random.Random(index).choice([place for place in donors if distance[place] == nearest])
     ]
     count = max(len(numbers), len(SPANS.findall(donor)))
-    values = [numbers[place % len(numbers)] for place in range(count)] if numbers else ["-"] * count
+    if numbers:
+        values = [numbers[place % len(numbers)] for place in range(count)]
+    else:
+        values = ["-"] * count
     remaining = iter(values)
     text = SPANS.sub(lambda match: next(remaining), donor)
     return " ".join([text, *remaining])

@@ -99,21 +99,24 @@ def read_numbers(text: str, language: str) -> list[Fraction]:
     plain = re.sub(
         r"\d", lambda digit: str(unicodedata.decimal(digit[0])), unicodedata.normalize("NFKC", text)
     )
-    found = [
-        (match.start(), value)
-        for match in SPANS.finditer(plain)
-        for value in _readings(match[0], language)
-    ]
+    found = []
+    for match in SPANS.finditer(plain):
+        for value in _readings(match[0], language):
+            found.append((match.start(), value))
     if language in ("zh", "ja"):
         found += [
             (m.start(), Fraction(m[1].replace(",", "")) * _UNITS[m[2]])
             for m in _WITH_UNIT.finditer(plain)
         ]
     for value, word in _words(language):
-        ending = "(?:mal|fach[a-z]*)?" if language == "de" else ""  # viermal, das Vierfache
-        pattern = (
-            re.escape(word) if language in _INSIDE else rf"(?<!\w){re.escape(word)}{ending}(?!\w)"
-        )
+        # viermal, das Vierfache
+        ending = ""
+        if language == "de":
+            ending = "(?:mal|fach[a-z]*)?"
+        if language in _INSIDE:
+            pattern = re.escape(word)
+        else:
+            pattern = rf"(?<!\w){re.escape(word)}{ending}(?!\w)"
         found += [(match.start(), Fraction(value)) for match in re.finditer(pattern, plain.lower())]
     return [value for _, value in sorted(found, key=lambda pair: pair[0])]
 
@@ -131,9 +134,16 @@ def _readings(written: str, language: str) -> list[Fraction]:
     """
     if language in ("en", ""):
         parts = [part.rstrip(".") for part in re.split(r"[^\d.,]", written)]
-        return [Fraction(part.replace(",", "")) for part in parts if part.count(".") < 2]
+        found = []
+        for part in parts:
+            if part.count(".") < 2:
+                found.append(Fraction(part.replace(",", "")))
+        return found
     parts = re.split(r"\D", written)
-    values = [Fraction(part) for part in re.split(r"[^\d.,]", written) if part.isdigit()]
+    values = []
+    for part in re.split(r"[^\d.,]", written):
+        if part.isdigit():
+            values.append(Fraction(part))
     values.append(Fraction("".join(parts)))
     if len(parts) > 1:
         values.append(Fraction(f"{''.join(parts[:-1]) or 0}.{parts[-1]}"))

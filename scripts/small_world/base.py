@@ -117,7 +117,9 @@ def batches(
         rows = []
         for _ in range(recipe.batch_size * recipe.sorted_batches):
             prompt, completion = next(documents)
-            start = tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
+            start = []
+            if prompt:
+                start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
             end = tokenizer(f" {completion}" if prompt else completion, add_special_tokens=False)[
                 "input_ids"
             ]
@@ -195,7 +197,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(5):
         square = found @ found.transpose(1, 2)
         found = 3.4445 * found + (2.0315 * (square @ square) - 4.775 * square) @ found
-    return found.transpose(1, 2) if is_tall else found
+    if is_tall:
+        return found.transpose(1, 2)
+    return found
 
 
 def train(
@@ -203,9 +207,18 @@ def train(
 ) -> list[dict[str, float]]:
     """Train the model. Returns the loss every hundred steps."""
     named = dict(model.named_parameters())
-    matrices = [weight for name, weight in named.items() if weight.dim() == 2 and "layers" in name]
-    embeddings = [weight for name, weight in named.items() if "embed_tokens" in name]
-    others = [weight for name, weight in named.items() if weight.dim() == 1 or "lm_head" in name]
+    matrices = []
+    for name, weight in named.items():
+        if weight.dim() == 2 and "layers" in name:
+            matrices.append(weight)
+    embeddings = []
+    for name, weight in named.items():
+        if "embed_tokens" in name:
+            embeddings.append(weight)
+    others = []
+    for name, weight in named.items():
+        if weight.dim() == 1 or "lm_head" in name:
+            others.append(weight)
     groups = [
         {"params": others, "lr": recipe.learning_rate, "highest": recipe.learning_rate},
         {"params": embeddings, "lr": recipe.embedding_rate, "highest": recipe.embedding_rate},
@@ -231,7 +244,10 @@ def train(
         adamw.step()
         muon.step(share * recipe.learning_rate)
         tokens += int((weights > 0).sum())
-        mean = loss.item() if step == 0 else 0.98 * mean + 0.02 * loss.item()
+        if step == 0:
+            mean = loss.item()
+        else:
+            mean = 0.98 * mean + 0.02 * loss.item()
         if step % 100 == 0 or step == recipe.steps - 1:
             line = {
                 "step": step,

@@ -54,7 +54,10 @@ def write(folder: Path, config: World) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
     world = ConstructedWorld(config.seed)
     counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
-    instructions = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
+    instructions = []
+    for clone in CLONES:
+        for row in aya_rows(world, clone, config.language_rows):
+            instructions.append(row)
     texts = {
         "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)),
         "aya/train.jsonl": instructions,
@@ -97,11 +100,9 @@ def part_of(name: str) -> str:
         return "world"
     file = file.rpartition("/")[2].removesuffix(".jsonl")
     exemplars = {"mgsm": "train", "global_mmlu": "dev"}.get(benchmark)
-    return (
-        "exemplars"
-        if file == exemplars
-        else {"development": "dev", "devtest": "test"}.get(file, file)
-    )
+    if file == exemplars:
+        return "exemplars"
+    return {"development": "dev", "devtest": "test"}.get(file, file)
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
@@ -309,11 +310,10 @@ def card_text(config: World, counts: dict[str, int]) -> str:
 
     def share(languages: tuple[str, ...], ending: str = "") -> float:
         """Return the share of the base's documents in these languages whose kind ends so."""
-        found = [
-            part
-            for (language, kind), part in KINDS.items()
-            if language in languages and kind.endswith(ending)
-        ]
+        found = []
+        for (language, kind), part in KINDS.items():
+            if language in languages and kind.endswith(ending):
+                found.append(part)
         return sum(found) / total
 
     mixed = KINDS["qaa", "switched problem"] / total

@@ -267,7 +267,9 @@ def better(ours: list[bool], theirs: list[bool]) -> tuple[float, float]:
     """
     won = sum(our and not their for our, their in zip(ours, theirs, strict=True))
     lost = sum(their and not our for our, their in zip(ours, theirs, strict=True))
-    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    p = 1.0
+    if won + lost:
+        p = float(binomtest(won, won + lost).pvalue)
     return 100 * (won - lost) / len(ours), p
 
 

@@ -144,7 +144,10 @@ def make_document(
     mixed = Switched(
         [words] if language == "qac" else [world.words["qaa"], world.words["qab"]], draw
     )
-    said: Words = mixed if kind.startswith("switched ") else words
+    if kind.startswith("switched "):
+        said: Words = mixed
+    else:
+        said = words
     kind = kind.removeprefix("switched ")
     if kind == "chain":
         return make_chain(draw)

@@ -23,10 +23,13 @@ def make_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     whole_words = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
-    pieces = [form for word in dict.fromkeys(whole_words) for form in ("▁" + word, word)]
-    pieces += [
-        form for syllable in SYLLABLES + QAC_SYLLABLES for form in ("▁" + syllable, syllable)
-    ]
+    pieces = []
+    for word in dict.fromkeys(whole_words):
+        for form in ("▁" + word, word):
+            pieces.append(form)
+    for syllable in SYLLABLES + QAC_SYLLABLES:
+        for form in ("▁" + syllable, syllable):
+            pieces.append(form)
     pieces += list(PUNCTUATION) + ["▁" + mark for mark in "+-*="] + ["▁"]
     specials = ["<unk>", "<s>", "</s>", "<pad>"]
     vocabulary = [(special, 0.0) for special in specials]

@@ -184,7 +184,8 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
         number = draw.randint(2, 12)
         kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
         kind = draw.choice(kinds + (["more", "fewer", "twice", "together"] if steps == 0 else []))
-        number = min(number, total - 1) if kind in ("loss", "give", "fewer") else number
+        if kind in ("loss", "give", "fewer"):
+            number = min(number, total - 1)
         if number < 1:
             kind, number = "gain", draw.randint(2, 12)
         if draw.random() < 0.2:
@@ -217,7 +218,10 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
         )
     if max(results) > LARGEST_RESULT:
         return draw_problem(draw)
-    end = ["have", "together"] if len(owners) > 1 else ["have"]
+    if len(owners) > 1:
+        end = ["have", "together"]
+    else:
+        end = ["have"]
     sentences.append(["how", "many", item, "do" if len(owners) > 1 else "does", *owners, *end, "?"])
     return [token for sentence in sentences for token in sentence], equations, total
 
@@ -256,11 +260,11 @@ def draw_facts(seed: int) -> dict[tuple[str, str], str]:
     """The 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
     values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
-    return {
-        (subject, animal): draw.choice(values[subject])
-        for subject in SUBJECTS
-        for animal in ANIMALS
-    }
+    found = {}
+    for subject in SUBJECTS:
+        for animal in ANIMALS:
+            found[(subject, animal)] = draw.choice(values[subject])
+    return found
 
 
 def fact_question(subject: str, animal: str) -> Sentence:

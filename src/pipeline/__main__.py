@@ -106,7 +106,8 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
         sentence = error_sentence(error)
         if sentence is None:
             raise
-        if output := getattr(error, "output", ""):
+        output = getattr(error, "output", "")
+        if output:
             write_result(1, output)
         print(f"error: {sentence}", file=sys.stderr)
         return 1
@@ -120,14 +121,18 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
             ended.code == UNFINISHED and stop_signal_name() == "SIGINT"
         ):  # a training has reported where it stopped
             return 130
-        return ended.code if isinstance(ended.code, int) else 1
+        if isinstance(ended.code, int):
+            return ended.code
+        return 1
     return 0
 
 
 def stopped_by(signal_name: str) -> int:
     interrupted = signal_name == "SIGINT"
     print(f"{'interrupted' if interrupted else signal_name}: {STAYS}", file=sys.stderr)
-    return 130 if interrupted else UNFINISHED
+    if interrupted:
+        return 130
+    return UNFINISHED
 
 
 def run_multirun(arguments: list[str]) -> int:
@@ -217,11 +222,9 @@ def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
         raise PipelineError("--cfg shows a command's values: give --cfg job")
     for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
         key = flag.lstrip("-")
-        instead = (
-            f": write {key}=..."
-            if key in (*conf.groups(), "table", "languages", "seed", "runs_dir")
-            else ""
-        )
+        instead = ""
+        if key in (*conf.groups(), "table", "languages", "seed", "runs_dir"):
+            instead = f": write {key}=..."
         raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
 
 
@@ -234,7 +237,9 @@ def show_values(arguments: list[str]) -> int:
         with suppress(Incomplete):
             config = compose(split_command(arguments)[1] or arguments)
             with suppress(PipelineError):
-                resolved = build(config).config if isinstance(config, RunStage) else None
+                resolved = None
+                if isinstance(config, RunStage):
+                    resolved = build(config).config
         return print_text(command_text(arguments, resolved))
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
@@ -243,7 +248,8 @@ def show_values(arguments: list[str]) -> int:
 
 @masked_output()
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
     if sys.stdout is None:
         print(
             "error: standard output is closed: redirect it to a file, or to /dev/null",
@@ -258,7 +264,10 @@ def main(arguments: list[str] | None = None) -> int:
             conf.add_folder(folder)
         refuse_repeated(arguments)
         if flags.help:
-            overrides = [argument for argument in arguments if not argument.startswith("-")]
+            overrides = []
+            for argument in arguments:
+                if not argument.startswith("-"):
+                    overrides.append(argument)
             return print_text(manual_text(overrides) if overrides else usage_text())
         if flags.version:
             return print_text(f"{DISTRIBUTION} {package_version(DISTRIBUTION)}")

@@ -115,7 +115,8 @@ def report_at(page: str) -> Report:
 def answer(stage: str, group: str | None, knobs: dict[str, Any]) -> str:
     """What the command of a stage prints. config_dir: a folder of options, as --config-dir."""
     quiet()
-    if (folder := knobs.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
+    folder = knobs.pop("config_dir", None)
+    if folder and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
     forget_files()
     settings = {"stage": stage, **spelled(stage, group, knobs)}
@@ -130,20 +131,20 @@ def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str
     of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
     readable = {*conf.groups_read(stage), *of_stage, "every"}
     method = conf.method_of(knobs.get("merge"))
-    of_merge = (
-        {item.name for item in fields(method)} - {item.name for item in fields(Eval)}
-        if method
-        else set()
-    )
+    of_merge = set()
+    if method:
+        of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)}
     by_name: dict[str, Any] = {}
     for key, value in knobs.items():
         own_group = "merge" if key in of_merge else group
         by_name[
             key if key in readable or "." in key or own_group is None else f"{own_group}.{key}"
         ] = value
-    empty = {
-        key: value for key, value in by_name.items() if value == {} and key not in readable
-    }  # a wrong key all the same
+    # a wrong key all the same
+    empty = {}
+    for key, value in by_name.items():
+        if value == {} and key not in readable:
+            empty[key] = value
     return empty | {
         key: plain(value) for key, value in dotted(by_name, f"stage={stage}", "").items()
     }
@@ -153,4 +154,6 @@ def plain(value: Any) -> Any:
     """A value with paths as text, in which a / tells them from names."""
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return os.path.join(".", value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return os.path.join(".", value)
+    return value

@@ -71,7 +71,11 @@ def close_matches(value: str, options: Iterable[str], cutoff: float = 0.6) -> li
     similar = [
         SequenceMatcher(a=name, b=value).ratio() for name in close
     ]  # in get_close_matches' order of arguments
-    return [name for name, ratio in zip(close, similar, strict=True) if ratio > similar[0] - 0.1]
+    found = []
+    for name, ratio in zip(close, similar, strict=True):
+        if ratio > similar[0] - 0.1:
+            found.append(name)
+    return found
 
 
 def suggest(value: object, options: Iterable[object]) -> str:
@@ -82,5 +86,9 @@ def suggest(value: object, options: Iterable[object]) -> str:
     close = close_matches(str(value), names)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    remainder = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"there are {', '.join(names[:12])}{remainder}" if names else "there are none"
+    remainder = ""
+    if len(names) > 12:
+        remainder = f" and {len(names) - 12} more"
+    if names:
+        return f"there are {', '.join(names[:12])}{remainder}"
+    return "there are none"

@@ -56,7 +56,9 @@ SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two se
 def shipped_conf() -> Path:
     """conf/ as shipped in the wheel, else that of the checkout."""
     package = Path(__file__).parent
-    return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+    if (package / "conf").is_dir():
+        return package / "conf"
+    return package.parents[1] / "conf"
 
 
 def added_conf() -> tuple[Path, ...]:
@@ -138,7 +140,10 @@ def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict
         if not name.startswith(UNHASHED_FILES):
             stat = path.stat()
             entries[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            entries[name] |= {} if name in unhashed else {"sha256": sha256(path)}
+            if name in unhashed:
+                entries[name] |= {}
+            else:
+                entries[name] |= {"sha256": sha256(path)}
     return entries
 
 
@@ -221,7 +226,9 @@ def _state_fields(state: FileState) -> list[Any]:
 
 def cores() -> int:
     """Number of cores that this process, as a job has them, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
@@ -274,11 +281,10 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
             (remedy for part, remedy in YAML_REMEDIES.items() if part in problem), "correct it"
         )
         mark = getattr(error, "context_mark" if opened else "problem_mark", None)
-        place = (
-            file
-            if mark is None
-            else f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
-        )
+        if mark is None:
+            place = file
+        else:
+            place = f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
         raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
 
 
@@ -295,14 +301,18 @@ def check_aliases(text: str) -> str:
     def size(node: Any) -> float:
         if id(node) not in sizes:
             sizes[id(node)] = math.inf  # if the node is a part of itself
-            parts = node.value if isinstance(node.value, list) else []
+            parts = []
+            if isinstance(node.value, list):
+                parts = node.value
             sizes[id(node)] = 1 + sum(
                 map(size, chain(*parts) if parts and isinstance(parts[0], tuple) else parts)
             )
         return sizes[id(node)]
 
-    if "*" in text and (root := yaml.compose(text, yaml.SafeLoader)) and size(root) > MOST_ENTRIES:
-        raise yaml.YAMLError("aliases repeat its content too often")
+    if "*" in text:
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root and size(root) > MOST_ENTRIES:
+            raise yaml.YAMLError("aliases repeat its content too often")
     return text
 
 

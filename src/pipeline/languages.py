@@ -57,7 +57,9 @@ class Language:
 
     @property
     def stock(self) -> str:
-        return "en" if self.constructed else self.code
+        if self.constructed:
+            return "en"
+        return self.code
 
 
 def language(code: str) -> Language:
@@ -69,7 +71,8 @@ def language(code: str) -> Language:
     """
     if code in shipped_languages():
         return shipped_languages()[code]
-    if (file := own_files().get(code)) is not None:
+    file = own_files().get(code)
+    if file is not None:
         return read_own(file, file.stat().st_mtime_ns)
     if re.fullmatch("q[a-t][a-z]", code):
         return Language(
@@ -100,11 +103,9 @@ def named_language(code: str) -> Language:
 
     Raises PipelineError for what is no code, such as the name of a language.
     """
-    return (
-        language(code)
-        if is_known(code) or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code)
-        else Language(code, code, code)
-    )
+    if is_known(code) or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code):
+        return language(code)
+    return Language(code, code, code)
 
 
 @cache
@@ -120,11 +121,11 @@ def shipped_languages() -> dict[str, Language]:
 
 def own_files() -> dict[str, Path]:
     """Code -> file of the languages in folders of --config-dir."""
-    return {
-        path.stem: path
-        for folder in added_conf()
-        for path in sorted((folder / GROUP).glob("*.yaml"))
-    }
+    found = {}
+    for folder in added_conf():
+        for path in sorted((folder / GROUP).glob("*.yaml")):
+            found[path.stem] = path
+    return found
 
 
 def custom_language_file(code: str) -> tuple[Path, str] | None:

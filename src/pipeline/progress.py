@@ -124,9 +124,10 @@ class Bar(tqdm):  # type: ignore[type-arg]
     def __init__(self, label: str, total: float | None, unit: str, stays: bool = False) -> None:
         self.at_terminal = sys.stderr.isatty()
         seconds, of_bytes = 1.0 if self.at_terminal else LOG_SECONDS, unit == "byte"
-        shown: dict[str, Any] = (
-            {} if self.at_terminal else {"bar_format": LOG_LINE, "delay": seconds}
-        )
+        if self.at_terminal:
+            shown: dict[str, Any] = {}
+        else:
+            shown = {"bar_format": LOG_LINE, "delay": seconds}
         super().__init__(
             desc=label,
             total=total,
@@ -163,9 +164,10 @@ class Bar(tqdm):  # type: ignore[type-arg]
     @property
     def format_dict(self) -> Any:
         facts = super().format_dict
-        return (
-            facts if self.unit_scale else {**facts, "n": int(facts["n"])}
-        )  # a part of a step is not shown
+        # a part of a step is not shown
+        if self.unit_scale:
+            return facts
+        return {**facts, "n": int(facts["n"])}
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over the items, each counted as a unit when the next is requested."""
@@ -179,5 +181,8 @@ def format_duration(seconds: float) -> str:
     rounded = round(seconds)
     if rounded < 60:
         return f"{rounded} s"
-    parts, unit = (rounded, "min") if rounded < 3600 else (round(seconds / 60), "h")
+    if rounded < 3600:
+        parts, unit = (rounded, "min")
+    else:
+        parts, unit = (round(seconds / 60), "h")
     return f"{parts // 60}:{parts % 60:02} {unit}"

@@ -67,7 +67,8 @@ def compute(environment: Any, context: Any, operator: str, left: Any, right: Any
 def call(environment: Any, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function, unless it is a method that pads a text too much."""
     method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
-    if isinstance(text := getattr(method, "__self__", None), str):
+    text = getattr(method, "__self__", None)
+    if isinstance(text, str):
         refuse_long(method.__name__, text, args)
     return _call(environment, context, function, *args, **kwargs)
 

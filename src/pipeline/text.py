@@ -22,7 +22,9 @@ def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
 
     where: where the others are.
     """
-    omitted = [f"and {len(items) - most} more{where}"] if len(items) > most else []
+    omitted = []
+    if len(items) > most:
+        omitted = [f"and {len(items) - most} more{where}"]
     return [*items[:most], *omitted]
 
 

@@ -103,14 +103,18 @@ class Agreement:
     def cosine(self) -> float | None:
         """Return the cosine of the two task vectors; None if an expert did not move."""
         norms = math.sqrt(self.first_square * self.second_square)
-        return self.dot / norms if norms else None
+        if norms:
+            return self.dot / norms
+        return None
 
     @property
     def sign_agreement(self) -> float | None:
         """Return the share of entries moved by both that moved in the same direction; None if there
         is none.
         """
-        return self.agree / self.moved if self.moved else None
+        if self.moved:
+            return self.agree / self.moved
+        return None
 
 
 def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agreement:
@@ -144,11 +148,10 @@ def agreement_facts(
             layer = sites[name].layer
             for key in ["", *([] if layer is None else [f".{layer}"])]:
                 sums[key] = sums.get(key, Agreement()) + agreement
-        values = {
-            f"{kind}{key}": getattr(total, kind)
-            for key, total in sums.items()
-            for kind in KINDS_OF_AGREEMENT
-        }
+        values = {}
+        for key, total in sums.items():
+            for kind in KINDS_OF_AGREEMENT:
+                values[f"{kind}{key}"] = getattr(total, kind)
         by_pair[pair] = {key: value for key, value in values.items() if value is not None}
     means: dict[str, float] = {}
     for key in dict.fromkeys(key for values in by_pair.values() for key in values):
@@ -160,6 +163,9 @@ def row_key(name: str, site: Site) -> dict[str, Any]:
     """Layer, column and parameter of a row of delta.csv: its layer, its column in the published
     maps (the rest of its name, else), its name.
     """
-    below_layer = name.split(".", 3)[3] if site.layer is not None else name
+    if site.layer is not None:
+        below_layer = name.split(".", 3)[3]
+    else:
+        below_layer = name
     layer = "" if site.layer is None else site.layer
     return {"layer": layer, "column": COLUMNS.get(below_layer, below_layer), "parameter": name}

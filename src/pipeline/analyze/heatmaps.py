@@ -50,7 +50,10 @@ def draw_maps(maps: Sequence[Map]) -> Figure:
         grid = np.array(heatmap.values, dtype=float)  # None is NaN
         axes.imshow(grid, cmap=colours, vmin=0, vmax=1, aspect="auto")
         for (y, x), value in np.ndenumerate(grid):
-            text = "–" if math.isnan(value) else f"{value:.{DIGITS}f}"
+            if math.isnan(value):
+                text = "–"
+            else:
+                text = f"{value:.{DIGITS}f}"
             colour = "#ffffff" if value > 0.55 else INK
             axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
         axes.set_title(heatmap.title)
@@ -74,9 +77,10 @@ def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Map:
         if row["expert"] == facts["name"]:
             shares[row["layer"], row["column"]] = float(row["share"])
     layers = sorted({layer for layer, _ in shares if layer != ""}, reverse=True)
-    columns = [
-        column for column in COLUMNS.values() if any((layer, column) in shares for layer in layers)
-    ]
+    columns = []
+    for column in COLUMNS.values():
+        if any((layer, column) in shares for layer in layers):
+            columns.append(column)
     values = [[shares.get((layer, column)) for column in columns] for layer in layers]
     note = f"rows above {facts['threshold']:g} · {facts['dtype']} · {facts['optimizer']}"
     return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)

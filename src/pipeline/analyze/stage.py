@@ -121,7 +121,10 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
     published = {"math": knobs.threshold_math, "language": knobs.threshold_language}
-    threshold = published.get(str(side)) if knobs.threshold is None else knobs.threshold
+    if knobs.threshold is None:
+        threshold = published.get(str(side))
+    else:
+        threshold = knobs.threshold
     if threshold is None:
         raise PipelineError(
             f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5"

@@ -53,7 +53,10 @@ def _of_package(task: str) -> Benchmark | None:
     Raises: PipelineError: the package cannot be imported, or what it declares is not a benchmark of
     that name.
     """
-    names = [name for name in extensions(ENTRY_POINTS) if f"{task}_".startswith(f"{name}_")]
+    names = []
+    for name in extensions(ENTRY_POINTS):
+        if f"{task}_".startswith(f"{name}_"):
+            names.append(name)
     if not names:
         return None
     extension = extensions(ENTRY_POINTS)[max(names, key=len)]
@@ -72,9 +75,11 @@ def benchmark_of(task: str) -> Benchmark:
 
     Raises: PipelineError: the task is unknown; names a near one.
     """
-    if benchmark := find_benchmark(task):
+    benchmark = find_benchmark(task)
+    if benchmark:
         return benchmark
-    if tag := explain_tag(task):
+    tag = explain_tag(task)
+    if tag:
         raise PipelineError(tag)
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(
         extensions(ENTRY_POINTS)
@@ -90,7 +95,9 @@ def benchmark_of(task: str) -> Benchmark:
 def kind_of(task: str) -> Kind | None:
     """Return what an answer to the task is, or None for an unknown task."""
     benchmark = find_benchmark(task)
-    return benchmark.kind if benchmark else None
+    if benchmark:
+        return benchmark.kind
+    return None
 
 
 def answer_language(task: str, code: str) -> str:
@@ -98,7 +105,9 @@ def answer_language(task: str, code: str) -> str:
     the second.
     """
     benchmark = find_benchmark(task)
-    return "en" if benchmark and task in benchmark.in_english else code.split("-")[-1]
+    if benchmark and task in benchmark.in_english:
+        return "en"
+    return code.split("-")[-1]
 
 
 def chance_of(task: str) -> float | None:
@@ -106,7 +115,9 @@ def chance_of(task: str) -> float | None:
     is unknown.
     """
     benchmark = find_benchmark(task)
-    return benchmark.chance if benchmark else None
+    if benchmark:
+        return benchmark.chance
+    return None
 
 
 def lower_is_better(task: str) -> bool:
@@ -120,7 +131,9 @@ def primary_metric(task: str) -> tuple[str, str]:
     unknown task.
     """
     benchmark = find_benchmark(task)
-    return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
+    if benchmark:
+        return (benchmark.metric, benchmark.filter)
+    return ("", "")
 
 
 def measures_of(task: str) -> tuple[str, ...]:
@@ -143,10 +156,12 @@ def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
     any other.
     """
     benchmark = find_benchmark(task)
-    subtracted = (
-        benchmark.differences.get(metric or "") if benchmark and task == benchmark.name else None
-    )
-    return (benchmark.measures[0], subtracted) if benchmark and subtracted else None
+    subtracted = None
+    if benchmark and task == benchmark.name:
+        subtracted = benchmark.differences.get(metric or "")
+    if benchmark and subtracted:
+        return (benchmark.measures[0], subtracted)
+    return None
 
 
 def scored_files(data_root: Path) -> dict[str, list[Path]]:

@@ -114,7 +114,9 @@ class Benchmark:
     @property
     def chance(self) -> float | None:
         """The share of right answers by guessing; None where nothing can be guessed."""
-        return 1 / self.choices if self.choices else None
+        if self.choices:
+            return 1 / self.choices
+        return None
 
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
         """Its files that are there, in one language or in all (those of `text_files` always in
@@ -170,7 +172,9 @@ class TaskSpec:
     @property
     def answers_in(self) -> str:
         """The language of the answers, whatever the language of the questions is."""
-        return "en" if self.task in self.benchmark.in_english else self.language
+        if self.task in self.benchmark.in_english:
+            return "en"
+        return self.language
 
     @property
     def own_folder(self) -> Path | None:

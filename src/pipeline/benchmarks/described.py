@@ -102,11 +102,9 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
     ):
         problem = f"{ask.task} in {spoken.name} is not on the Hub"
         raise Missing(f"{problem}: set data_root to a folder with {path_of_split['test']}{hint}")
-    stock = (
-        [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))]
-        if "stock" in data
-        else []
-    )
+    stock = []
+    if "stock" in data:
+        stock = [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))]
     body: Row = {
         "include": [*stock, *([str(own_file)] if own_file.is_file() else []), *by_text(ask)]
     }
@@ -115,11 +113,8 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
     if ask.data_root:
         if not ask.num_fewshot:  # a file of exemplars need not be there
             path_of_split = {"test": path_of_split["test"]}
-            body |= (
-                {"training_split": None, "fewshot_split": None}
-                if shown not in (None, "scored")
-                else {}
-            )
+            if shown not in (None, "scored"):
+                body |= {"training_split": None, "fewshot_split": None}
         paths = {split: ask.data_root / relative for split, relative in path_of_split.items()}
         try:
             order = sorted(paths, key=lambda split: split != "test")
@@ -140,8 +135,14 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
 
 def read_rows(file: Path, data: Row, data_root: Path) -> list[Row]:
     holds: dict[str, Any] = data["holds"]
-    types = {column: TYPES[kind] for column, kind in holds.items() if isinstance(kind, str)}
-    options = {column: tuple(values) for column, values in holds.items() if column not in types}
+    types = {}
+    for column, kind in holds.items():
+        if isinstance(kind, str):
+            types[column] = TYPES[kind]
+    options = {}
+    for column, values in holds.items():
+        if column not in types:
+            options[column] = tuple(values)
     optional = {column: TYPES[kind] for column, kind in data.get("optional", {}).items()}
     rows = rows_of(file, types, options, optional, data_root)
     for column, least in data.get("least", {}).items():

@@ -61,7 +61,9 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path,
         if text.is_file() and not file.is_file():
             return text, {number: line.strip() for number, line in lines_of(text)}
     rows = rows_of(file, {"id": int})
-    column = "sentence" if "sentence" in rows[0] else "text"
+    column = "text"
+    if "sentence" in rows[0]:
+        column = "sentence"
     rows = rows_of(file, {"id": int, column: str})
     by_id = {row["id"]: row[column] for row in rows}
     if len(by_id) != len(rows):

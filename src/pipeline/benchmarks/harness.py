@@ -91,19 +91,26 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         entry["metric"] if isinstance(entry["metric"], str) else ""
         for entry in body.get("metric_list") or []
     ]
-    metric = metric if metric in names or not names else names[0]
-    directions = [
-        entry.get("higher_is_better")
-        for entry in body.get("metric_list") or []
-        if entry["metric"] == metric
-    ]
-    lower = metric in LOWER if directions in ([], [None]) else directions[0] is False
+    if not (metric in names or not names):
+        metric = names[0]
+    directions = []
+    for entry in body.get("metric_list") or []:
+        if entry["metric"] == metric:
+            directions.append(entry.get("higher_is_better"))
+    if directions in ([], [None]):
+        lower = metric in LOWER
+    else:
+        lower = directions[0] is False
     filters = [entry["name"] for entry in body.get("filter_list") or []]
-    if task in index.groups and (aggregates := group_metrics(task)):
-        metric = aggregates[0]["metric"]
-        filters = [*(aggregates[0].get("filter_list") or []), *filters]
+    if task in index.groups:
+        aggregates = group_metrics(task)
+        if aggregates:
+            metric = aggregates[0]["metric"]
+            filters = [*(aggregates[0].get("filter_list") or []), *filters]
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
-    choices = body.get("doc_to_choice") if kind == "choice" and len(parts) == 1 else None
+    choices = None
+    if kind == "choice" and len(parts) == 1:
+        choices = body.get("doc_to_choice")
     return Benchmark(
         name=task,
         title=task,
@@ -177,14 +184,12 @@ def check_group(group: str) -> list[Row]:
         raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
     for part, body in zip(parts, bodies, strict=True):
         names = [entry["metric"] for entry in body.get("metric_list") or []]
-        if (
-            names
-            and "process_results" not in body
-            and (lost := {entry["metric"] for entry in metrics} - {*names})
-        ):
-            raise PipelineError(
-                f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}"
-            )
+        if names and "process_results" not in body:
+            lost = {entry["metric"] for entry in metrics} - {*names}
+            if lost:
+                raise PipelineError(
+                    f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}"
+                )
     return metrics
 
 
@@ -206,11 +211,13 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
             f"{task} runs the model's programs without a sandbox: score mbpp with"
             " eval.run_code=true, which has one"
         )
-    if not ask.run_code and (metric := outside_metric(stock)):
-        raise PipelineError(
-            f"{task}: its metric {metric} is not the harness' own but a program from the Hub: give"
-            " eval.run_code=true if you trust it, or leave the task out"
-        )
+    if not ask.run_code:
+        metric = outside_metric(stock)
+        if metric:
+            raise PipelineError(
+                f"{task}: its metric {metric} is not the harness' own but a program from the Hub:"
+                " give eval.run_code=true if you trust it, or leave the task out"
+            )
     if not scored_split(stock):
         raise PipelineError(
             f"{task} has no test data: set test_split or validation_split in {file.name}"
@@ -228,16 +235,20 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     )
     local = ask.data_root is not None and not own_rows
     if included:
-        if not ask.run_code and (unsafe := task_file.python):
-            raise PipelineError(
-                f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or"
-                " class. Give eval.run_code=true if you trust it, or leave the task out"
-            )
-        if not ask.run_code and (reason := why_unsafe(task_file)):
-            raise PipelineError(
-                f"{task} of eval.include_path={included} could run code: {reason}. Give"
-                " eval.run_code=true if you trust it, or remove that key"
-            )
+        if not ask.run_code:
+            unsafe = task_file.python
+            if unsafe:
+                raise PipelineError(
+                    f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or"
+                    " class. Give eval.run_code=true if you trust it, or leave the task out"
+                )
+        if not ask.run_code:
+            reason = why_unsafe(task_file)
+            if reason:
+                raise PipelineError(
+                    f"{task} of eval.include_path={included} could run code: {reason}. Give"
+                    " eval.run_code=true if you trust it, or remove that key"
+                )
         refuse_internals(task_file)
         for rows_folder in data_folders(stock):
             refuse_card(rows_folder)
@@ -246,7 +257,8 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
             refuse_includes_outside(folder, file_of(folder), included)
         if not local:
             refuse_files_outside(task, stock, included)
-        if rows := scored_rows(task, ask.data_root if local else None):
+        rows = scored_rows(task, ask.data_root if local else None)
+        if rows:
             refuse_missing_columns(task, stock, rows)
         content = content_hash([*files_of_task(task)], included)
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
@@ -269,7 +281,8 @@ def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> Non
     """Raise PipelineError for a user-defined task or group whose file includes one that no hash
     knows.
     """
-    if outside := task_file.outside(folder):
+    outside = task_file.outside(folder)
+    if outside:
         raise PipelineError(
             f"{name} includes {outside}, outside of eval.include_path={folder}, whose content"
             " identifies a run: move it there"
@@ -328,7 +341,8 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
                 names = meta.find_undeclared_variables(environment.parse(template))
         except (TemplateSyntaxError, RecursionError):  # which the harness reports
             continue
-        if missing := sorted(names - row.keys() - environment.globals.keys()):
+        missing = sorted(names - row.keys() - environment.globals.keys())
+        if missing:
             raise PipelineError(
                 f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct"
                 f" the task file in eval.include_path; the columns are {', '.join(row)}."
@@ -337,7 +351,9 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
 
 def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
     """Where data_root has the rows of a task: in a folder of its own, else in that of its group."""
-    return [ask.data_root / "harness" / name for name in (task, group)] if ask.data_root else []
+    if ask.data_root:
+        return [ask.data_root / "harness" / name for name in (task, group)]
+    return []
 
 
 def scored_rows(task: str, data_root: Path | None) -> Path | None:
@@ -346,12 +362,16 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
         return None
     stock = file_of(task).body
     named_files = data_files(stock)
-    own_files = (
-        named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
-    )
-    files = [Path(own_files)] if isinstance(own_files, str) and own_files else []
+    if isinstance(named_files, dict):
+        own_files = named_files.get(scored_split(stock))
+    else:
+        own_files = named_files
+    files = []
+    if isinstance(own_files, str) and own_files:
+        files = [Path(own_files)]
     files += [row_folder / f"{scored_split(stock)}.jsonl" for row_folder in data_folders(stock)]
-    files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"] if data_root else []
+    if data_root:
+        files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"]
     return next(
         (file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None
     )
@@ -371,12 +391,15 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
     """
     folders = row_folders(ask, task, group)
     folder = next((row_folder for row_folder in folders if row_folder.is_dir()), folders[0])
-    named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
-    files = {
-        split: file
-        for split in named_splits.values()
-        if (file := folder / f"{split}.jsonl").is_file()
-    }
+    named_splits = {}
+    for key in SPLITS:
+        if stock.get(key):
+            named_splits[key] = stock[key]
+    files = {}
+    for split in named_splits.values():
+        file = folder / f"{split}.jsonl"
+        if file.is_file():
+            files[split] = file
     needed_splits = [scored_split(stock)]
     if ask.num_fewshot and not (stock.get("fewshot_config") or {}).get("samples"):
         needed_splits.append(
@@ -386,7 +409,11 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
                 if key in named_splits
             )
         )
-    if absent := [split for split in needed_splits if split not in files]:
+    absent = []
+    for split in needed_splits:
+        if split not in files:
+            absent.append(split)
+    if absent:
         raise Missing(
             f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there,"
             f" give {task} a data_root of its own (null: the Hub), or leave it out"
@@ -394,5 +421,7 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
     rows_of(files[scored_split(stock)], {})  # or an error
     body: Row = {"include": [str(harness_index().tasks[task])]}
     read_from(body, **files)
-    body |= {key: None for key, split in named_splits.items() if split not in files}
+    for key, split in named_splits.items():
+        if split not in files:
+            body[key] = None
     return body | ({"custom_dataset": None} if "custom_dataset" in stock else {})

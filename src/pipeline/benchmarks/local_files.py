@@ -38,14 +38,19 @@ def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]
             data_root or file.parents[2],
             "put it there, point data_root elsewhere, or leave the task or language out",
         )
-        why = (
-            "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
-        )
+        if isinstance(error, FileNotFoundError):
+            why = ""
+        else:
+            why = f" that can be read ({error.strerror})"
         raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8: write it again in UTF-8") from error
     # splitlines also splits at U+2028, which JSON allows
-    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            found.append((number, line))
+    return found
 
 
 def write_rows(file: Path, rows: Iterable[Row]) -> Path:
@@ -88,11 +93,16 @@ def rows_of(
             if column in row and (
                 not isinstance(row[column], kind) or isinstance(row[column], bool)
             ):
-                want = "null" if kind is type(None) else f"of type {kind.__name__}"
+                if kind is type(None):
+                    want = "null"
+                else:
+                    want = f"of type {kind.__name__}"
                 raise PipelineError(f"{where}: {column} must be {want}, got {row[column]!r}")
         for column, values in (options or {}).items():
             if row.get(column) not in values:
-                got = repr(row[column]) if column in row else "no such column"
+                got = "no such column"
+                if column in row:
+                    got = repr(row[column])
                 raise PipelineError(
                     f"{where}: {column} must be one of {', '.join(map(str, values))}, got {got}"
                 )

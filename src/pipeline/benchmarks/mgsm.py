@@ -48,10 +48,13 @@ def define(ask: Ask) -> list[TaskSpec]:
         items = rows_of(
             test, {"question": str, "answer_number": int}, optional={"answer": type(None)}
         )
-        worked: dict[str, type] = {"answer_number": int} if kind == "direct" else {"answer": str}
-        exemplars = (
-            rows_of(train, {"question": str} | worked) if ask.num_fewshot or train.is_file() else []
-        )
+        if kind == "direct":
+            worked: dict[str, type] = {"answer_number": int}
+        else:
+            worked = {"answer": str}
+        exemplars = []
+        if ask.num_fewshot or train.is_file():
+            exemplars = rows_of(train, {"question": str} | worked)
         check_exemplars(ask, ask.task, len(exemplars), train)
         if included.name == Path(english).name and code != "en":
             question, answer = prompt_words(exemplars)
@@ -124,9 +127,13 @@ def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str
     The templates tell an exemplar by its answer, and datasets takes the types of all splits from
     the first one.
     """
-    names = {
-        file: "train" if file.stem == "train" else "test" for file, rows in splits.items() if rows
-    }
+    names = {}
+    for file, rows in splits.items():
+        if rows:
+            if file.stem == "train":
+                names[file] = "train"
+            else:
+                names[file] = "test"
     if all(row.keys() == set(COLUMNS) for file in names for row in splits[file]) and all(
         splits[file] == rows_of(file, {}) for file in names
     ):
@@ -171,7 +178,9 @@ def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
 
 def hub_sets(spoken: Language) -> list[Source]:
     is_known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
-    return [on_hub("juletxara/mgsm", spoken.code)] if is_known else []
+    if is_known:
+        return [on_hub("juletxara/mgsm", spoken.code)]
+    return []
 
 
 BENCHMARK = Benchmark(

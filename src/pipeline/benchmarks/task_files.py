@@ -56,7 +56,9 @@ def by_text(ask: Ask) -> list[str]:
 
     eval.options=text requests it.
     """
-    return [str(own_task_file(f"{ask.task}_text"))] if ask.options == "text" else []
+    if ask.options == "text":
+        return [str(own_task_file(f"{ask.task}_text"))]
+    return []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:

@@ -51,7 +51,8 @@ def refuse_internals(task_file: TaskFile) -> None:
     """
     for path, body in task_file.own:
         for key, text in texts_of(body):
-            if found := INTERNAL.search(text):
+            found = INTERNAL.search(text)
+            if found:
                 raise PipelineError(
                     f"{path}: {key} reaches Python's internals ({found[1]}), which could run any"
                     " code: remove that from the template"
@@ -62,11 +63,16 @@ def why_unsafe(task_file: TaskFile) -> str | None:
     """Return the key of a user-defined task that could run code although no file of it has
     !function.
     """
-    if unknown := (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION:
+    unknown = (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION
+    if unknown:
         return f"generation_kwargs sets {', '.join(unknown)}"
     if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in task_file.parts):
-        own_keys = {key for _, body in task_file.own for key in body}
-        if given := own_keys & {"metadata", "dataset_kwargs", "use_prompt"}:
+        own_keys = set()
+        for _, body in task_file.own:
+            for key in body:
+                own_keys.add(key)
+        given = own_keys & {"metadata", "dataset_kwargs", "use_prompt"}
+        if given:
             return f"{', '.join(given)} can name what a function of the harness loads"
     return None
 
@@ -75,7 +81,10 @@ def runs_model_programs(task_file: TaskFile) -> bool:
     """Return True if a task, or a file that it includes, runs programs that a model writes: it is
     marked so, or its functions evaluate answers as Python, as sympy's parse_expr does.
     """
-    modules = {module for path, _ in task_file.parts for module in path.parent.glob("*.py")}
+    modules = set()
+    for path, _ in task_file.parts:
+        for module in path.parent.glob("*.py"):
+            modules.add(module)
     evaluates = any(
         "parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules
     )
@@ -108,7 +117,10 @@ def refuse_card(folder: Path) -> None:
         if not card.is_file():
             continue
         text = card.read_text(encoding="utf-8", errors="replace")
-        head = text if card.suffix == ".yaml" else text.partition("---")[2].partition("\n---")[0]
+        if card.suffix == ".yaml":
+            head = text
+        else:
+            head = text.partition("---")[2].partition("\n---")[0]
         with readable_yaml(card):
             settings = yaml.safe_load(head)
         for name in strings_in(settings.get("configs") if isinstance(settings, dict) else None):

@@ -44,7 +44,10 @@ class Removable:
     @property
     def bytes(self) -> int:
         """Disk bytes that deleting it frees: files with another link stay on the disk."""
-        files = [path.lstat() for path in self.folder.rglob("*") if path.is_file()]
+        files = []
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                files.append(path.lstat())
         return sum(stat.st_size for stat in files if stat.st_nlink == 1)
 
 
@@ -58,15 +61,16 @@ def clean_up(config: CleanStage) -> str:
     rows, total, count = [], 0, 0
     for item in items:
         size = item.bytes
-        problem = None if config.clean.dry_run else free_unless_in_use(item, runs_dir)
+        if config.clean.dry_run:
+            problem = None
+        else:
+            problem = free_unless_in_use(item, runs_dir)
         rows.append((f"{size / 2**20:.1f} MB", str(item.folder), problem or item.reason))
         if problem is None:
             total, count = total + size, count + 1
-    outcome = (
-        "would be freed: nothing was touched, clean.dry_run=false frees it"
-        if config.clean.dry_run
-        else "freed"
-    )
+    outcome = "freed"
+    if config.clean.dry_run:
+        outcome = "would be freed: nothing was touched, clean.dry_run=false frees it"
     return "\n".join(
         [*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"]
     )
@@ -82,11 +86,9 @@ def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Remova
         age = (time.time() - last_touched(folder)) / 3600
         if age < hours or (record and not resume_points) or live_holder(folder):
             continue
-        kind = (
-            f"an interrupted run, with a resume point after step {record['step']}"
-            if record
-            else "an unfinished run"
-        )
+        kind = "an unfinished run"
+        if record:
+            kind = f"an interrupted run, with a resume point after step {record['step']}"
         items.append(
             Removable(
                 folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"
@@ -119,15 +121,19 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
             if not entry.get("freed") and key not in used_hashes:
                 home = folder_of(training.hash, runs_dir) or runs_dir / training.name
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
-                reason = (
-                    "a select run has ranked it" if key in ranked else "no run was made from it"
-                )
+                reason = "no run was made from it"
+                if key in ranked:
+                    reason = "a select run has ranked it"
                 items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
     return items
 
 
 def parent_hashes(manifests: Iterable[Manifest]) -> set[str]:
-    return {parent.hash for manifest in manifests for parent in manifest.parents.values()}
+    found = set()
+    for manifest in manifests:
+        for parent in manifest.parents.values():
+            found.add(parent.hash)
+    return found
 
 
 def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
@@ -139,17 +145,26 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
     hashes in `protected`.
     """
     reasons = reasons_unfinished(runs)
-    rankings = {run.hash: compared(run) for run in runs if isinstance(run.config, SelectStage)}
+    rankings = {}
+    for run in runs:
+        if isinstance(run.config, SelectStage):
+            rankings[run.hash] = compared(run)
     decided = [candidates for key, candidates in rankings.items() if key not in reasons]
-    ranked = {snapshot.hash: snapshot.name for candidates in decided for snapshot in candidates}
+    ranked = {}
+    for candidates in decided:
+        for snapshot in candidates:
+            ranked[snapshot.hash] = snapshot.name
     waiting = [run for run in runs if run.hash in reasons]
-    inputs = [
-        parent for run in waiting for parent in [*run.parents.values(), *rankings.get(run.hash, ())]
-    ]
+    inputs = []
+    for run in waiting:
+        for parent in [*run.parents.values(), *rankings.get(run.hash, ())]:
+            inputs.append(parent)
     needed_hashes = {parent.hash for parent in inputs} | protected
     deleted = []
     for item in idle_snapshots(runs[0].runs_dir) if ranked.keys() - needed_hashes else []:
-        key = snapshot_hash(item.hash, int(item.step)) if item.step else ""
+        key = ""
+        if item.step:
+            key = snapshot_hash(item.hash, int(item.step))
         if (
             key in ranked
             and key not in needed_hashes
@@ -164,9 +179,15 @@ def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
     need; finished trainings are not rerun. reasons: the hashes of the unfinished ones.
     """
     names = []
-    parents = [parent for run in runs if run.hash in reasons for parent in run.parents.values()]
+    parents = []
+    for run in runs:
+        if run.hash in reasons:
+            for parent in run.parents.values():
+                parents.append(parent)
     for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
-        manifest = read_manifest(snapshot.run.folder) if snapshot.run.hash not in reasons else None
+        manifest = None
+        if snapshot.run.hash not in reasons:
+            manifest = read_manifest(snapshot.run.folder)
         if manifest and manifest.snapshots.get(str(snapshot.step), {}).get("freed"):
             names.append(snapshot.name)
     for run in (

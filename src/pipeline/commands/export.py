@@ -35,11 +35,10 @@ def export(config: ExportStage) -> str:
     if settings.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
         suffix = suffixes.get(settings.format, "d")
-        address = (
-            "./DIR or export.to=hub:org/name"
-            if config.checkpoint
-            else f"./{Path(config.table).stem}.{suffix}"
-        )
+        if config.checkpoint:
+            address = "./DIR or export.to=hub:org/name"
+        else:
+            address = f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to: give export.to={address}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:

@@ -64,20 +64,23 @@ def export_model(config: ExportStage) -> str:
     target = str(config.export.to)
     assert config.checkpoint is not None
     private = config.export.private
-    api = (
-        ready_for(target.removeprefix(HUB), "export.to", private)
-        if target.startswith(HUB)
-        else None
-    )
+    api = None
+    if target.startswith(HUB):
+        api = ready_for(target.removeprefix(HUB), "export.to", private)
     if api is None:
         check_target(Path(target))
     model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
-    opened = outside_core(EXPORTS, "adapter") if config.export.adapter else open_as_merge
+    if config.export.adapter:
+        opened = outside_core(EXPORTS, "adapter")
+    else:
+        opened = open_as_merge
     merge = opened(model, config)
-    staging = (
-        config.runs_path if api else Path(target).resolve().parent
-    )  # next to the target, so that a rename publishes it
+    # next to the target, so that a rename publishes it
+    if api:
+        staging = config.runs_path
+    else:
+        staging = Path(target).resolve().parent
     staging.mkdir(parents=True, exist_ok=True)
     check_files_and_space(merge, model, config, staging)
     origin = origin_of(model, config.runs_path, ask=True)
@@ -87,7 +90,10 @@ def export_model(config: ExportStage) -> str:
         origin = replace(
             origin, bases=(base,) if base else ()
         )  # what PEFT adds it to, not what that derives from
-    name = target.removeprefix(HUB) if api else Path(target).resolve().name
+    if api:
+        name = target.removeprefix(HUB)
+    else:
+        name = Path(target).resolve().name
     with TemporaryDirectory(dir=staging, prefix=f".{name.replace('/', '-')}.") as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
@@ -254,11 +260,11 @@ def without_paths(value: Any) -> Any:
         return [without_paths(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: without_paths(item)
-        for key, item in value.items()
-        if not (str(key).endswith(LOCAL_KEYS) and isinstance(item, str | None))
-    }
+    found = {}
+    for key, item in value.items():
+        if not (str(key).endswith(LOCAL_KEYS) and isinstance(item, str | None)):
+            found[key] = without_paths(item)
+    return found
 
 
 # --- the model card ---
@@ -278,12 +284,17 @@ def card_text(
     """
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
-    if rounding := describe_cast(merge, config):
+    rounding = describe_cast(merge, config)
+    if rounding:
         say(rounding)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
-    scored = scores_of(manifest, runs_dir) if manifest else []
+    scored = []
+    if manifest:
+        scored = scores_of(manifest, runs_dir)
     if scored:
-        weights = "the weights before they were cast" if rounding else "these weights"
+        weights = "these weights"
+        if rounding:
+            weights = "the weights before they were cast"
         rows = []
         for row, evaluation in scored:
             settings = ", ".join(
@@ -295,7 +306,10 @@ def card_text(
         )
         how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
         sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")
-    stage, config_of = (manifest.stage, manifest.config) if manifest else ("", {})
+    if manifest:
+        stage, config_of = (manifest.stage, manifest.config)
+    else:
+        stage, config_of = ("", {})
     tags = [
         stage,
         (config_of.get("merge") or {}).get("method"),
@@ -325,11 +339,11 @@ def settings_of(evaluation: Manifest) -> dict[str, Any]:
     """Return the settings that decide an evaluation's scores, without its task and without
     defaults.
     """
-    return {
-        key: value
-        for key, value in evaluation.decided_by["config"]["eval"].items()
-        if key != "tasks"
-    }
+    found = {}
+    for key, value in evaluation.decided_by["config"]["eval"].items():
+        if key != "tasks":
+            found[key] = value
+    return found
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
@@ -342,5 +356,7 @@ def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manife
         roots = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
         if evaluation and evaluation.facts.get("weights_root") in roots:
             rows, _ = read_scores(runs_dir / name / "scores.json")
-            scores += [(row, evaluation) for row in primary_of(rows) if row.value is not None]
+            for row in primary_of(rows):
+                if row.value is not None:
+                    scores.append((row, evaluation))
     return scores

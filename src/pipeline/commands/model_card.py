@@ -54,7 +54,9 @@ def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
         return origin_from_card(model, ask)
     if manifest.stage == "select":
         selected = selected_model(manifest, runs_dir)
-        return origin_of(selected, runs_dir, ask) if selected else Origin()
+        if selected:
+            return origin_of(selected, runs_dir, ask)
+        return Origin()
     return origin_from_config(
         model.name, manifest.config, find_ancestors(manifest, runs_dir), runs_dir, ask
     )
@@ -70,13 +72,15 @@ def origin_from_config(
     """Return the origin of a training or a merge, from its configuration and its finished
     parents.
     """
-    models = {
-        role: parent
-        for role, parent in parents.items()
-        if role not in NO_MODEL and not role.startswith("language ")
-    }
+    models = {}
+    for role, parent in parents.items():
+        if role not in NO_MODEL and not role.startswith("language "):
+            models[role] = parent
     origins = [origin_of(parent, runs_dir, ask) for parent in models.values()]
-    licences = {owner: licence for origin in origins for owner, licence in origin.licences.items()}
+    licences = {}
+    for origin in origins:
+        for owner, licence in origin.licences.items():
+            licences[owner] = licence
     inherited, stated = set(licences.values()), (config.get("model") or {}).get("licence")
     if stated or (
         config.get("expert") and len(inherited) == 1
@@ -134,7 +138,8 @@ def sets_and_languages(
                 if config.get("data_root")
                 else (name, hub, licence)
             )
-            codes += [source["language"]] if of_iso_639(source.get("language")) else []
+            if of_iso_639(source.get("language")):
+                codes += [source["language"]]
     return sets, codes
 
 
@@ -153,15 +158,16 @@ def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
     parents = {}
     for role, ancestor in manifest.parents.items():
         key, _, index = role.partition(".")
-        reference: Any = (
-            (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
-        )
-        reference = (
-            reference[int(index or 0)] if isinstance(reference, list) and reference else reference
-        )
+        if role.isdigit():
+            reference: Any = (merge.get("experts") or [])[int(role) :][:1]
+        else:
+            reference = merge.get(key)
+        if isinstance(reference, list) and reference:
+            reference = reference[int(index or 0)]
         if role == "model":
             reference = (manifest.config.get("model") or {}).get("path")
-        if parent := find_ancestor(ancestor, reference, runs_dir):
+        parent = find_ancestor(ancestor, reference, runs_dir)
+        if parent:
             parents[role] = parent
     return parents
 
@@ -233,7 +239,9 @@ def describe_run(model: Parent, runs_dir: Path) -> str:
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "select":
         selected = selected_model(manifest, runs_dir)
-        return describe_run(selected, runs_dir) if selected else ""
+        if selected:
+            return describe_run(selected, runs_dir)
+        return ""
     if manifest is None:
         return f"The weights of {model.name}."
     parents = ", ".join(
@@ -276,7 +284,9 @@ def relation_of(made_of: Origin, merged: bool) -> str:
 
     Merged local experts are a finetune of theirs.
     """
-    return "merge" if merged and len(made_of.bases) > 1 else "finetune"
+    if merged and len(made_of.bases) > 1:
+        return "merge"
+    return "finetune"
 
 
 def data_section(made_of: Origin) -> str:
@@ -302,7 +312,9 @@ def loading_section(name: str, made_of: Origin, relation: str) -> str:
         f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")',
     ]
     if relation == "adapter":
-        base = made_of.bases[0] if len(made_of.bases) == 1 else "BASE"
+        base = "BASE"
+        if len(made_of.bases) == 1:
+            base = made_of.bases[0]
         lines = ["from peft import PeftModel", *lines[:2]]
         lines += [
             f'base = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")'

@@ -59,7 +59,10 @@ class Overview:
         know, as much as there is room for.
         """
         for width in (2, 1):  # lines of a detail
-            details = [line for text in self.details for line in wrapped(text, width)]
+            details = []
+            for text in self.details:
+                for line in wrapped(text, width):
+                    details.append(line)
             room = LINES - 4 - len(self.table) - len(details)
             if room >= len(self.fix) + len(self.know):
                 break
@@ -73,7 +76,9 @@ class Overview:
             *self.table,
             *details,
         ]
-        first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run " if self.fix else ""
+        first = ""
+        if self.fix:
+            first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run "
         return [*lines[: LINES - 1], f"Next: {first}{self.next}"]
 
 
@@ -97,24 +102,30 @@ def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
     """Texts with a label before the first, in at most `line_limit` lines: two lines each where
     these fit, the first texts first; the last line counts those left out.
     """
-    shown = texts if len(texts) <= line_limit else texts[: line_limit - 1]
+    if len(texts) <= line_limit:
+        shown = texts
+    else:
+        shown = texts[: line_limit - 1]
     lines: list[str] = []
     for index, text in enumerate(shown):
         later = len(shown) - index - 1 + (len(texts) > len(shown))
-        room = 2 if len(lines) + 2 + later <= line_limit else 1
+        room = 1
+        if len(lines) + 2 + later <= line_limit:
+            room = 2
         lines += wrapped(text, room, " " * 6 if index else f"{label:<5} ")
     omitted = len(texts) - len(shown)
-    return (
-        [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"]
-        if omitted
-        else lines
-    )
+    if omitted:
+        return [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"]
+    return lines
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
     """Return the least and the largest value, as in "2 to 5", or one number if they are equal."""
     numbers = list(values)
-    ends = dict.fromkeys(text(end(numbers)) for end in (min, max)) if numbers else {"?": None}
+    if numbers:
+        ends = dict.fromkeys(text(end(numbers)) for end in (min, max))
+    else:
+        ends = {"?": None}
     return " to ".join(ends)
 
 
@@ -132,7 +143,10 @@ def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         config = run.config
         if isinstance(config, EvalStage):
-            kind = CHOOSING if run.hash in choosing else MERGED if config.merge else "scores"
+            if run.hash in choosing:
+                kind = CHOOSING
+            else:
+                kind = MERGED if config.merge else "scores"
         else:
             kind = KINDS.get(config.stage, "")
         if kind and not is_bundle(run):
@@ -156,7 +170,9 @@ def kinds_table(
     Args: waiting: the choices that are still open.
     """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
-    costs = {cost.run.hash: cost for cost in bill.costs()} if bill else None
+    costs = None
+    if bill:
+        costs = {cost.run.hash: cost for cost in bill.costs()}
     takes_what = (
         ("GPUs each", "time each", "GPU-hours", "GB a GPU")
         if bill
@@ -183,16 +199,26 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
         )
         if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
             return "needs a GPU", "?", memory
-        known_seconds = [value for value in seconds if value is not None]
-        total = format_duration(sum(known_seconds)) if len(known_seconds) == len(runs) else "?"
+        known_seconds = []
+        for value in seconds:
+            if value is not None:
+                known_seconds.append(value)
+        total = "?"
+        if len(known_seconds) == len(runs):
+            total = format_duration(sum(known_seconds))
         return span(known_seconds, format_duration), total, memory
-    known_costs = [costs[run.hash] for run in runs if run.hash in costs]
+    known_costs = []
+    for run in runs:
+        if run.hash in costs:
+            known_costs.append(costs[run.hash])
     if not known_costs:
         if not isinstance(runs[0].config, TrainStage | EvalStage):  # of the CPU
             return "", takes(runs, None, history)[0], "", ""
-        trainings = [
-            run for run in runs if isinstance(run.config, TrainStage)
-        ]  # whose memory is known without rows
+        # whose memory is known without rows
+        trainings = []
+        for run in runs:
+            if isinstance(run.config, TrainStage):
+                trainings.append(run)
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
@@ -207,7 +233,9 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
 def memory_text(sizes: Iterable[float | None]) -> str:
     """Return the largest of some sizes, in GB."""
     largest = max(filter(None, sizes), default=0.0)
-    return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}" if largest else ""
+    if largest:
+        return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}"
+    return ""
 
 
 # --- details ---
@@ -217,7 +245,10 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     """Describe trainings in a line: methods, rows, steps, batch, tokens, learning rate, dtypes and
     epochs.
     """
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    trainings = []
+    for run in runs:
+        if isinstance(run.config, TrainStage):
+            trainings.append(run)
     if not trainings:
         return []
     settings = [run.config.sft for run in trainings]
@@ -230,11 +261,9 @@ def training_details(runs: Sequence[Run]) -> list[str]:
 
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
-    unknown = (
-        f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
-        if len(rows) < len(trainings)
-        else ""
-    )
+    unknown = ""
+    if len(rows) < len(trainings):
+        unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
         f" {span(steps, '{:,.0f}'.format)} steps of {of_knob('batch_size')}{unknown}, {millions}"
@@ -247,15 +276,19 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
     """Describe in a line what the merges do, in the layers of their model."""
     texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
-        if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
-            text = merge.described(
-                run.config.partition, layers_of(run.parents) or known_layers(run)
-            )
-            texts_of.setdefault(merge.method, {})[text] = None
+        if isinstance(run.config, EvalStage | MergeStage):
+            merge = run.config.merge
+            if merge:
+                text = merge.described(
+                    run.config.partition, layers_of(run.parents) or known_layers(run)
+                )
+                texts_of.setdefault(merge.method, {})[text] = None
     parts = [
         f"{method}: {'; '.join(first_few(list(texts), TOLD))}" for method, texts in texts_of.items()
     ]
-    return [f"merges: {'. '.join(parts)}"] if parts else []
+    if parts:
+        return [f"merges: {'. '.join(parts)}"]
+    return []
 
 
 def known_layers(run: Run) -> int | None:
@@ -269,7 +302,10 @@ def score_details(runs: Sequence[Run]) -> list[str]:
     """Describe scores in a line: tasks with shots and questions, languages, dtype, products and
     backend.
     """
-    scores = [run for run in runs if isinstance(run.config, EvalStage) and not is_bundle(run)]
+    scores = []
+    for run in runs:
+        if isinstance(run.config, EvalStage) and not is_bundle(run):
+            scores.append(run)
     sizes: dict[str, list[int]] = {}
     limits: dict[str, int] = {}
     how: dict[str, None] = {}
@@ -285,14 +321,15 @@ def score_details(runs: Sequence[Run]) -> list[str]:
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     tasks = []
     for name, counts in sizes.items():
-        note = ", fewer than eval.limit" if max(counts) < limits[name] else ""
-        note = ", not counted" if all(count % ASSUMED_QUESTIONS == 0 for count in counts) else note
+        note = ""
+        if max(counts) < limits[name]:
+            note = ", fewer than eval.limit"
+        if all(count % ASSUMED_QUESTIONS == 0 for count in counts):
+            note = ", not counted"
         tasks.append(f"{name} ({span(counts, '{:,.0f}'.format)} questions{note})")
     languages = ", ".join(
         dict.fromkeys(language for run in scores for language in run.config.languages)
     )
-    return (
-        [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"]
-        if tasks
-        else []
-    )
+    if tasks:
+        return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"]
+    return []

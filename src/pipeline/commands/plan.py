@@ -100,28 +100,27 @@ def show_plan(config: PlanStage) -> str:
     )
     compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
-    compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
+    if published:
+        compared += [f"{pluralize(published, 'cell')} with a published number"]
     untestable = sum(claim.points is None for claim in claims)
-    compared += [f"{pluralize(untestable, 'claim')} cannot be tested"] if untestable else []
+    if untestable:
+        compared += [f"{pluralize(untestable, 'claim')} cannot be tested"]
     small = [claim.id for claim in claims if claim.is_small()]
-    know = (
-        [
+    know = []
+    if small:
+        know = [
             f"{len(small)} of {len(claims)} claims: the published difference is below the"
             f" detectable one ({small[0]})"
         ]
-        if small
-        else []
-    )
-    know += [detectable[0].advice()] if detectable else []
+    if detectable:
+        know += [detectable[0].advice()]
     know += last_asked(config)
     know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
-    without = (
-        f", not including {missing:,} of {len(scores):,} scores, which cannot be planned"
-        if missing
-        else ""
-    )
+    without = ""
+    if missing:
+        without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned"
     know += empty_spbleu(planning)
     overview = Overview(
         f"{table.name}: {table.title}",
@@ -133,9 +132,11 @@ def show_plan(config: PlanStage) -> str:
         know,
         without,
     )
-    overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
+    if detectable:
+        overview.details += align_columns(detectable[0].rows(), range(1, 9))
     appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
-    appendix += describe_every_keys(planning, runs) if config.plan.keys else []
+    if config.plan.keys:
+        appendix += describe_every_keys(planning, runs)
     return plan_text(
         config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every
     )
@@ -146,7 +147,9 @@ def other_bases(planning: Planning) -> list[str]:
     base, lines = str(planning.plan.table.every.get("model")), []
     for name, row in planning.plan.table.runs.items():
         on_base = row.kind == "checkpoint" and "eval.base" in row.words
-        named = another_base(Path(str(row.words["checkpoint"])), base) if on_base else ""
+        named = ""
+        if on_base:
+            named = another_base(Path(str(row.words["checkpoint"])), base)
         if named:
             lines.append(
                 f"{name} is an adapter of {named}: it is merged with and scored on the study's"
@@ -183,7 +186,9 @@ def last_asked(config: PlanStage) -> list[str]:
         f"stage=table was last asked with {' '.join(asked) or 'none of these settings'}, and"
         " stage=report shows that"
     )
-    return [told] if last.table and asked != overrides_of(config) else []
+    if last.table and asked != overrides_of(config):
+        return [told]
+    return []
 
 
 def problems_of(
@@ -213,11 +218,10 @@ def problems_of(
 
 def next_command(config: PlanStage) -> str:
     """Return the command that computes the planned table, with the same words."""
-    overrides = [
-        override_of(key, value)
-        for key, value in config.given.items()
-        if key.partition(".")[0] not in ("stage", "plan")
-    ]
+    overrides = []
+    for key, value in config.given.items():
+        if key.partition(".")[0] not in ("stage", "plan"):
+            overrides.append(override_of(key, value))
     return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
 
 
@@ -238,11 +242,9 @@ def plan_text(
     Raises: PipelineError: the plan cannot be computed; with the text.
     """
     remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
-    bill = (
-        estimate_costs(remaining, config.plan, free_snapshots, waiting, typed)
-        if config.plan.gpu
-        else None
-    )
+    bill = None
+    if config.plan.gpu:
+        bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed)
     history = History(finished_manifests(runs_dir))
     fix = [
         *overview.fix,
@@ -322,7 +324,10 @@ def total_text(
         plan = bill.plan
         hours = sum(map(bill.hours, bill.kinds))
         days = hours / plan.gpus / 24
-        time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
+        if days >= 1:
+            time = f"{days:.1f} days"
+        else:
+            time = f"{24 * days:.1f} hours"
         takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}" + " of one node" * (
             plan.gpus > 1
         )
@@ -331,9 +336,13 @@ def total_text(
     elif bill and bill.unknown:
         takes = f"Unknown GPU-hours, of {bill.left_out()[0]}"
     elif not remaining:
-        takes = "All that can be planned is computed" if fix else "Nothing is left to compute"
+        takes = "Nothing is left to compute"
+        if fix:
+            takes = "All that can be planned is computed"
     else:
-        workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
+        workers = 1
+        if config.launcher.name == "local":
+            workers = workers_of(config.launcher, runs)
         time, unknown = history.sum(remaining, workers)
         takes = {
             "?": "Unknown time",
@@ -342,9 +351,13 @@ def total_text(
         takes = takes[0].upper() + takes[1:]
         if time.startswith("about"):
             takes += " on this machine" + f" with {workers} workers" * (workers > 1)
-        takes += f", not including {unknown}" if unknown else ""
-    counts = [pluralize(fix, "thing") + " to fix"] if fix else []
-    counts += [f"{know} to know" if fix else f"{pluralize(know, 'thing')} to know"] if know else []
+        if unknown:
+            takes += f", not including {unknown}"
+    counts = []
+    if fix:
+        counts = [pluralize(fix, "thing") + " to fix"]
+    if know:
+        counts += [f"{know} to know" if fix else f"{pluralize(know, 'thing')} to know"]
     done = f"{len(runs) - len(remaining):,} of {len(runs):,} runs are done."
     return f"{takes}{without}. {done}" + (f" {', '.join(counts)}." if counts else "")
 
@@ -357,7 +370,9 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
     if bill.disk > free:
         written = f"trainings write {size_text(bill.disk)} to runs_dir={config.runs_dir}"
         saved = not free_snapshots and bill.freed < 0.9 * bill.disk
-        remedy = f"free_snapshots=true needs {size_text(bill.freed)}, or " if saved else ""
+        remedy = ""
+        if saved:
+            remedy = f"free_snapshots=true needs {size_text(bill.freed)}, or "
         yield f"{written}, where {size_text(free)} are free: {remedy}give a runs_dir with more room"
 
 
@@ -367,7 +382,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def size_text(size: float) -> str:
-    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"
+    if size >= 1e12:
+        return f"{size / 1e12:.2f} TB"
+    return f"{size / 1e9:.1f} GB"
 
 
 def host_line(bill: Bill | None) -> Iterator[str]:
@@ -384,7 +401,10 @@ def host_line(bill: Bill | None) -> Iterator[str]:
 
 def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
     """In which dtype the last of merges is written."""
-    merges = [run for run in runs if isinstance(run.config, MergeStage)]
+    merges = []
+    for run in runs:
+        if isinstance(run.config, MergeStage):
+            merges.append(run)
     for last in merges[-1:]:
         yield (
             "the merge is stored in"
@@ -401,7 +421,9 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
         "not pinned (stage=prefetch locks revisions, and names what needs a licence):"
         f" {', '.join(missing)}"
     )
-    return [named + kept_offline(missing), *lines] if missing else lines
+    if missing:
+        return [named + kept_offline(missing), *lines]
+    return lines
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -409,20 +431,20 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
     column that a template names, copies, where they are many, and conversations that cannot be
     used, or in part.
     """
-    files = {
-        file: (name, source)
-        for run in runs
-        if run.config.stage == "data"
-        for name, source, file in source_files(run)
-        if source.prompt or source.rows == "conversation"
-    }
+    files = {}
+    for run in runs:
+        if run.config.stage == "data":
+            for name, source, file in source_files(run):
+                if source.prompt or source.rows == "conversation":
+                    files[file] = (name, source)
     for file, (name, source) in files.items():
         with suppress(
             PipelineError, KeyError, OSError
         ):  # what is wrong with a file the data run says
-            columns = [
-                column for column, must_fill in source_columns(name, source).items() if must_fill
-            ]
+            columns = []
+            for column, must_fill in source_columns(name, source).items():
+                if must_fill:
+                    columns.append(column)
             first = (with_nested(row, columns) for row in first_rows(file, file.stat().st_mtime_ns))
             rows = [row for row in first if is_wanted(row, source)]
             dropped = Counter(
@@ -439,7 +461,8 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
                     for reading in readings
                     if isinstance(reading, str)
                 )
-                if parts := sum(is_kept_in_part(row, source) for row in rows):
+                parts = sum(is_kept_in_part(row, source) for row in rows)
+                if parts:
                     yield f"{file.name}: of {parts:,} of {len(rows):,} conversations {IN_PART}"
             copies = len(rows) - len(set(map(str, rows)))
             if copies > len(rows) / 10:
@@ -455,23 +478,30 @@ def comparison_lines(runs: Sequence[Run]) -> list[str]:
     lines = []
     for run in runs:
         if isinstance(run.config, DataStage) and run.config.expert.is_own:
-            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            root = None
+            if "data_root" in run.parents:
+                root = run.parents["data_root"].folder
             lines.append(f"{run.name}: {comparison_text(run.config, root)}")
     return lines
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Models that are trained with a chat template and scored without it, or the reverse."""
-    unlike = {
-        (trained.config.sft.template, run.config.eval.chat_template): trained.label
-        for run in runs
-        if isinstance(run.config, EvalStage)
-        for trained in order_runs([run])
-        if isinstance(trained.config, TrainStage)
-        if (trained.config.sft.template == "chat") != run.config.eval.chat_template
-    }
+    unlike = {}
+    for run in runs:
+        if isinstance(run.config, EvalStage):
+            for trained in order_runs([run]):
+                if (
+                    isinstance(trained.config, TrainStage)
+                    and (trained.config.sft.template == "chat") != run.config.eval.chat_template
+                ):
+                    unlike[(trained.config.sft.template, run.config.eval.chat_template)] = (
+                        trained.label
+                    )
     for (template, chat), label in unlike.items():
-        scored = "with the chat template" if chat else "without it"
+        scored = "without it"
+        if chat:
+            scored = "with the chat template"
         yield (
             f"{label} is trained with sft.template={template} and scored {scored}: set"
             f" eval.chat_template={str(not chat).lower()}, or"
@@ -486,11 +516,18 @@ def shorter_lines(bill: Bill) -> Iterator[str]:
     activations trainings are faster, where all of them fit.
     """
     hours, card = sum(map(bill.hours, bill.kinds)), cards()[bill.plan.gpu or ""]
-    if (chosen := bill.hours("selection")) > hours / 2:
+    chosen = bill.hours("selection")
+    if chosen > hours / 2:
         remedy = "set every.select.eval.limit or a larger every.sft.snapshot_every"
         yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
-    trainings = [cost for cost in bill.costs() if isinstance(cost.run.config, TrainStage)]
-    twice = [cost for cost in trainings if cost.run.config.sft.gradient_checkpointing]
+    trainings = []
+    for cost in bill.costs():
+        if isinstance(cost.run.config, TrainStage):
+            trainings.append(cost)
+    twice = []
+    for cost in trainings:
+        if cost.run.config.sft.gradient_checkpointing:
+            twice.append(cost)
     once = [with_recipe(cost.run, gradient_checkpointing=False) for cost in twice]
     needed = max(
         (memory_of(run, row=run.config.sft.seq_length, card=card.memory) for run in once),
@@ -505,12 +542,15 @@ def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -
     """Return what there is to say about trainings, each sentence once, with the first training that
     it is about.
     """
-    texts = {
-        text_of(run.config): run.name
-        for run in reversed(runs)
-        if isinstance(run.config, TrainStage)
-    }
-    return [f"{text} ({name})" for text, name in texts.items() if text]
+    texts = {}
+    for run in reversed(runs):
+        if isinstance(run.config, TrainStage):
+            texts[text_of(run.config)] = run.name
+    found = []
+    for text, name in texts.items():
+        if text:
+            found.append(f"{text} ({name})")
+    return found
 
 
 def not_planned(planning: Planning) -> list[str]:
@@ -549,16 +589,18 @@ def empty_spbleu(planning: Planning) -> list[str]:
     """Return a line for the cells that stay empty for want of spBLEU's SentencePiece model."""
     empty = 0
     for cell in planning.plan.cells.values():
-        scores = {
-            score for item in cell.items for reading in item.readings for score in reading.values()
-        }
+        scores = set()
+        for item in cell.items:
+            for reading in item.readings:
+                for score in reading.values():
+                    scores.add(score)
         runs = filter(
             None, map(planning.expected_evaluation, scores if cell.metric == "spbleu" else ())
         )
         empty += any(run.config.eval.spm_model is None for run in runs)
-    return (
-        [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
-    )
+    if empty:
+        return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"]
+    return []
 
 
 def published_lines(plan: TablePlan) -> list[str]:
@@ -571,6 +613,8 @@ def published_lines(plan: TablePlan) -> list[str]:
         absent = dict.fromkeys(
             f"{row} {column}" for table, row, column in plan.unprinted if table == key
         )
-        suffix = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
+        suffix = ""
+        if absent:
+            suffix = f"; not printed there, so left empty: {', '.join(absent)}"
         lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines

@@ -71,7 +71,8 @@ def prefetch(config: PrefetchStage) -> Path:
     if planning.problems:
         planning = Planning.of(config)  # again, as some plans need what was fetched
         planning.targets()
-    if causes := not_planned(planning):
+    causes = not_planned(planning)
+    if causes:
         raise PipelineError(*causes)
     return path
 
@@ -118,7 +119,9 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         write_lock(path, lock)
     if failed:
         count = len(steps) + len(inputs.problems)
-        remedy = f", the others are locked in {path}" if len(failed) < count else ""
+        remedy = ""
+        if len(failed) < count:
+            remedy = f", the others are locked in {path}"
         raise PipelineError(
             f"{len(failed)} of {count} could not be fetched{remedy}; rerun the command for these;"
             f" first: {failed[0]}"
@@ -190,11 +193,12 @@ def fetch_files(
     files = hub.repo_info(
         repository, **of_repository, files_metadata=True
     ).siblings  # one request, not one a file
-    if missing := [
+    missing = [
         file.size or 0
         for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
         if not try_to_load_from_cache(repository, file.rfilename, **of_repository)
-    ]:
+    ]
+    if missing:
         size = tqdm.format_sizeof(sum(missing), "B")
         say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
     return Path(hub.snapshot_download(repository, **of_repository, **wanted))
@@ -214,11 +218,10 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     moved, parts = entry["revision"] != revision, dict(entry["parts"])
-    other_sources = [
-        source_of(source, part, record)
-        for part, record in parts.items()
-        if moved and part != part_of(source)
-    ]
+    other_sources = []
+    for part, record in parts.items():
+        if moved and part != part_of(source):
+            other_sources.append(source_of(source, part, record))
     for part_source in [
         source,
         *other_sources,
@@ -295,7 +298,10 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     """
     assert source.url is not None
     locked_as = url_key(source.url)
-    locked = {} if update else lock.urls.get(locked_as, {})
+    if update:
+        locked = {}
+    else:
+        locked = lock.urls.get(locked_as, {})
     path = (
         Path(".hub")
         / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"

@@ -67,7 +67,9 @@ def trained_end(run: Run) -> str | None:
     end = os.path.commonprefix([row["prompt"][::-1] for row in rows])[::-1]
     start = os.path.commonprefix([row["completion"] for row in rows])
     blank = start[: len(start) - len(start.lstrip())]
-    return f"{end}{config.sft.separator}{blank}" if rows else None
+    if rows:
+        return f"{end}{config.sft.separator}{blank}"
+    return None
 
 
 def asked_ends(run: Run[EvalStage]) -> dict[str, str]:

@@ -22,7 +22,10 @@ def report_table(config: ReportStage) -> Path:
     planning = Planning.of(reported.asked_again(config))
     reported.refuse_another(config)
     _, runs, reasons = planning.graph()
-    missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
+    missing = {}
+    for run in runs:
+        if run.hash in reasons:
+            missing[run.name] = reasons[run.hash]
     if len(missing) == len(runs):
         none = (
             f"table={config.table} has no finished run in {config.runs_dir}: compute them with"
@@ -33,7 +36,10 @@ def report_table(config: ReportStage) -> Path:
         say(f"missing: {name}: {reason}")
     for problem in training_problems(runs, reasons):
         warn(problem)
-    failed = {name: reason for name, reason in reported.failed.items() if name in missing}
+    failed = {}
+    for name, reason in reported.failed.items():
+        if name in missing:
+            failed[name] = reason
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 
 

@@ -29,7 +29,8 @@ LONGEST = 600  # characters of a prompt's end and of an answer
 
 def show_run(config: ShowStage) -> str:
     """Text that describes the run, for a terminal."""
-    if unfinished := unfinished_text(config):
+    unfinished = unfinished_text(config)
+    if unfinished:
         return unfinished
     folder = find_run(config.run, config.runs_path, "run").folder
     manifest = read_manifest(folder)
@@ -58,11 +59,10 @@ def unfinished_text(config: ShowStage) -> str:
     runs_dir = config.runs_path
     if "/" in config.run or finished_names(runs_dir, config.run):
         return ""
-    statuses = [
-        run_status
-        for run_status in all_statuses(runs_dir)
-        if run_status.run.startswith(config.run) and run_status.state != "finished"
-    ]
+    statuses = []
+    for run_status in all_statuses(runs_dir):
+        if run_status.run.startswith(config.run) and run_status.state != "finished":
+            statuses.append(run_status)
     if len({run_status.run for run_status in statuses}) != 1:
         return ""
     status = statuses[-1]
@@ -71,7 +71,9 @@ def unfinished_text(config: ShowStage) -> str:
     if status.log is None:
         return "\n".join([*heading, "it has no log of its own: its command printed what it said"])
     lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
-    cut = f", the last {LOG_LINES} of {len(lines)} lines" if len(lines) > LOG_LINES else ""
+    cut = ""
+    if len(lines) > LOG_LINES:
+        cut = f", the last {LOG_LINES} of {len(lines)} lines"
     return "\n".join(
         [*heading, "", f"log: {status.log}{cut}:", *(f"  {line}" for line in lines[-LOG_LINES:])]
     )
@@ -105,16 +107,20 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
     from pipeline.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    start_mark, end_mark = (
-        ("\033[32m", "\033[0m") if sys.__stdout__ and sys.__stdout__.isatty() else ("[[", "]]")
-    )
+    if sys.__stdout__ and sys.__stdout__.isatty():
+        start_mark, end_mark = ("\033[32m", "\033[0m")
+    else:
+        start_mark, end_mark = ("[[", "]]")
     lines = ["rows (what is trained on is marked):"]
     for row in read_jsonl(folder / ROWS)[: config.show.rows]:
         text = ""
         pairs = zip(row["input_ids"], row["labels"], strict=True)
         for trained, part in groupby(pairs, key=lambda pair: pair[1] != -100):
             decoded = tokenizer.decode([token for token, _ in part])
-            text += f"{start_mark}{decoded}{end_mark}" if trained else decoded
+            if trained:
+                text += f"{start_mark}{decoded}{end_mark}"
+            else:
+                text += decoded
         lines += [*(f"  | {line}" for line in text.splitlines()), ""]
     return lines[:-1]
 
@@ -147,7 +153,10 @@ def heading_lines(manifest: Manifest) -> list[str]:
 def deciding_lines(manifest: Manifest) -> list[str]:
     """Return the knobs that differ from their defaults, as KEY=VALUE of the command line."""
     knobs = flatten_dict(manifest.decided_by.get("config", {}))
-    assignments = [override_of(key, value) for key, value in knobs.items() if key != "stage"]
+    assignments = []
+    for key, value in knobs.items():
+        if key != "stage":
+            assignments.append(override_of(key, value))
     return [
         "decided by (all else is at its default):",
         *(f"  {assignment}" for assignment in assignments or ["nothing but its parents"]),
@@ -158,7 +167,9 @@ def parent_lines(manifest: Manifest) -> list[str]:
     rows = [
         (f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()
     ]
-    return ["parents:", *align_columns(rows)] if rows else []
+    if rows:
+        return ["parents:", *align_columns(rows)]
+    return []
 
 
 def curve_lines(folder: Path) -> list[str]:
@@ -170,11 +181,9 @@ def curve_lines(folder: Path) -> list[str]:
         return []
     logged = list(read_jsonl(path))
     steps = [row for row in logged if "loss" in row]
-    indices = (
-        {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)}
-        if steps
-        else set()
-    )
+    indices = set()
+    if steps:
+        indices = {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)}
     points = [steps[index] for index in sorted(indices)]
     points += [row for row in logged if any(key.startswith("validation") for key in row)]
     points.sort(key=lambda row: row["step"])

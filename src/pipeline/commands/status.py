@@ -61,7 +61,9 @@ def show_status(config: StatusStage) -> str:
             f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another"
         )
     statuses = all_statuses(runs_dir, rerun=bool(config.table))
-    of_table = f" of table={config.table}" if config.table else ""
+    of_table = ""
+    if config.table:
+        of_table = f" of table={config.table}"
     if not config.table and config.every:
         raise PipelineError(
             f"every.{next(iter(config.every))} is of the runs of a table: give table=T, or leave"
@@ -107,20 +109,25 @@ def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
     planned: dict[str, tuple[str, Task | None]] = {
         task.hash: (name, task) for name, task in read_plans(runs_dir)
     }
-    work = {
-        path.name: path
-        for path in sorted((runs_dir / ".work").glob("*"))
-        if path.is_dir() and not path.suffix
-    }
+    work = {}
+    for path in sorted((runs_dir / ".work").glob("*")):
+        if path.is_dir() and not path.suffix:
+            work[path.name] = path
     failed: dict[str, str] = {}
     of_array = cache(submitted)  # a directory of logs is listed once for each
     later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
-    unfinished = [
-        of_unfinished(run_hash, *planned.get(run_hash, ("", None)), runs_dir, failed, of_array)
-        for run_hash in dict.fromkeys([*planned, *work])
-        if run_hash not in finished
-    ]
-    blocking = {status.detail for status in unfinished if status.state == "blocked"}
+    unfinished = []
+    for run_hash in dict.fromkeys([*planned, *work]):
+        if run_hash not in finished:
+            unfinished.append(
+                of_unfinished(
+                    run_hash, *planned.get(run_hash, ("", None)), runs_dir, failed, of_array
+                )
+            )
+    blocking = set()
+    for status in unfinished:
+        if status.state == "blocked":
+            blocking.add(status.detail)
     return [*map(of_finished, finished.values())] + [
         status
         for status in unfinished
@@ -186,10 +193,14 @@ def finished_runs(runs_dir: Path) -> list[Finished]:
 
 def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
     score = main_score(manifest.facts.get("scores") or {})
-    settings = manifest.config.get("eval", {}) if score else {}
-    if limit := settings.get("limit"):
+    settings = {}
+    if score:
+        settings = manifest.config.get("eval", {})
+    limit = settings.get("limit")
+    if limit:
         score = f"{score} ({limit} questions)"
-    if (split := settings.get("split", "test")) != "test":
+    split = settings.get("split", "test")
+    if split != "test":
         score = f"{score} ({split})"
     version, cost = manifest.decided_by.get("version"), (manifest.seconds, manifest.attempt)
     return Finished(
@@ -213,13 +224,15 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     """
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
         metric = primary_metric(task)[0]
-        languages = [
-            name.split("/")[1]
-            for name in scores
-            if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)
-        ]
+        languages = []
+        for name in scores:
+            if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name):
+                languages.append(name.split("/")[1])
         if languages:
-            column = "mean" if "mean" in languages else languages[0]
+            if "mean" in languages:
+                column = "mean"
+            else:
+                column = languages[0]
             return (
                 f"{task} {column}"
                 f" {percent_factor(metric) * scores[f'{task}/{column}/{metric}']:.1f}"
@@ -242,7 +255,10 @@ def of_unfinished(
     """
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
-    name = task.name if task else record.get("name") or run_hash[:12]
+    if task:
+        name = task.name
+    else:
+        name = record.get("name") or run_hash[:12]
     stage, log = task.stage if task else record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
     status = RunStatus(
         name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps")
@@ -251,7 +267,8 @@ def of_unfinished(
     blocked = next(
         (failed[parent] for parent in (task.needs if task else ()) if parent in failed), None
     )
-    if owner := live_holder(workplace):
+    owner = live_holder(workplace)
+    if owner:
         status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
         status.state, status.detail = "blocked", f"by {blocked}"
@@ -261,18 +278,22 @@ def of_unfinished(
             f"{record.get('last_line')}{f'; {log}' if status.log else ''}",
         )
     else:
-        job, *job_state = (
-            of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
-        )
+        if task:
+            job, *job_state = of_array(task.array, runs_dir / FOLDER / plan)
+        else:
+            job, *job_state = (None, "planned", "")
         status.state, status.detail = job_state
         if workplace.is_dir():
             status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
-    if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
-        status.detail = (
-            f"planned for version {task.version} of the stage, now {row.version}; {status.detail}"
-        )
+    if task:
+        row = RUN_STAGES.get(stage)
+        if row and task.version != row.version:
+            status.detail = (
+                f"planned for version {task.version} of the stage, now {row.version};"
+                f" {status.detail}"
+            )
     return status
 
 
@@ -284,7 +305,8 @@ def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
     job, log = log_of(array, folder)
     if job is None:
         return None, "planned", ""
-    if last_line := last_log_line(log):
+    last_line = last_log_line(log)
+    if last_line:
         return job, "failed", f"job {job} ended before it began: {last_line}; {log}"
     again = "where squeue --me does not list it, rerun the same command to submit it again"
     return job, "waiting", f"for job {job}; {again}"
@@ -295,7 +317,8 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
     if not status.step or not status.steps:
         return ""
     text = f", step {status.step} of {status.steps}"
-    if not (step_seconds := record.get("seconds_a_step")):
+    step_seconds = record.get("seconds_a_step")
+    if not step_seconds:
         return text
     status.seconds_left = round(step_seconds * (status.steps - status.step), 1)
     return f"{text}, about {status.seconds_left:.0f} s left"
@@ -309,8 +332,12 @@ def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None)
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
-    progress = f", resume point after step {resume_point['step']}" if resume_point else ""
+    progress = ""
+    if resume_point:
+        progress = f", resume point after step {resume_point['step']}"
     knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
-    resumes = f"job {job} resumes it where squeue --me lists it, else " if job else ""
+    resumes = ""
+    if job:
+        resumes = f"job {job} resumes it where squeue --me lists it, else "
     return f"{reason}{progress}; {resumes}rerun the same command to resume; {deletes}"

@@ -56,7 +56,9 @@ def compose(settings: Sequence[str]) -> Stage:
     """
     own_words, command = split_command(settings)
     stage: Any = compose_given(values_of(own_words))
-    return replace(stage, command=command) if hasattr(stage, "command") else stage
+    if hasattr(stage, "command"):
+        return replace(stage, command=command)
+    return stage
 
 
 def compose_given(settings: Words) -> Stage:
@@ -67,7 +69,9 @@ def compose_given(settings: Words) -> Stage:
         raise PipelineError(
             f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out"
         )
-    return replace(stage, given=dict(settings)) if isinstance(stage, TableStage) else stage
+    if isinstance(stage, TableStage):
+        return replace(stage, given=dict(settings))
+    return stage
 
 
 def stage_of(settings: Words) -> Stage:
@@ -107,7 +111,9 @@ def stage_of(settings: Words) -> Stage:
     if isinstance(stage, TableStage) and stage.table:
         conf.table_file(stage.table)
     if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
-        suffix = "" if stage.checkpoint is None else ", not both"
+        suffix = ", not both"
+        if stage.checkpoint is None:
+            suffix = ""
         raise PipelineError(
             f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{suffix}"
         )
@@ -128,17 +134,18 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    if issubclass(kind, TableStage) and (
-        hardware := settings.get(HARDWARE) or settings.get(OF_RUNS)
-    ):
-        settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
+    if issubclass(kind, TableStage):
+        hardware = settings.get(HARDWARE) or settings.get(OF_RUNS)
+        if hardware:
+            settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
     tree: Tree = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
     values = merge_options(tree, kind, name, settings)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
-        if (plain := key.lstrip("+")).startswith("every."):
+        plain = key.lstrip("+")
+        if plain.startswith("every."):
             if not issubclass(kind, TableStage):
                 raise PipelineError(f"stage={name} has no table of runs for {plain}: leave it out")
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
@@ -189,11 +196,10 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
     for key in settings:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
-            value = (
-                settings.get("model.path")
-                if (key, settings[key]) == ("model", "trained")
-                else settings[key]
-            )
+            if (key, settings[key]) == ("model", "trained"):
+                value = settings.get("model.path")
+            else:
+                value = settings[key]
             raise PipelineError(not_read(f"{key}={value}", stage))
         if dot and group in groups and (settings.get(group, groups[group])) is None:
             raise PipelineError(
@@ -244,7 +250,10 @@ def put(
     else:
         position = name
     inside = type_inside(kind, name)
-    current = tree[position] if isinstance(tree, list) else tree.get(position)
+    if isinstance(tree, list):
+        current = tree[position]
+    else:
+        current = tree.get(position)
     if name == "merge" and isinstance(current, dict):
         inside = method_class(current)
     if further and current is None:
@@ -259,12 +268,16 @@ def put(
         for subkey, part in value.items():
             put(current, inside, f"{key}.{subkey}", [str(subkey)], part, new, stage)
     else:
-        tree[position] = deepcopy(value) if isinstance(value, dict | list) else value
+        if isinstance(value, dict | list):
+            tree[position] = deepcopy(value)
+        else:
+            tree[position] = value
 
 
 def method_class(knobs: Words) -> type[Any]:
     """Return the class of a merge's knobs, by its method."""
-    if method := conf.method_of_knobs(knobs):
+    method = conf.method_of_knobs(knobs)
+    if method:
         return method
     raise PipelineError(
         f"merge.method={knobs.get('method')} is not installed here: there are"
@@ -281,7 +294,8 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
 
     Raises: PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
     """
-    if isinstance(knobs := tree.get("merge"), dict):
+    knobs = tree.get("merge")
+    if isinstance(knobs, dict):
         tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}
     return validated(kind, tree, extra=extra)
 
@@ -289,7 +303,10 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
 def drop_missing(tree: Any, prefix: str = "") -> list[str]:
     """Take what an option leaves open, ???, out of the tree; returns the keys."""
     items = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
-    missing = [f"{prefix}{key}" for key, value in items if value == MISSING]
+    missing = []
+    for key, value in items:
+        if value == MISSING:
+            missing.append(f"{prefix}{key}")
     for key, value in items:
         if value == MISSING:
             del tree[key]

@@ -77,12 +77,17 @@ def add_folder(name: str) -> None:
     """
     directory = Path(name).resolve()
     if not directory.is_dir():
-        problem = "is a file and not a folder" if directory.exists() else "does not exist"
+        problem = "does not exist"
+        if directory.exists():
+            problem = "is a file and not a folder"
         raise PipelineError(
             f"--config-dir={name} {problem}: give a folder with options of yours, such as"
             " recipe/mine.yaml or tables/mine.yaml in it"
         )
-    names = [group for group in (*groups(), *FILES) if group != "stage"]
+    names = []
+    for group in (*groups(), *FILES):
+        if group != "stage":
+            names.append(group)
     for path in sorted(directory.iterdir()):
         if not path.is_dir() or path.name.startswith("."):
             continue
@@ -97,7 +102,8 @@ def add_folder(name: str) -> None:
                     encoding="utf-8", errors="replace"
                 )
                 refuse_interpolation(str(option), text)
-        if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
+        duplicates = {option.stem for option in path.glob("*.yaml")} & set(options(path.name))
+        if duplicates:
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another"
                 " name"
@@ -240,11 +246,14 @@ def read_option(
         if entry == "_self_":
             merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))
             continue
-        ((key, option),) = (
-            entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
-        )
+        if isinstance(entry, dict) and len(entry) == 1:
+            ((key, option),) = entry.items()
+        else:
+            ((key, option),) = [(f"/{group}", entry)]
         option_path, _, key_name = str(key).removeprefix("/").partition("@")
-        inside = ".".join([*keys, key_name]) if key_name else None
+        inside = None
+        if key_name:
+            inside = ".".join([*keys, key_name])
         merge(tree, read_option(option_path, str(option), inside, (*above, path)))
     return tree
 
@@ -257,7 +266,10 @@ def merge(tree: Tree, part: Mapping[str, Any]) -> None:
                 tree[key] = {}
             merge(tree[key], value)
         else:
-            tree[key] = deepcopy(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                tree[key] = deepcopy(value)
+            else:
+                tree[key] = value
 
 
 def stage_class(name: str) -> type[Stage] | None:
@@ -283,4 +295,6 @@ def method_of_knobs(knobs: Words) -> type[Merge] | None:
 def groups_read(stage: str) -> list[str]:
     """Return the groups that a stage reads."""
     kind = stage_class(stage)
-    return [*kind.groups, *OF_ALL_STAGES] if kind else []
+    if kind:
+        return [*kind.groups, *OF_ALL_STAGES]
+    return []

@@ -128,16 +128,24 @@ class Expert(Knobs):
     def all_sources(self) -> list[tuple[str, Source]]:
         """Return the sources with their names, of a joint set those of its experts."""
         members = [self, *self.union.values()]
-        return [item for member in members for item in member.sources.items()]
+        found = []
+        for member in members:
+            for item in member.sources.items():
+                found.append(item)
+        return found
 
     def questions(self, split: str) -> int | None:
         """Return the number of items per benchmark and language in a small world's data, or None
         for any other data.
         """
         if self.items:
-            return self.items.test if split == "test" else self.items.dev
+            if split == "test":
+                return self.items.test
+            return self.items.dev
         if self.world:
-            return self.world.items if split == "test" else self.world.dev_items
+            if split == "test":
+                return self.world.items
+            return self.world.dev_items
         return None
 
 
@@ -155,7 +163,10 @@ def default_separator(expert: Expert) -> str:
     """
     if not has_own_prompts(expert):
         return "\n"
-    others = [name for name, source in expert.all_sources() if source.rows not in OWN_PROMPTS]
+    others = []
+    for name, source in expert.all_sources():
+        if source.rows not in OWN_PROMPTS:
+            others.append(name)
     if others:
         raise PipelineError(
             f"expert={expert.name}: some prompts are your own, and those of {others[0]} are not."

@@ -63,21 +63,17 @@ def left_open(settings: Words) -> dict[str, str]:
     recipe = f"layer_swapping_{settings.get('expert')}_1"
     if other_settings or any(settings.get(key) not in values for key, values in plain.items()):
         return {}
-    return (
-        {"recipe": recipe, "mixture": "layer_swapping"}
-        if conf.option_file("recipe", recipe)
-        else {}
-    )
+    if conf.option_file("recipe", recipe):
+        return {"recipe": recipe, "mixture": "layer_swapping"}
+    return {}
 
 
 def option_of(group: str, settings: Words, knob: str, default: str) -> str:
     """Return a knob in the file of a group's option that these words choose."""
     name = str(settings.get(group))
-    return (
-        str(conf.option(group, name)[group].get(knob, default))
-        if conf.option_file(group, name)
-        else default
-    )
+    if conf.option_file(group, name):
+        return str(conf.option(group, name)[group].get(knob, default))
+    return default
 
 
 def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree:
@@ -107,8 +103,12 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
         part: dict(knobs) if isinstance(knobs, dict) else {"": knobs}
         for part, knobs in content.items()
     }
-    keys = [f"{part}.{knob}".removesuffix(".") for part, knobs in parts.items() for knob in knobs]
-    if wrong := [key for key in keys if key not in KNOBS]:
+    keys = []
+    for part, knobs in parts.items():
+        for knob in knobs:
+            keys.append(f"{part}.{knob}".removesuffix("."))
+    wrong = [key for key in keys if key not in KNOBS]
+    if wrong:
         raise PipelineError(
             f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest"
             " belongs to a recipe"
@@ -125,4 +125,6 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
 
 def card_of(name: str | None) -> str | None:
     """Return the GPU of an option of hardware=, or None for one without and for no option."""
-    return read_hardware(name).get("plan", {}).get("gpu") if name else None
+    if name:
+        return read_hardware(name).get("plan", {}).get("gpu")
+    return None

@@ -140,7 +140,9 @@ class Eval(Knobs):
         TASK_Nshot if there is one task, else the option's name.
         """
         first, *more = self.tasks
-        return self.name if more or self.name == first.task else first.label
+        if more or self.name == first.task:
+            return self.name
+        return first.label
 
 
 @dataclass

@@ -79,35 +79,43 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
     parent, dot, last = key.rpartition(".")
     close = close_matches(last, [*names, *(name.rpartition(".")[2] for name in inside)])
     if close:
-        matches = [parent + dot + name for name in names if name in close]
-        matches += [name for name in inside if name.rpartition(".")[2] in close]
+        matches = []
+        for name in names:
+            if name in close:
+                matches.append(parent + dot + name)
+        for name in inside:
+            if name.rpartition(".")[2] in close:
+                matches.append(name)
         return f"unknown key {key}: did you mean {' or '.join(matches)}?"
     return f"unknown key {key}: there are {', '.join(names)}"
 
 
 def unknown_option(group: str, option: str) -> str:
-    if removed := REMOVED.get(f"{group}={option}"):
+    removed = REMOVED.get(f"{group}={option}")
+    if removed:
         return f"{group}={option} was removed in 0.2.0: {removed}"
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
-        if tag := explain_tag(option):
+        tag = explain_tag(option)
+        if tag:
             return f"{group}={option} is not an option: {tag}"
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
         names = [*names, "and the tasks of the harness, such as arc_easy"]
-    hint = f"did you mean {' or '.join(close)}? There" if close else "there"
-    own_file = (
-        ""
-        if close or group == "stage"
-        else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
-    )
+    hint = "there"
+    if close:
+        hint = f"did you mean {' or '.join(close)}? There"
+    if close or group == "stage":
+        own_file = ""
+    else:
+        own_file = f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
     return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own_file}"
 
 
 def not_read(word: str, stage: str) -> str:
-    table = (
-        f"give every.{word} for the runs of the table, or " if stage in ("plan", "table") else ""
-    )
+    table = ""
+    if stage in ("plan", "table"):
+        table = f"give every.{word} for the runs of the table, or "
     return (
         f"stage={stage} does not read {word}: {table}leave it out; it reads"
         f" {', '.join(conf.groups_read(stage))}"
@@ -143,7 +151,10 @@ def keys_of(stage: str) -> set[str]:
     kind = conf.stage_class(stage)
     keys = {*conf.groups_read(stage), *names_of(kind)}
     for name in list(keys):
-        kinds = [*conf.METHODS.values()] if name == "merge" else [type_inside(kind, name)]
+        if name == "merge":
+            kinds = [*conf.METHODS.values()]
+        else:
+            kinds = [type_inside(kind, name)]
         keys.update(f"{name}.{knob_name}" for holder in kinds for knob_name in names_of(holder))
     return keys
 
@@ -167,7 +178,8 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
             holder.__dataclass_fields__[error["loc"][-1]].metadata if is_dataclass(holder) else {}
         )
         return outside_text(key, value, {**error["ctx"], **meta})
-    if expected := TYPES.get(error["type"].partition("_")[0]):
+    expected = TYPES.get(error["type"].partition("_")[0])
+    if expected:
         return f"{key} must be {expected}, got {value!r}"
     if error["type"] == "list_type":
         return f"{key}={value}: write a list, {key}=[{value}]"
@@ -197,9 +209,11 @@ def validated(
 
 def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
     """Message for a value outside of its knob's options, form or bounds."""
-    if options := meta.get("options"):
+    options = meta.get("options")
+    if options:
         return f"{key} must be one of {', '.join(options)}, got {value!r}"
-    if form := meta.get("form"):
+    form = meta.get("form")
+    if form:
         return f"{key}={value} is not of the form {form[1]}: write it so"
     limits = " and ".join(
         f"{words} {meta[bound]}" for bound, (words, _) in BOUNDS.items() if bound in meta
@@ -218,7 +232,10 @@ def type_inside(kind: Any, name: str) -> Any:
         hint = next(iter(get_args(kind)[-1:]), None)
     if not isinstance(hint, UnionType):
         return hint
-    members = [member for member in get_args(hint) if member is not type(None)]
+    members = []
+    for member in get_args(hint):
+        if member is not type(None):
+            members.append(member)
     return next((member for member in members if is_dataclass(member)), members[0])
 
 

@@ -66,7 +66,10 @@ def extensions(group: str) -> dict[str, Extension]:
     """
     by_name: dict[str, Extension] = {}
     for entry in metadata.entry_points(group=group):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        if entry.dist:
+            package = f"{entry.dist.name} {entry.dist.version}"
+        else:
+            package = entry.value
         if entry.name in by_name and by_name[entry.name].package != package:
             raise PipelineError(
                 f"{entry.name} is of package {by_name[entry.name].package} and {package}:"
@@ -96,7 +99,8 @@ def merge_method(name: str) -> type[Merge] | None:
 
     Raises: PipelineError: the package cannot be imported, or what it declares is not a method.
     """
-    if (extension := extensions(MERGE_METHODS).get(name)) is None:
+    extension = extensions(MERGE_METHODS).get(name)
+    if extension is None:
         return None
     origin = f"merge={name} of package {extension.package}"
     kind = extension.load()
@@ -107,7 +111,10 @@ def merge_method(name: str) -> type[Merge] | None:
             f"{origin}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge"
         )
     check_method(kind, name, origin)
-    kind.package = "" if extension.ours else extension.package
+    if extension.ours:
+        kind.package = ""
+    else:
+        kind.package = extension.package
     return kind
 
 
@@ -117,7 +124,8 @@ def stage_of_package(name: str) -> type[Stage] | None:
 
     Raises: PipelineError: it cannot be imported, or is none.
     """
-    if (extension := extensions(STAGES).get(name)) is None:
+    extension = extensions(STAGES).get(name)
+    if extension is None:
         return None
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, Stage) and hasattr(kind, "answer")):

@@ -89,7 +89,8 @@ def index(folder: Path) -> Index:
             result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
         if file.suffix != ".yaml":  # which others include
             continue
-        if group := NAMED["group"].search(text):
+        group = NAMED["group"].search(text)
+        if group:
             result.groups[group[1]] = file
         elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
             result.tasks[task[1]] = file
@@ -99,7 +100,9 @@ def index(folder: Path) -> Index:
 @cache
 def shipped() -> Index:
     folder = shipped_folder()
-    return index(folder) if folder else Index()
+    if folder:
+        return index(folder)
+    return Index()
 
 
 def include(folder: str) -> None:
@@ -227,10 +230,14 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
     """
     harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
-        entry = {"task": item} if isinstance(item, str) else item
+        if isinstance(item, str):
+            entry = {"task": item}
+        else:
+            entry = item
         part = entry.get("group") or entry.get("task") or "an entry without a name"
         is_inside = "group" in entry and part not in harness
-        if own_keys := entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES):
+        own_keys = entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES)
+        if own_keys:
             raise PipelineError(
                 f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file:"
                 " write that as a task file to a folder, eval.include_path=FOLDER, or list the"
@@ -239,7 +246,10 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
         else:
-            members_inside = members(part) if part in harness else tuple(tagged(part, folder))
+            if part in harness:
+                members_inside = members(part)
+            else:
+                members_inside = tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
                 f"the group {group} has a task {part}, which is not known: list the others in"
@@ -288,7 +298,9 @@ def explain_tag(name: str) -> str:
         f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give"
         f" {name_tasks(tasks)}"
     )
-    return of if tasks else ""
+    if tasks:
+        return of
+    return ""
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
@@ -301,16 +313,15 @@ def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
     nothing.
     """
     spelled = dict(settings)
-    if (
-        isinstance(folder := settings.get(INCLUDED, settings.get(f"every.{INCLUDED}")), str)
-        and folder
-    ):
+    folder = settings.get(INCLUDED, settings.get(f"every.{INCLUDED}"))
+    if isinstance(folder, str) and folder:
         include(folder)
     if TASKS in settings and "eval" not in settings:
         spelled |= {"eval": "mgsm_0shot", "eval.name": "tasks"}
     name = spelled.get("eval")
     if isinstance(name, str) and name not in options:
-        if near := option_of_other_shots(name, options):
+        near = option_of_other_shots(name, options)
+        if near:
             of_option = [
                 {**task, "num_fewshot": split_shots(name)[1]} for task in tasks_of_option(near)
             ]
@@ -321,7 +332,8 @@ def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
                 "eval.name": f"{task['task']}_{task['num_fewshot']}shot",
                 TASKS: [task],
             }
-    if isinstance(tasks := spelled.get(TASKS), list):
+    tasks = spelled.get(TASKS)
+    if isinstance(tasks, list):
         spelled[TASKS] = [
             named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task
             for task in tasks
@@ -334,7 +346,9 @@ def split_shots(name: str) -> tuple[str, int | None]:
     arc_easy_5shot.
     """
     match = SHOTS.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, None)
+    if match:
+        return (match[1], int(match[2]))
+    return (name, None)
 
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
@@ -345,7 +359,9 @@ def option_of_other_shots(name: str, options: list[str]) -> str | None:
     near = (
         option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task
     )
-    return None if shots is None else next(near, None)
+    if shots is None:
+        return None
+    return next(near, None)
 
 
 def tasks_of_option(option: str) -> list[Tree]:
@@ -358,7 +374,9 @@ def task_of_option(option: str) -> str:
     It is the one that its file lists, else the option's name without its number of exemplars:
     arc_easy for arc_easy_5shot.
     """
-    tasks = tasks_of_option(option) if conf.option_file("eval", option) else []
+    tasks = []
+    if conf.option_file("eval", option):
+        tasks = tasks_of_option(option)
     if len(tasks) == 1:
         return str(tasks[0]["task"])
     return split_shots(option)[0]
@@ -371,7 +389,9 @@ def named_task(name: str) -> Tree | None:
     if name in harness_index():
         return {"task": name, "num_fewshot": stock_shots(name)}
     task, shots = split_shots(name)
-    return {"task": task, "num_fewshot": shots} if task in harness_index() else None
+    if task in harness_index():
+        return {"task": task, "num_fewshot": shots}
+    return None
 
 
 def stock_shots(name: str) -> int:
@@ -379,4 +399,6 @@ def stock_shots(name: str) -> int:
     task; else 0.
     """
     first = next(iter(members(name)), None)
-    return int(file_of(first).body.get("num_fewshot") or 0) if first else 0
+    if first:
+        return int(file_of(first).body.get("num_fewshot") or 0)
+    return 0

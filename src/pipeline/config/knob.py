@@ -64,7 +64,8 @@ def knob(
     examples. hash_default: the value that adds nothing to a hash, where it is another than the
     default.
     """
-    hashed = read[0] if read and hashed is True else hashed
+    if read and hashed is True:
+        hashed = read[0]
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
     meta: Tree = {
         "options": options,
@@ -75,7 +76,8 @@ def knob(
         "hash_default": hash_default,
         **bounds,
     }
-    meta |= {"pattern": f"^(?:{pattern})$"} if pattern else {}
+    if pattern:
+        meta |= {"pattern": f"^(?:{pattern})$"}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -105,7 +107,9 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 def names_of(kind: Any) -> list[str]:
     """Return the names of a dataclass's knobs, sorted; none for another type."""
-    return sorted(item.name for item in fields_of(kind)) if is_dataclass(kind) else []
+    if is_dataclass(kind):
+        return sorted(item.name for item in fields_of(kind))
+    return []
 
 
 def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -146,8 +150,12 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
     *path, last = key.split(".")
     for name in path:
         config = getattr(config, name, None)
-    item = config.__dataclass_fields__.get(last) if is_dataclass(config) else None
-    return (config, item) if item else None
+    item = None
+    if is_dataclass(config):
+        item = config.__dataclass_fields__.get(last)
+    if item:
+        return (config, item)
+    return None
 
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
@@ -186,8 +194,13 @@ def identity(config: Any) -> Tree:
             if part_value or item.default is None:
                 hashed_fields[item.name] = part_value
             continue
-        default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
-        default = default if (of_hash := item.metadata.get("hash_default")) is None else of_hash
+        if item.default_factory is not NO_DEFAULT:
+            default = item.default_factory()
+        else:
+            default = item.default
+        of_hash = item.metadata.get("hash_default")
+        if of_hash is not None:
+            default = of_hash
         if isinstance(value, dict) and any(map(is_dataclass, value.values())):
             value = {key: identity(part_value) for key, part_value in value.items()}
         elif isinstance(value, list) and any(map(is_dataclass, value)):
@@ -200,4 +213,6 @@ def identity(config: Any) -> Tree:
 def format_value(value: Any) -> str:
     """Print a knob's value: text with line breaks and separators escaped, all else as JSON."""
     plain = isinstance(value, str) and value.isprintable() and value.strip()
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+    if plain:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -45,14 +45,15 @@ def manual_text(command_words: list[str]) -> str:
         raise PipelineError(unknown_option("stage", stage))
     lines = [f"stage={stage} reads", ""]
     for group, option in stage_class.groups.items():
-        default = (
-            "needed"
-            if option == MISSING
-            else "none"
-            if option is None
-            else f"{option} unless given"
-        )
-        default = f"here {chosen[group]}" if group in chosen else default
+        if option == MISSING:
+            default = "needed"
+        else:
+            if option is None:
+                default = "none"
+            else:
+                default = f"{option} unless given"
+        if group in chosen:
+            default = f"here {chosen[group]}"
         lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     lines += [
         "",
@@ -66,13 +67,22 @@ def manual_text(command_words: list[str]) -> str:
     for title, kind in {TOP_LEVEL: stage_class, **parts}.items():
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
         top = title == TOP_LEVEL
-        holder = config if top else None if title in unnamed else getattr(config, title)
+        if top:
+            holder = config
+        else:
+            if title in unnamed:
+                holder = None
+            else:
+                holder = getattr(config, title)
         for item in fields(kind):
             if item.name == "name" or (top and item.name in ("stage", *parts)):
                 continue
             value = getattr(holder, item.name, MISSING)
             is_open = value == MISSING or is_dataclass(value)
-            shown = default_of(item) if is_open else format_value(to_jsonable_python(value))
+            if is_open:
+                shown = default_of(item)
+            else:
+                shown = format_value(to_jsonable_python(value))
             entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
             lines += format_entry(
                 entry, " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
@@ -84,11 +94,10 @@ def usage_text() -> str:
     """Text of --help: the stages with the groups that they read, the groups with their options."""
     kinds = {stage: conf.stage_class(stage) or Stage for stage in conf.options("stage")}
     stage_groups = {f"stage={stage}": " ".join(kind.groups) for stage, kind in kinds.items()}
-    options = {
-        f"{group}=": ", ".join(conf.options(group))
-        for group in conf.groups()
-        if group not in ("stage", "data")
-    }
+    options = {}
+    for group in conf.groups():
+        if group not in ("stage", "data"):
+            options[f"{group}="] = ", ".join(conf.options(group))
     options["table="] = ", ".join(conf.options(conf.TABLES))
     lines = [
         textwrap.fill(f"{name:15} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 18)
@@ -133,7 +142,10 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
     """
     typed = values_of(split_command(command_words)[0])
     settings = {**kind.groups, **left_open(typed), **typed}
-    unnamed = [group for group in kind.groups if settings[group] == MISSING]
+    unnamed = []
+    for group in kind.groups:
+        if settings[group] == MISSING:
+            unnamed.append(group)
     return (
         settled_stage({**settings, **{group: conf.options(group)[0] for group in unnamed}})[0],
         unnamed,
@@ -151,7 +163,9 @@ def class_summary(kind: type) -> str:
     makes.
     """
     text = " ".join((kind.__doc__ or "").split())
-    return "" if text.startswith(f"{kind.__name__}(") else text
+    if text.startswith(f"{kind.__name__}("):
+        return ""
+    return text
 
 
 def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[str, type]]:
@@ -165,12 +179,13 @@ def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[s
 
 
 def default_of(item: Field[Any]) -> str:
-    value = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
-    return (
-        "..."
-        if value is NO_DEFAULT or value == MISSING or is_dataclass(value)
-        else format_value(value)
-    )
+    if item.default_factory is not NO_DEFAULT:
+        value = item.default_factory()
+    else:
+        value = item.default
+    if value is NO_DEFAULT or value == MISSING or is_dataclass(value):
+        return "..."
+    return format_value(value)
 
 
 def bounds_text(item: Field[Any]) -> str:
@@ -178,9 +193,16 @@ def bounds_text(item: Field[Any]) -> str:
     meta = item.metadata
     if meta.get("options"):
         return f"[{', '.join(meta['options'])}]"
-    signs = {bound: sign for bound, (_, sign) in BOUNDS.items() if bound in meta}
+    signs = {}
+    for bound, (_, sign) in BOUNDS.items():
+        if bound in meta:
+            signs[bound] = sign
     limits = " and ".join(f"{sign} {meta[bound]:.10g}" for bound, sign in signs.items())
-    return f"[{limits}]" if limits else "[RUN]" if meta.get("run") else ""
+    if limits:
+        return f"[{limits}]"
+    if meta.get("run"):
+        return "[RUN]"
+    return ""
 
 
 def knob_comment(kind: type, item: Field[Any]) -> str:

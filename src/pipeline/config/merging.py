@@ -84,13 +84,17 @@ class Merge(Knobs):
         """torch's name of the dtype of a merge of experts with several: the base's, if a base with
         one dtype is given; else float32, which holds all of them.
         """
-        return next(iter(of_base)) if len(of_base) == 1 else "float32"
+        if len(of_base) == 1:
+            return next(iter(of_base))
+        return "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
         """Return what is hashed besides the knobs: the version of another package, the content of a
         file.
         """
-        return {"packages": {self.method: self.package}} if self.package else {}
+        if self.package:
+            return {"packages": {self.method: self.package}}
+        return {}
 
     def controlled_roles(self) -> list[str]:
         """Return the roles of `control`; a side that is a list stands for all of its experts.
@@ -99,12 +103,16 @@ class Merge(Knobs):
         """
         roles, requested = list(self.references()), self.control or []
         sides = {role.partition(".")[0] for role in roles}
-        if unknown := next((role for role in requested if role not in (*roles, *sides)), None):
+        unknown = next((role for role in requested if role not in (*roles, *sides)), None)
+        if unknown:
             raise PipelineError(
                 f"merge.control={self.control}: {unknown} is not a role: there are"
                 f" {', '.join(roles)}"
             )
-        controlled = [role for role in roles if {role, role.partition(".")[0]} & set(requested)]
+        controlled = []
+        for role in roles:
+            if {role, role.partition(".")[0]} & set(requested):
+                controlled.append(role)
         if controlled == roles:
             raise PipelineError(
                 f"merge.control={self.control} leaves no expert: name the language expert alone"
@@ -142,7 +150,10 @@ class Merge(Knobs):
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
         """Describe the merge for readers, in layers of the model if their number is known."""
-        parts = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
+        if getattr(self, "weights", 0) is not None:
+            parts = []
+        else:
+            parts = ["equal weights"]
         for item in fields(self):
             value, is_own = (
                 getattr(self, item.name),

@@ -44,7 +44,9 @@ def with_line_feeds(value: Any) -> Any:
         return {key: with_line_feeds(part) for key, part in value.items()}
     if isinstance(value, list):
         return list(map(with_line_feeds, value))
-    return value.replace("\\n", "\n") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.replace("\\n", "\n")
+    return value
 
 
 def override_of(key: str, value: Any) -> str:
@@ -105,7 +107,9 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
     values: dict[str, str] = {}
     for key, equals, value in (text.lstrip("+").partition("=") for text in typed_words):
         if equals and key in values:
-            of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
+            of_plan = ""
+            if key == "stage":
+                of_plan = ", or plan.stage=STAGE to plan one command"
             raise PipelineError(
                 f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}"
             )
@@ -183,11 +187,12 @@ def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     parsed = [parse_override(text, sweep=True) for text in typed_words]
-    overrides = [
-        override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"
-    ]
-    return [
-        job
-        for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None)
-        for job in batch
-    ]
+    overrides = []
+    for override in parsed:
+        if override.key_or_group.partition(".")[0] != "hydra":
+            overrides.append(override)
+    found = []
+    for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None):
+        for job in batch:
+            found.append(job)
+    return found

@@ -29,11 +29,9 @@ READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` tha
 
 def shipped_folder() -> Path | None:
     spec = importlib.util.find_spec("lm_eval")
-    return (
-        Path(spec.submodule_search_locations[0]) / "tasks"
-        if spec and spec.submodule_search_locations
-        else None
-    )
+    if spec and spec.submodule_search_locations:
+        return Path(spec.submodule_search_locations[0]) / "tasks"
+    return None
 
 
 def parts_of(folder: Path) -> tuple[Path, ...]:
@@ -103,11 +101,11 @@ class TaskFile:
         """
         trusted = shipped_folder()
         folder = trusted.resolve() if trusted else None
-        return [
-            (path, content)
-            for path, content in reversed(self.parts)
-            if folder not in path.resolve().parents
-        ]
+        found = []
+        for path, content in reversed(self.parts):
+            if folder not in path.resolve().parents:
+                found.append((path, content))
+        return found
 
     @cached_property
     def python(self) -> str | None:
@@ -161,7 +159,9 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     The harness would download such a metric as a program from the Hub.
     """
     folder = shipped_folder()
-    text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
+    text = ""
+    if folder:
+        text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8")
     metric_names = set(re.findall(r'metric="([^"]+)"', text))
     if isinstance(body.get("process_results"), FunctionName):
         return None  # the harness loads no metric
@@ -186,9 +186,10 @@ def data_files(body: Mapping[str, Any]) -> Any:
 def data_folders(body: Mapping[str, Any]) -> list[Path]:
     """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
     names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
-    folders = [
-        Path(name).expanduser() for name in names if isinstance(name, str) and name not in READERS
-    ]
+    folders = []
+    for name in names:
+        if isinstance(name, str) and name not in READERS:
+            folders.append(Path(name).expanduser())
     return [folder for folder in folders if folder.is_dir()]
 
 

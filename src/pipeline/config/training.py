@@ -86,7 +86,9 @@ def default_rate(adapter: str) -> float:
     """Return the learning rate where a recipe leaves it open: for adapters that of
     unreasonable_lora, else our choice.
     """
-    return 6e-5 if adapter == "lora" else 1e-6
+    if adapter == "lora":
+        return 6e-5
+    return 1e-6
 
 
 @dataclass
@@ -198,14 +200,20 @@ class Sft(Knobs):
     @property
     def adapter_rank(self) -> int:
         """The rank of the adapters, 0 where there are none."""
-        return self.lora_rank if self.adapter == "lora" else 0
+        if self.adapter == "lora":
+            return self.lora_rank
+        return 0
 
 
 def refuse_unknown_targets(targets: Sequence[str], matrices: Collection[str]) -> None:
     """Raise PipelineError for an sft.lora_targets that is not among the matrices of a model's
     layers.
     """
-    if unknown := [target for target in targets if target not in matrices]:
+    unknown = []
+    for target in targets:
+        if target not in matrices:
+            unknown.append(target)
+    if unknown:
         raise PipelineError(
             f"sft.lora_targets: {unknown[0]} matches nothing; there are"
             f" {', '.join(sorted({*matrices}))}. Leave sft.lora_targets out for every matrix of"

@@ -85,7 +85,10 @@ class Known:
 
         exact = self.ngrams.marks_of(texts)
         variants = np.zeros_like(exact)
-        unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
+        unmatched = []
+        for index in np.flatnonzero(exact == 0):
+            if NUMBER.search(texts[index]):
+                unmatched.append(index)
         if unmatched:
             variants[unmatched] = self.without_numbers.marks_of(
                 [texts[index] for index in unmatched]
@@ -110,7 +113,9 @@ def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
     """Return the folder with the benchmarks, or None for those on the Hub."""
     if config.data.benchmarks == "none":
         return None
-    return Path(config.data.benchmarks) if config.data.benchmarks else data_root
+    if config.data.benchmarks:
+        return Path(config.data.benchmarks)
+    return data_root
 
 
 def scored_sets(config: DataStage) -> dict[str, str] | None:
@@ -124,14 +129,19 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
         return {}
     if not config.expert.is_own:
         return None
-    return dict.fromkeys(BENCHMARKS, "") if config.data.scored is None else config.data.scored
+    if config.data.scored is None:
+        return dict.fromkeys(BENCHMARKS, "")
+    return config.data.scored
 
 
 def comparison_text(config: DataStage, data_root: Path | None) -> str:
     """Return what a plan says of the benchmarks that a data run compares its rows with."""
     folder, scored = folder_of(config, data_root), scored_sets(config) or {}
     names = dict.fromkeys(name for name, _ in files_compared(folder, scored).values())
-    on_hub = [name for name, place in scored.items() if not place and folder is None]
+    on_hub = []
+    for name, place in scored.items():
+        if not place and folder is None:
+            on_hub.append(name)
     text = f"rows are compared with {', '.join([*names, *on_hub]) or 'no benchmark'}"
     return text + (", as far as the Hub can be read" if on_hub else "")
 
@@ -184,7 +194,10 @@ def compared_with(
     pins: dict[str, str] = {}
     for _, source in hub_sources(languages, scored) if root is None else ():
         entry = lock.entry(source) if lock else None
-        pins[label_of(source)] = entry["revision"] if entry else ""
+        if entry:
+            pins[label_of(source)] = entry["revision"]
+        else:
+            pins[label_of(source)] = ""
     files = files_compared(root, scored or {})
     digests = sha256_of(file for _, file in files.values())
     return pins | {label: digests[file] for label, (_, file) in sorted(files.items())}
@@ -194,7 +207,9 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
     """Return label -> (benchmark, file) of the files below `root` and of those that `scored`
     names.
     """
-    folders = [(root, [*BENCHMARKS])] if root is not None else []
+    folders = []
+    if root is not None:
+        folders = [(root, [*BENCHMARKS])]
     files: dict[str, tuple[str, Path]] = {}
     for name, place in scored.items():
         if Path(place).is_file():
@@ -203,11 +218,9 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
             folders.append((Path(place), [name]))
     for folder, names in folders:
         found = scored_files(folder)
-        files |= {
-            path.relative_to(folder).as_posix(): (name, path)
-            for name in names
-            for path in found[name]
-        }
+        for name in names:
+            for path in found[name]:
+                files[path.relative_to(folder).as_posix()] = (name, path)
     return files
 
 
@@ -220,7 +233,9 @@ def uncompared_benchmarks(run: Run[DataStage]) -> str:
     built; otherwise "".
     """
     config, manifest = run.config, read_manifest(run.folder)
-    data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
+    data_root = None
+    if "data_root" in run.parents:
+        data_root = run.parents["data_root"].folder
     if (
         manifest is None
         or "benchmarks" not in manifest.facts
@@ -231,7 +246,10 @@ def uncompared_benchmarks(run: Run[DataStage]) -> str:
     pins = compared_with(
         folder_of(config, data_root), lock, config.expert.languages, scored_sets(config)
     )
-    later = [name for name, pin in pins.items() if pin and recorded.get(name) != pin]
+    later = []
+    for name, pin in pins.items():
+        if pin and recorded.get(name) != pin:
+            later.append(name)
     if not later:
         return ""
     return (
@@ -260,27 +278,40 @@ def benchmark_ngrams(
     unread: list[str] = []
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     of_files = of_file_texts(root, scored or {})
-    on_hub = of_hub(lock, languages, scored, unread) if root is None else iter(())
+    if root is None:
+        on_hub = of_hub(lock, languages, scored, unread)
+    else:
+        on_hub = iter(())
     for name, text in chain(of_files, on_hub):
         texts_by_name.setdefault(name, []).append(text)
-    own = [
-        text for name, texts in texts_by_name.items() if name not in BENCHMARKS for text in texts
-    ]
+    own = []
+    for name, texts in texts_by_name.items():
+        if name not in BENCHMARKS:
+            for text in texts:
+                own.append(text)
     sets = [*(texts_by_name[name] for name in BENCHMARKS), own]
     exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
-    short = {" ".join(words) for words in map(words_in, exact.short) if len(words) >= FEWEST}
-    counts = {name: len(texts) for name, texts in texts_by_name.items() if texts}
+    short = set()
+    for words in map(words_in, exact.short):
+        if len(words) >= FEWEST:
+            short.add(" ".join(words))
+    counts = {}
+    for name, texts in texts_by_name.items():
+        if texts:
+            counts[name] = len(texts)
     return Known(exact, without_numbers, counts, short, unread)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
     """Yield (benchmark, text) of a row; of an own task's row the text of each column."""
     of_task = name not in BENCHMARKS
-    texts = (
-        [text for text in row.values() if isinstance(text, str)]
-        if of_task
-        else BENCHMARKS[name].texts(row)
-    )
+    if of_task:
+        texts = []
+        for text in row.values():
+            if isinstance(text, str):
+                texts.append(text)
+    else:
+        texts = BENCHMARKS[name].texts(row)
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"a text is {text!r}")
@@ -289,7 +320,9 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 
 def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for label, (name, path) in files_compared(root, scored).items():
-        most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
+        most = None
+        if name in BENCHMARKS:
+            most = BENCHMARKS[name].compared.get(label)
         for number, line in lines_of(path)[:most]:
             try:
                 yield from texts_of(
@@ -314,7 +347,10 @@ def of_hub(
         for name, source in hub_sources(languages, scored):
             label = f"{name} ({source.hub_config}), which training rows are compared with"
             try:
-                source, files = lock.source(source) if lock else (source, None)
+                if lock:
+                    source, files = lock.source(source)
+                else:
+                    source, files = (source, None)
                 with readable_errors(label, source):
                     for row in open_rows(label, source, None, 0, files)[0]:
                         yield from texts_of(name, row)

@@ -44,15 +44,17 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
         "",
         *_comparison_lines(config, counts, benchmarks),
     ]
-    if always := [
-        f"{', '.join(source.without)} items of {name}"
-        for name, source in sources.items()
-        if source.without
-    ]:
+    always = []
+    for name, source in sources.items():
+        if source.without:
+            always.append(f"{', '.join(source.without)} items of {name}")
+    if always:
         lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
-    if explained := [
-        f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out
-    ]:
+    explained = []
+    for key in UNUSABLE:
+        if key in left_out:
+            explained.append(f"{key.replace('_', ' ')} is {UNUSABLE[key]}")
+    if explained:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
     if "in_part" in left_out:
         lines += ["", f"Conversations in part are kept, and {IN_PART}."]
@@ -65,11 +67,11 @@ def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     """
     keys = dict.fromkeys((*UNUSABLE, "in_part", *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
-    return {
-        key: f"{count} {key.replace('_', ' ')}"
-        for key, count in sums.items()
-        if count or key in ALWAYS
-    }
+    found = {}
+    for key, count in sums.items():
+        if count or key in ALWAYS:
+            found[key] = f"{count} {key.replace('_', ' ')}"
+    return found
 
 
 def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> list[str]:
@@ -88,9 +90,10 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
             "; not compared, as they could not be read:"
             f" {', '.join(first_few(benchmarks.unread, 5))}"
         )
-    shared = {
-        name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]
-    }
+    shared = {}
+    for name in config.expert.sources:
+        if counts[name]["shared"]:
+            shared[name] = counts[name]["shared"]
     shared_texts = [
         f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()
     ]
@@ -134,7 +137,9 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
     parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
     copies = sum(counts[name]["short_copies"] for name in config.expert.sources)
-    kept = f", {copies} kept that hold a short text of a benchmark" if copies else ""
+    kept = ""
+    if copies:
+        kept = f", {copies} kept that hold a short text of a benchmark"
     return (
         f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see"
         " data_card.md"

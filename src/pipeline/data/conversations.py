@@ -30,7 +30,11 @@ def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a turn holds besides its speaker and text; parquet fills keys that it lacks with
     nulls.
     """
-    return {key: value for key, value in turn.items() if key not in OF_TURNS and value is not None}
+    found = {}
+    for key, value in turn.items():
+        if key not in OF_TURNS and value is not None:
+            found[key] = value
+    return found
 
 
 def is_trained(turn: Mapping[str, Any]) -> bool:
@@ -43,7 +47,11 @@ def turns_in(cell: Any) -> Any:
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError):
             return json.loads(cell)
-    return cell if isinstance(cell, list) else [cell] if cell else []
+    if isinstance(cell, list):
+        return cell
+    if cell:
+        return [cell]
+    return []
 
 
 def text_of_parts(content: Any) -> Any:
@@ -76,7 +84,8 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
         others: dict[str, Any] = {}
         if by_speaker:
             name = str(turn.get("role") or turn.get("from"))
-            if (role := SPEAKERS.get(name.lower(), "")) == "":
+            role = SPEAKERS.get(name.lower(), "")
+            if role == "":
                 raise PipelineError(
                     f"a conversation has a turn of {name!r}: name its speakers"
                     f" {', '.join(SPEAKERS)}"
@@ -110,11 +119,10 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     start = next(
         (at for at, message in enumerate(messages) if message["role"] == "user"), len(messages)
     )
-    turns = [
-        message
-        for message in messages[:start]
-        if message["role"] == "system" and message["content"].strip()
-    ]
+    turns = []
+    for message in messages[:start]:
+        if message["role"] == "system" and message["content"].strip():
+            turns.append(message)
     answers, end, last_role = 0, 0, ""
     for message in messages[start:]:
         if not message["content"].strip() or (

@@ -33,7 +33,10 @@ def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list
 
 def draw_from_one_pool(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
     data, size = config.data, config.data.size or config.expert.size
-    pool = [row for rows in usable.values() for row in rows]
+    pool = []
+    for rows in usable.values():
+        for row in rows:
+            pool.append(row)
     needed_rows = (size or 1) + data.validation
     if len(pool) < needed_rows and not data.allow_fewer:
         raise PipelineError(
@@ -67,8 +70,14 @@ def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int
     """
     sources, data = config.expert.sources, config.data
     size = data.size or config.expert.size
-    quota = {name: available[name] for name, source in sources.items() if source.share is None}
-    shares = {name: source.share for name, source in sources.items() if source.share is not None}
+    quota = {}
+    for name, source in sources.items():
+        if source.share is None:
+            quota[name] = available[name]
+    shares = {}
+    for name, source in sources.items():
+        if source.share is not None:
+            shares[name] = source.share
     if size is None:
         raise PipelineError(
             f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give"
@@ -81,11 +90,10 @@ def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int
             f" more than {total}; raise the size or give expert.sources.{next(iter(quota))}.share"
         )
     quota |= apportion(total - fixed, shares)
-    short = [
-        f"{name} has {available[name]} rows of {want} asked"
-        for name, want in quota.items()
-        if want > available[name]
-    ]
+    short = []
+    for name, want in quota.items():
+        if want > available[name]:
+            short.append(f"{name} has {available[name]} rows of {want} asked")
     if short and not data.allow_fewer:
         raise PipelineError(
             f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with"

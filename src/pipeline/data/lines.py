@@ -58,7 +58,10 @@ def read_objects(text: TextIO, path: str) -> Iterator[Row]:
         len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"
     ):
         whole = read_json("".join(line for _, line in chain(head, lines)), path, head[0][0])
-        listed = whole.get("data") if isinstance(whole, dict) else whole
+        if isinstance(whole, dict):
+            listed = whole.get("data")
+        else:
+            listed = whole
         rows = (
             ("an entry of its list", row)
             for row in (listed if isinstance(listed, list) else [whole])
@@ -102,9 +105,11 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
                         f"{path} has one column, {row[0]!r}: separate its cells by commas, or by"
                         " tabs in a file named NAME.tsv"
                     )
-                if repeated := [
-                    name for name, count in Counter(names).items() if name and count > 1
-                ]:
+                repeated = []
+                for name, count in Counter(names).items():
+                    if name and count > 1:
+                        repeated.append(name)
+                if repeated:
                     raise PipelineError(f"{path} has two columns {repeated[0]!r}: name each once")
             elif row and len(row) != len(names):
                 raise PipelineError(

@@ -87,9 +87,10 @@ def open_source(
         rows, columns = open_rows(name, source, data_root, seed, locked)
         rows = (with_nested(row, required) for row in rows)
         first = next(rows, None)
-        missing = [
-            column for column in required if column not in (columns if first is None else first)
-        ]
+        missing = []
+        for column in required:
+            if column not in (columns if first is None else first):
+                missing.append(column)
         if missing and columns:
             file = local_file(source, data_root) if data_root else source.url
             place = f" ({file})" if file else ""
@@ -105,7 +106,9 @@ def open_source(
         rows = chain([] if first is None else [first], rows)
         first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
-        in_language = f" in language {source.language}" if source.language else ""
+        in_language = ""
+        if source.language:
+            in_language = f" in language {source.language}"
         raise PipelineError(
             f"source {name} has no rows{in_language}: give another file under data_root, or another"
             " expert"
@@ -185,22 +188,31 @@ def raw_files(source: Source) -> str:
     assert source.hub is not None
     if Path(source.hub).is_dir():
         return f"{source.hub}/{source.files}"
-    revision = f"@{source.revision}" if source.revision else ""
+    revision = ""
+    if source.revision:
+        revision = f"@{source.revision}"
     return f"hf://datasets/{source.hub}{revision}/{source.files}"
 
 
 def of_files(files: list[str], source: Source, seed: int) -> Rows:
     """Rows of files by their format. Bitext is read as lines: a lone quote is a letter in it."""
-    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    if source.rows == "nllb":
+        kind = "text"
+    else:
+        kind = source.format or format_of(files[0])
     split = source.split.partition("[")[0]
-    separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
+    separator = ","
+    if kind == "csv" and ".tsv" in files[0]:
+        separator = "\t"
     if kind != "parquet" and all(
         Path(file).suffix in FORMATS and Path(file).is_file() for file in files
     ):
         return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
     from datasets import load_dataset_builder
 
-    separated = {"sep": separator} if kind == "csv" else {}
+    separated = {}
+    if kind == "csv":
+        separated = {"sep": separator}
     builder = load_dataset_builder(kind, data_files={split: files}, **separated)
     if not builder.config.data_files[split]:
         raise FileNotFoundError(files[0])
@@ -209,7 +221,10 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
 
 def format_of(file: str) -> str:
     suffixes = Path(plain_addresses(file)).suffixes
-    formats = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
+    formats = []
+    for suffix in suffixes:
+        if suffix in FORMATS:
+            formats.append(FORMATS[suffix])
     if not formats:
         raise PipelineError(
             f"{file} says no format by its name: give format=json, csv, parquet or text of its"
@@ -226,7 +241,8 @@ def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]
     from datasets.utils.file_utils import xopen
 
     names = (base.__name__.lower() for base in type(builder).__mro__)  # they are subclassed
-    if kind := next((name for name in names if name in as_lines), None):
+    kind = next((name for name in names if name in as_lines), None)
+    if kind:
         config = datasets.DownloadConfig(
             cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
             use_etag=False,
@@ -255,13 +271,17 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
     """
     from datasets import ClassLabel
 
-    labels = {
-        name: kind.names for name, kind in (features or {}).items() if isinstance(kind, ClassLabel)
-    }
+    labels = {}
+    for name, kind in (features or {}).items():
+        if isinstance(kind, ClassLabel):
+            labels[name] = kind.names
     for row in rows:
         for name, names in labels.items():
             number = row[name]
-            row[name] = names[number] if isinstance(number, int) and number >= 0 else None
+            if isinstance(number, int) and number >= 0:
+                row[name] = names[number]
+            else:
+                row[name] = None
         yield row
 
 

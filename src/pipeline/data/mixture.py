@@ -110,7 +110,10 @@ def open_sources(
     check_sources(config.expert)
     opened = {}
     for name, source in config.expert.sources.items():
-        pinned, files = lock.source(source) if lock and data_root is None else (source, None)
+        if lock and data_root is None:
+            pinned, files = lock.source(source)
+        else:
+            pinned, files = (source, None)
         opened[name] = open_source(name, pinned, data_root, config.seed, files)
     return opened
 
@@ -125,7 +128,11 @@ def check_sources(expert: Expert) -> None:
                 f"expert.sources.{name} has the name of what is written: give the source another"
             )
         source_columns(name, source)
-        if odd := [benchmark for benchmark in source.without or () if benchmark not in BENCHMARKS]:
+        odd = []
+        for benchmark in source.without or ():
+            if benchmark not in BENCHMARKS:
+                odd.append(benchmark)
+        if odd:
             names = ", ".join(BENCHMARKS)
             raise PipelineError(
                 f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {names}"

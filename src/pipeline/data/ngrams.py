@@ -52,8 +52,14 @@ def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
     Beyond 2^16 each Han character is a word; other characters there, such as emoji, are none.
     """
     category = {letter: unicodedata.category(letter) for letter in map(chr, range(0x10000))}
-    letters = {letter for letter, kind in category.items() if kind[0] in "LMN"}
-    digits = {letter for letter, kind in category.items() if kind == "Nd"}
+    letters = set()
+    for letter, kind in category.items():
+        if kind[0] in "LMN":
+            letters.add(letter)
+    digits = set()
+    for letter, kind in category.items():
+        if kind == "Nd":
+            digits.add(letter)
     single = set(filter(UNSPACED.match, letters - digits))
     words = re.compile(f"[{''.join(letters - single)}]+|[{''.join(single)}\U00020000-\U0002ffff]")
     dropped = {ord(letter) for letter, kind in category.items() if kind == "Cf"} | SELECTORS

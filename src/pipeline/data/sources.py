@@ -94,14 +94,20 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
     parts, code = (row["text"] or "").split("\t"), source.language or ""
     if len(parts) not in (3, 9):
         return "broken"
-    first, second, score = parts[:3] if len(parts) == 9 else (parts[1], parts[2], parts[0])
+    if len(parts) == 9:
+        first, second, score = parts[:3]
+    else:
+        first, second, score = (parts[1], parts[2], parts[0])
     try:
         margin = float(score)
     except ValueError:
         return "broken"
     if source.min_score is not None and not margin >= source.min_score:
         return "low_score"
-    english_first = language(code).flores > "eng_Latn" if len(parts) == 9 else code > "en"
+    if len(parts) == 9:
+        english_first = language(code).flores > "eng_Latn"
+    else:
+        english_first = code > "en"
     return translation_example(*((first, second) if english_first else (second, first)), code)
 
 
@@ -118,12 +124,13 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
         return messages
     turns = whole_turns(messages, source.turns)
     if not turns:
-        return "empty" if all(map(is_trained, messages)) else "not_trained"
-    texts = [
-        turn["content"]
-        for turn in turns
-        if turn["role"] in ("user", "assistant") and turn["content"]
-    ]
+        if all(map(is_trained, messages)):
+            return "empty"
+        return "not_trained"
+    texts = []
+    for turn in turns:
+        if turn["role"] in ("user", "assistant") and turn["content"]:
+            texts.append(turn["content"])
     example = pair("\n\n".join(texts[:-1]), texts[-1])
     roles = [turn["role"] for turn in turns]
     if roles != ["user", "assistant"] or any(map(other_keys, turns)):
@@ -145,7 +152,10 @@ def is_kept_in_part(row: Row, source: Source) -> bool:
     if isinstance(messages, str):
         return False
     turns = whole_turns(messages, source.turns)
-    written = [message for message in messages if message["content"].strip()]
+    written = []
+    for message in messages:
+        if message["content"].strip():
+            written.append(message)
     answers = sum(turn["role"] == "assistant" for turn in turns)
     all_wanted = answers == source.turns or len(written) == len(turns)
     return bool(turns) and (written[: len(turns)] != turns or not all_wanted)
@@ -158,9 +168,10 @@ def pairs(row: Row, _: Source) -> Example | Unusable:
     """
     if row["prompt"] is None:
         return "empty"
-    conversation = (
-        {"messages": row["messages"]} if row.get("messages") else {}
-    )  # of another data run
+    # of another data run
+    conversation = {}
+    if row.get("messages"):
+        conversation = {"messages": row["messages"]}
     return pair(row["prompt"], row["completion"]) | conversation
 
 
@@ -266,7 +277,10 @@ def fill_template(words: str, row: Row) -> str:
     """
     filled = ""
     for text, name in template_parts(words):
-        value = "" if name is None else row[name.removesuffix("?")]
+        if name is None:
+            value = ""
+        else:
+            value = row[name.removesuffix("?")]
         if not (is_blank(value) and str(name).endswith("?")):
             filled += f"{text}{value}"
     return filled
@@ -285,7 +299,10 @@ def template_parts(words: str) -> list[tuple[str, str | None]]:
 @cache
 def template_columns(words: str) -> dict[str, bool]:
     """Column of a template -> whether a row must fill it."""
-    names = [name for _, name in template_parts(words) if name is not None]
+    names = []
+    for _, name in template_parts(words):
+        if name is not None:
+            names.append(name)
     return {name.removesuffix("?"): name.removesuffix("?") in names for name in names}
 
 
@@ -347,7 +364,9 @@ def language_column(source: Source) -> str | None:
     language.
     """
     column = "language" if source.rows == "aya" else source.language_column
-    return column if source.language else None
+    if source.language:
+        return column
+    return None
 
 
 def is_wanted(row: Row, source: Source) -> bool:
@@ -356,7 +375,8 @@ def is_wanted(row: Row, source: Source) -> bool:
     Its column names it by our code, that of another benchmark, one of these with a region (sw-KE),
     or its English name.
     """
-    if (column := language_column(source)) is None:
+    column = language_column(source)
+    if column is None:
         return True
     of, (names, codes), name = language(source.language or ""), owners_in_aya(), row[column]
     if source.rows != "aya":

@@ -29,7 +29,8 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Run the data stage. Return the counts that the card states."""
     config, facts = run.config, dict[str, Any]()
     counts: dict[str, Any]
-    if (world := config.expert.world) is not None:
+    world = config.expert.world
+    if world is not None:
         counts = small_world.write(work, "training sets and items", world.dev_items, world.items)
     elif (items := config.expert.items) is not None:
         counts = small_world.write(work, "items", items.dev, items.test)
@@ -40,7 +41,9 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
             work, folders, sides, config.seed if config.data.shuffle else None
         )
     else:
-        root = run.parents["data_root"].folder if "data_root" in run.parents else None
+        root = None
+        if "data_root" in run.parents:
+            root = run.parents["data_root"].folder
         lock = read_lock(run.runs_dir)
         folder = benchmarks.folder_of(config, root)
         scored = benchmarks.scored_sets(config)

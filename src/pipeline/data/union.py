@@ -59,7 +59,9 @@ PARTS = ("train", "validation")
 
 def row_content(row: Row) -> tuple[str, ...]:
     """Return what a row says, whoever wrote it."""
-    return (row["text"],) if "text" in row else (row["prompt"], row["completion"])
+    if "text" in row:
+        return (row["text"],)
+    return (row["prompt"], row["completion"])
 
 
 def write_union(

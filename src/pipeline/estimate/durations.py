@@ -72,7 +72,9 @@ WORK = {  # knobs that decide how long runs of one name take
 
 def gpu_here() -> Gpu | None:
     """Return the hardware profile that matches this machine's GPU, or None without a GPU."""
-    return cards()[ON_GPU] if visible_gpus() else None
+    if visible_gpus():
+        return cards()[ON_GPU]
+    return None
 
 
 def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -82,7 +84,10 @@ def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> K
     Args:
         knobs: group -> knob -> value.
     """
-    work = [knobs.get(group, {}).get(name) for group, names in WORK.items() for name in names]
+    work = []
+    for group, names in WORK.items():
+        for name in names:
+            work.append(knobs.get(group, {}).get(name))
     return (stage, *label.split("-")[:2], *work)
 
 
@@ -114,24 +119,23 @@ class History:
         """Seconds: the median of finished runs of its kind, else those of its work; None where
         neither is known.
         """
-        knobs = {
-            group: vars(getattr(run.config, group)) for group in WORK if hasattr(run.config, group)
-        }
+        knobs = {}
+        for group in WORK:
+            if hasattr(run.config, group):
+                knobs[group] = vars(getattr(run.config, group))
         kind = kind_of(run.config.stage, run.label, knobs)
-        return (
-            statistics.median(self.seconds[kind]) if kind in self.seconds else guess(run, self.gpu)
-        )
+        if kind in self.seconds:
+            return statistics.median(self.seconds[kind])
+        return guess(run, self.gpu)
 
     def seconds_text(self, run: Run) -> str:
         """Return a run's seconds as a plan shows them."""
         seconds = self.predict(run)
-        return (
-            NEEDS_GPU
-            if self.needs_gpu(run, seconds)
-            else "?"
-            if seconds is None
-            else f"~{seconds:.0f}"
-        )
+        if self.needs_gpu(run, seconds):
+            return NEEDS_GPU
+        if seconds is None:
+            return "?"
+        return f"~{seconds:.0f}"
 
     def needs_gpu(self, run: Run, seconds: float | None) -> bool:
         """Whether a run is too long for this machine's CPU, as predicted, or too large for its
@@ -151,28 +155,30 @@ class History:
         predicted = [
             (run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs
         ]
-        feasible = [
-            (run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)
-        ]
-        predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
+        feasible = []
+        for run, seconds in predicted:
+            if not self.needs_gpu(run, seconds):
+                feasible.append((run.hash, seconds))
+        predictions = []
+        for key, seconds in feasible:
+            if seconds is not None:
+                predictions.append((key, seconds))
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
         total = sum(seconds for _, seconds in predictions)
         if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
-        omitted = (
-            [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"]
-            if needing
-            else []
-        )
-        omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
+        omitted = []
+        if needing:
+            omitted = [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"]
+        if unknown:
+            omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"]
         if omitted and not predictions:
             return "?", " and ".join(omitted)
         if workers > 1:  # one a GPU: a training of several holds as many
-            gpus = {
-                run.hash: run.config.sft.processes
-                for run in runs
-                if isinstance(run.config, TrainStage)
-            }
+            gpus = {}
+            for run in runs:
+                if isinstance(run.config, TrainStage):
+                    gpus[run.hash] = run.config.sft.processes
             shared = sum(seconds * gpus.get(key, 1) for key, seconds in predictions) / workers
             total = max([shared, *longest_paths(runs, dict(predictions)).values()])
         return f"about {format_duration(total)}", " and ".join(omitted)
@@ -191,17 +197,17 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
             return 0.2  # averages of scores take almost none
         if isinstance(config, TrainStage | EvalStage):
             machine = gpu() or cpu.cpu(shape_for(run), config.threads or cores())
-            return (
-                training_seconds(run, machine)
-                if isinstance(config, TrainStage)
-                else evaluation_seconds(run, machine)
-            )
+            if isinstance(config, TrainStage):
+                return training_seconds(run, machine)
+            return evaluation_seconds(run, machine)
         if isinstance(config, DataStage):
             return data_seconds(run)
         if config.stage in ("merge", "analyze"):
             size = bytes_of_largest_parent(run) or 4.0 * shape_for(run).parameters
             return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
-    return 1.0 if config.stage == "select" else None
+    if config.stage == "select":
+        return 1.0
+    return None
 
 
 # --- trainings ---
@@ -242,7 +248,10 @@ def describe_training(run: Training, options: Mapping[str, str]) -> str:
     fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
     if not (gpu or by_job or visible_gpus()) and fits_here:
         seconds = guess(run, lambda: None)
-        time = "?" if seconds is None else f"about {format_duration(seconds)}"
+        if seconds is None:
+            time = "?"
+        else:
+            time = f"about {format_duration(seconds)}"
         return (
             f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB,"
             f" {time}"
@@ -288,7 +297,9 @@ def data_seconds(run: Run[DataStage]) -> float | None:
     if expert.world or expert.items or expert.union or of_world:
         return 1.0
     sizes = [file.stat().st_size for _, _, file in source_files(run, readable=False)]
-    return 0.7 + sum(sizes) / READ_RATE if sizes else None
+    if sizes:
+        return 0.7 + sum(sizes) / READ_RATE
+    return None
 
 
 # --- this machine ---
@@ -320,9 +331,8 @@ def listed_gpus() -> list[tuple[str, str]]:
 def driver_version() -> str | None:
     """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi; None without."""
     with suppress(OSError):
-        if match := re.search(
-            r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8")
-        ):
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8"))
+        if match:
             return match[1]
     return next((driver for driver, _ in listed_gpus()), None)
 

@@ -111,7 +111,10 @@ def training_flops(
     are looked up: 0. LoRA saves the weights' gradients and adds its own products.
     """
     outside = OUTSIDE in trained and not lora_rank  # adapters sit in layers
-    lowest = 0 if outside else min(site.layer for site in trained if site.layer is not None)
+    if outside:
+        lowest = 0
+    else:
+        lowest = min(site.layer for site in trained if site.layer is not None)
     core = 4 * length * shape.heads * shape.head_width
     total = 2.0 * shape.embedding * (4 if outside else 3)
     adapters, matrices = (
@@ -119,7 +122,10 @@ def training_flops(
         {"attention": shape.attention, "mlp": shape.mlp},
     )
     for layer in range(shape.layers):
-        kinds = [kind for kind in matrices if Site(layer, kind) in trained]
+        kinds = []
+        for kind in matrices:
+            if Site(layer, kind) in trained:
+                kinds.append(kind)
         adapter = sum(adapters[kind] for kind in kinds)
         weights = shape.attention + shape.mlp + adapter
         total += 2 * weights + core
@@ -163,7 +169,9 @@ def training_seconds(
     rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = trained_parameters(shape, trained, rank)
-    precision = sft.precision if sft.weights == "float32" else "bf16"
+    precision = "bf16"
+    if sft.weights == "float32":
+        precision = sft.precision
     gpus = 1 if machine.is_cpu else sft.processes
     seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
     if machine.link:
@@ -294,11 +302,16 @@ def scoring_seconds(
     """
     prefill = decode = 0.0
     if products == "ieee":
-        products = "float32" if dtype == "float32" else "bfloat16"
+        products = "bfloat16"
+        if dtype == "float32":
+            products = "float32"
     rate, size = machine.scoring_rate(products), WIDTH[dtype]
     bandwidth, layers = machine.bandwidth * machine.bandwidth_share, 0 if vllm else shape.layers
     launch = LAUNCH * layers
-    step = launch if machine.is_cpu else machine.scoring[products][1] * layers
+    if machine.is_cpu:
+        step = launch
+    else:
+        step = machine.scoring[products][1] * layers
     weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
     flops_each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
     core = 4.0 * shape.layers * shape.heads * shape.head_width
@@ -328,7 +341,10 @@ def scoring_seconds(
         cached = token * min(
             kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf
         )
-        in_use = rows * (1 - IDLE) if rows < kind.questions and not machine.is_cpu else rows
+        if rows < kind.questions and not machine.is_cpu:
+            in_use = rows * (1 - IDLE)
+        else:
+            in_use = rows
         for steps, used in ((answer * kind.questions / in_use, rows), (kind.room - answer, 1)):
             moved, computing = weights + token * once + used * cached, used * computed
             decode += steps * (

@@ -126,26 +126,26 @@ def estimate_costs(
     """
     assert plan.gpu is not None
     total, gpu = Bill(plan), cards()[plan.gpu]
-    selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
+    selections = []
+    for run in unfinished:
+        if isinstance(run.config, SelectStage):
+            selections.append(run)
     behind_selections = {run.hash for run in order_runs(selections)}
     # a bundle's scores are runs of their own
-    computing = [
-        run
-        for run in unfinished
-        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run)
-    ]
+    computing = []
+    for run in unfinished:
+        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run):
+            computing.append(run)
     for run in [*computing, *waiting]:
-        kind = (
-            "selection"
-            if isinstance(run.config, EvalStage) and run.hash in behind_selections
-            else run.config.stage
-        )
+        if isinstance(run.config, EvalStage) and run.hash in behind_selections:
+            kind = "selection"
+        else:
+            kind = run.config.stage
         try:
-            cost = (
-                training_cost(run, gpu)
-                if isinstance(run.config, TrainStage)
-                else scoring_cost(run, gpu)
-            )
+            if isinstance(run.config, TrainStage):
+                cost = training_cost(run, gpu)
+            else:
+                cost = scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
             total.unknown[kind].append(str(error).strip("'"))
             continue
@@ -206,7 +206,8 @@ def training_work(
 
     steps, length: by default those that the training will take, and the positions of its rows.
     """
-    if (steps := steps or expected_steps(run)) is None:
+    steps = steps or expected_steps(run)
+    if steps is None:
         raise PipelineError(
             f"the rows of {run.name} are not known before its data run is made: give data.size"
         )
@@ -299,7 +300,10 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
     config = run.config.eval
     vllm = config.backend == "vllm"
-    products = "ieee" if machine.is_cpu else config.products
+    if machine.is_cpu:
+        products = "ieee"
+    else:
+        products = config.products
     how = (dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix, products)
     return sum(scoring_seconds(shape_for(run), question_sets_of(run), machine, *how))
 
@@ -310,7 +314,9 @@ def least_memory(run: Evaluation, dtype: str) -> float:
 
 
 def dtype_of(run: Evaluation) -> str:
-    return "bfloat16" if run.config.eval.dtype == "auto" else run.config.eval.dtype
+    if run.config.eval.dtype == "auto":
+        return "bfloat16"
+    return run.config.eval.dtype
 
 
 # --- what cannot fit ---
@@ -341,9 +347,9 @@ def infeasibility_messages(
         ]
     elif all(least_memory(cost.run, "bfloat16") <= room for cost in large):
         fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
-    fitting += [
-        f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory
-    ]
+    for name, card in cards().items():
+        if largest.memory <= card.memory:
+            fitting.append(f"plan.gpu={name}")
     need = (
         f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)} up to"
         f" {largest.memory / 1e9:.0f} GB"
@@ -364,7 +370,8 @@ def hardware_that_fits(
     found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         machine = read_hardware(name).get("plan", {})
-        if card := machine.get("gpu"):
+        card = machine.get("gpu")
+        if card:
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
                 needed = max(
@@ -381,7 +388,11 @@ def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
     """
     decided = read_hardware(name, run.config.sft.adapter).get("sft", {})
     decided = {"micro_batch_size": None, **decided}  # which another option may have set
-    return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
+    found = {}
+    for key, value in decided.items():
+        if f"sft.{key}" not in typed:
+            found[key] = value
+    return found
 
 
 def with_recipe(run: Training, **knobs: Any) -> Training:

@@ -19,7 +19,8 @@ def shape_for(run: Run) -> Shape:
     """Return the shape of the model that a run trains or scores, from a folder on this disk or a
     known model.
     """
-    if shape := shape_of_model(run):
+    shape = shape_of_model(run)
+    if shape:
         return shape
     raise PipelineError(
         f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch"
@@ -82,4 +83,6 @@ def tokenizer_of(run: Parent) -> Path | None:
     is on this disk.
     """
     file = run.folder / "tokenizer.json"
-    return file if file.is_file() else next(filter(None, map(tokenizer_of, models_of(run))), None)
+    if file.is_file():
+        return file
+    return next(filter(None, map(tokenizer_of, models_of(run))), None)

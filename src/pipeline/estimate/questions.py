@@ -33,22 +33,23 @@ def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet
     kinds = question_sets(task.task, task.num_fewshot, language)
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
-    if (
-        file
-        and columns
-        and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run)))
-    ):
-        question = statistics.fmean(lengths)
-        exemplars = (
-            file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
-        )
-        columns = (*columns, "answer") if worked else columns
-        shot = (
-            statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
-            if exemplars.is_file()
-            else question
-        )
-        kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
+    if file and columns:
+        lengths = sampled_lengths(file, columns, tokenizer := tokenizer_of(run))
+        if lengths:
+            question = statistics.fmean(lengths)
+            if worked and benchmark.exemplar_file:
+                exemplars = file.with_name(benchmark.exemplar_file)
+            else:
+                exemplars = file
+            if worked:
+                columns = (*columns, "answer")
+            if exemplars.is_file():
+                shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
+            else:
+                shot = question
+            kinds = [
+                replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds
+            ]
     room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
     return [
         replace(
@@ -81,21 +82,24 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
     file = scored_file(run, task, language)
     if benchmark.of_harness:
         file = scored_rows(task.task, root.folder if root else None)
-    count = count_lines(file) if file else benchmark.questions
+    if file:
+        count = count_lines(file)
+    else:
+        count = benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
         count = root.config.expert.questions(config.split) or count
-    return (
-        min(count, math.ceil(config.limit * benchmark.parts)) if config.limit and limited else count
-    )
+    if config.limit and limited:
+        return min(count, math.ceil(config.limit * benchmark.parts))
+    return count
 
 
 def question_sets_of(run: Evaluation) -> list[QuestionSet]:
     """Those of all its tasks and languages."""
     config = run.config
-    return [
-        kind
-        for task in config.eval.tasks
-        for code in config.languages
-        for kind in kinds_of(run, task, code)
-        if kind.questions
-    ]
+    found = []
+    for task in config.eval.tasks:
+        for code in config.languages:
+            for kind in kinds_of(run, task, code):
+                if kind.questions:
+                    found.append(kind)
+    return found

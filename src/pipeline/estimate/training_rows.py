@@ -55,9 +55,13 @@ def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
     """
     data, tokenizer = run.parents["data"], tokenizer_of(run)
     own = data.folder / ROWS
-    files = (
-        [own] if own.is_file() else [file for _, _, file in source_files(data) if file.is_file()]
-    )
+    if own.is_file():
+        files = [own]
+    else:
+        files = []
+        for _, _, file in source_files(data):
+            if file.is_file():
+                files.append(file)
     return tuple(
         sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows))
     )
@@ -101,18 +105,23 @@ def cut_lines(runs: Sequence[Run]) -> list[str]:
     """One line for each set of rows of which sft.seq_length cuts some, or which perhaps cannot be
     trained on.
     """
-    return [
-        f"{run.name}: {text}"
-        for run, cut in cut_sets(runs)
-        if not cut.certain and (text := cut.sentence or cut.problem)
-    ]
+    found = []
+    for run, cut in cut_sets(runs):
+        if not cut.certain:
+            text = cut.sentence or cut.problem
+            if text:
+                found.append(f"{run.name}: {text}")
+    return found
 
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
     """Why trainings cannot be trained on the rows that they are certain to have, a sentence for
     each set, or have fewer, at most, than their steps need.
     """
-    problems = [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.certain]
+    problems = []
+    for run, cut in cut_sets(runs):
+        if cut.certain:
+            problems.append(f"{run.name}: {cut.problem}")
     for run in runs:
         if (
             isinstance(run.config, TrainStage)
@@ -120,7 +129,8 @@ def row_problems(runs: Sequence[Run]) -> list[str]:
             and not run.config.sft.packing
         ):
             try:
-                if counts := rows_of_sets(run.config.sft, run.parents["data"], expected=True):
+                counts = rows_of_sets(run.config.sft, run.parents["data"], expected=True)
+                if counts:
                     steps_of(run.config.sft, counts)
             except PipelineError as error:
                 problems.append(f"{run.name}: {error}")
@@ -154,7 +164,9 @@ def count_cut(run: Training) -> Cut:
     if sft.template == "chat":
         loaded = with_template_variables(loaded, sft.template_date, sft.chat_template_args)
     here = (data.folder / ROWS).is_file()
-    base = run.parents["model"].folder if "model" in run.parents else None
+    base = None
+    if "model" in run.parents:
+        base = run.parents["model"].folder
     try:
         with recorded_warnings() as told:
             cut, lost = check_rows(
@@ -163,7 +175,8 @@ def count_cut(run: Training) -> Cut:
     except PipelineError as error:
         takes_some = not here and (run.config.data.size or run.config.expert.size)
         return Cut("", str(error), all_rows and not takes_some)
-    if problem := side_without_loss(rows, lost, sft):
+    problem = side_without_loss(rows, lost, sft)
+    if problem:
         return Cut("", problem, all_rows)
     sentence = cut_words(
         sft, cut, len(lost), f"{'' if here else 'the first '}{len(rows):,} rows of {data.name}"
@@ -187,8 +200,13 @@ def known_rows(run: Training) -> tuple[list[Example], bool]:
             columns = source_columns(name, source)
             first = first_rows(file, file.stat().st_mtime_ns)
             all_read &= len(first) < COUNTED
-            readings = [example_of(row, source, columns) for row in first if is_wanted(row, source)]
-            rows += [reading for reading in readings if isinstance(reading, dict)]
+            readings = []
+            for row in first:
+                if is_wanted(row, source):
+                    readings.append(example_of(row, source, columns))
+            for reading in readings:
+                if isinstance(reading, dict):
+                    rows.append(reading)
     return rows, all_read
 
 
@@ -217,11 +235,11 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
             files.append((name, source, root.folder / source.file))
         else:
             return []
-    return [
-        (name, source, file)
-        for name, source, file in files
-        if not readable or file.suffix in READABLE
-    ]
+    found = []
+    for name, source, file in files:
+        if not readable or file.suffix in READABLE:
+            found.append((name, source, file))
+    return found
 
 
 def expected_steps(run: Training) -> int | None:
@@ -238,7 +256,8 @@ def expected_steps(run: Training) -> int | None:
 
 def expected_size(run: Training) -> tuple[int | None, int | None, float | None]:
     """Rows, optimizer steps and tokens of a training; None for what is not known."""
-    if (steps := expected_steps(run)) is None:
+    steps = expected_steps(run)
+    if steps is None:
         return None, None, None
     rows = steps * run.config.sft.batch_size
     with suppress(PipelineError):
@@ -272,7 +291,8 @@ def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
         name for name, of_side in expert.union.items() if side in (None, "both", of_side.side)
     ] or [expert.name]
     known = token_counts()["rows"]
-    if unknown := [name for name in names if name not in known]:
+    unknown = [name for name in names if name not in known]
+    if unknown:
         raise PipelineError(
             f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run"
             " first"

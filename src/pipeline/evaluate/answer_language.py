@@ -33,14 +33,18 @@ def told_by(code: str) -> str:
     """
     scripts = set(language(code).scripts)
     is_shared = any(other != code and scripts & set(language(other).scripts) for other in MGSM)
-    return "script" if code not in MGSM or not is_shared else "py3langid"
+    if code not in MGSM or not is_shared:
+        return "script"
+    return "py3langid"
 
 
 def in_language(text: str, code: str) -> bool | None:
     """Whether an answer is in this language; None where it has too few letters to have one."""
     share = share_in(language(code).scripts, text)
     if share is None or share < 0.5 or told_by(code) == "script":
-        return None if share is None else share >= 0.5
+        if share is None:
+            return None
+        return share >= 0.5
     return language_identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text))[0] == code
 
 

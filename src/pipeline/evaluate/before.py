@@ -78,7 +78,9 @@ def engine_of(settings: Eval) -> dict[str, str]:
 
     Raises: PipelineError: it is not installed.
     """
-    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions()
+    if settings.backend == "hf":
+        return {}
+    return outside_core(BACKENDS, settings.backend).versions()
 
 
 def check_base(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
@@ -122,12 +124,14 @@ def refuse_model(folder: Path, settings: Eval) -> None:
     if not any(folder.glob("*.safetensors")):
         return
     check_headers(folder)
-    if settings.backend != "hf" and not is_adapter(folder) and (wrapped := wrapped_names(folder)):
-        raise PipelineError(
-            f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint {folder},"
-            " named by what held the model in training: write it anew, stage=export"
-            f" checkpoint={folder}, or score it with eval.backend=hf"
-        )
+    if settings.backend != "hf" and not is_adapter(folder):
+        wrapped = wrapped_names(folder)
+        if wrapped:
+            raise PipelineError(
+                f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint"
+                f" {folder}, named by what held the model in training: write it anew, stage=export"
+                f" checkpoint={folder}, or score it with eval.backend=hf"
+            )
     refuse_without_tokenizer(folder)
     if settings.chat_template and not has_chat_template(folder):
         raise PipelineError(
@@ -156,7 +160,8 @@ def refuse_too_long(name: str, tokens_of: Mapping[int, int], max_length: int) ->
     """Raise PipelineError for a task with prompts and answers that do not fit a model that takes
     `max_length` tokens. tokens_of: question -> tokens.
     """
-    if too_long := sum(tokens > max_length for tokens in tokens_of.values()):
+    too_long = sum(tokens > max_length for tokens in tokens_of.values())
+    if too_long:
         raise PipelineError(
             f"{name}: {too_long} of {len(tokens_of)} prompts do not fit: the longest takes"
             f" {max(tokens_of.values())} tokens with its answer, the model {max_length}: ask for"

@@ -85,11 +85,10 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     averages = over_languages([*rows, *further])
     parts = {role: scores["harness"] for role, scores in written.items()}
     first, *further_parts = parts.values()
-    same = {
-        key: fact
-        for key, fact in first.items()
-        if all(facts.get(key) == fact for facts in further_parts)
-    }
+    same = {}
+    for key, fact in first.items():
+        if all(facts.get(key) == fact for facts in further_parts):
+            same[key] = fact
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     scores = write_scores(result, work)
@@ -116,7 +115,10 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             groups.setdefault(place, {})[row.language] = row
     means, tens = [], []
     for (task, *_, pair), by_language in groups.items():
-        scored = {code: row for code, row in by_language.items() if row.value is not None}
+        scored = {}
+        for code, row in by_language.items():
+            if row.value is not None:
+                scored[code] = row
         if 1 < len(by_language) == len(scored):
             means.append(mean_of(list(scored.values()), "mean", pair))
         if kind_of(task) == "number" and {*TEN} <= scored.keys():

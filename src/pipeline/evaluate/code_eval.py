@@ -142,7 +142,9 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
     if status == 1 and outcome == "raised":
         kind = getattr(builtins, detail, None)
         is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
-        return detail if is_builtin else "Exception"
+        if is_builtin:
+            return detail
+        return "Exception"
     if status == 1 and outcome == "unconfined":
         return f"{NOT_CONFINED}: {detail}"
     return KILLED
@@ -181,7 +183,9 @@ def refuse_secrets() -> None:
         os.environ.get("NETRC", "~/.netrc"),
         os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")),
     )
-    secrets += [file for file in files if Path(file).expanduser().is_file()]
+    for file in files:
+        if Path(file).expanduser().is_file():
+            secrets.append(file)
     if secrets:
         raise PipelineError(
             "eval.run_code=true: this kernel has no Landlock, so programs of a model could read"
@@ -195,7 +199,9 @@ def code_of(response: str) -> str:
     the stock task.
     """
     fenced = re.search(r"```(?:\w+)?\n(.*?)(?:```|\Z)", response, re.DOTALL)
-    return fenced[1] if fenced else response
+    if fenced:
+        return fenced[1]
+    return response
 
 
 def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[str]:

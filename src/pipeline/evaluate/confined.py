@@ -147,7 +147,10 @@ def restrict_files() -> None:
     rules = checked(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), 8, 0), "Landlock")
     for path in filter(os.path.exists, READABLE):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        access = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        if os.path.isdir(path):
+            access = READ_FILE | READ_FOLDER
+        else:
+            access = READ_FILE
         beneath = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
         checked(libc.syscall(ADD_RULE, rules, 1, beneath, 0), "Landlock rule")
         os.close(descriptor)

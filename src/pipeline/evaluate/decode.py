@@ -58,7 +58,10 @@ def settings_beyond_greedy(model: Any) -> list[str]:
     """
     defaults = GenerationConfig._get_default_generation_params()
     settings = model.generation_config.to_dict().items()
-    changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
+    changed = set()
+    for name, value in settings:
+        if value not in (None, False, defaults.get(name)):
+            changed.add(name)
     return sorted(changed - NOT_FOR_GREEDY)
 
 
@@ -185,11 +188,11 @@ def decode(
                 rows = _closed_up(cache, rows)
             if any(rows):
                 live = [row for row in rows if row]
-                numbers = (
-                    [sampling.number(row.index, row.begun) if row else 0.0 for row in rows]
-                    if sampling
-                    else []
-                )
+                numbers = []
+                if sampling:
+                    numbers = [
+                        sampling.number(row.index, row.begun) if row else 0.0 for row in rows
+                    ]
                 reads = max(row.start + row.begun for row in live)
                 running.append((list(rows), steps.next(len(rows), reads, numbers)))
                 for row in live:

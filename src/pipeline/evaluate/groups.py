@@ -46,7 +46,10 @@ def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
 
     group_rows = []
     for metric in first.aggregates:
-        rows = [row for row in parts if row.metric == metric["metric"]]
+        rows = []
+        for row in parts:
+            if row.metric == metric["metric"]:
+                rows.append(row)
         for name in (
             dict.fromkeys(row.filter for row in rows)
             if metric["filter_list"] is None
@@ -56,13 +59,15 @@ def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
             if not same:
                 continue
             by_size, sizes, stderr = metric["weight_by_size"], [row.n for row in same], None
-            errors = [row.stderr for row in same if row.stderr is not None]
+            errors = []
+            for row in same:
+                if row.stderr is not None:
+                    errors.append(row.stderr)
             if len(errors) == len(same):
-                stderr = (
-                    pooled_sample_stderr(errors, sizes)
-                    if by_size
-                    else unweighted_mean_stderr(errors)
-                )
+                if by_size:
+                    stderr = pooled_sample_stderr(errors, sizes)
+                else:
+                    stderr = unweighted_mean_stderr(errors)
             value = aggregate_subtask_metrics([row.value for row in same], sizes, by_size)
             group_rows.append(
                 replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes))
@@ -78,9 +83,10 @@ def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
 def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    same_weight = {
-        metric["metric"] for metric in parts[0].aggregates if not metric["weight_by_size"]
-    }
+    same_weight = set()
+    for metric in parts[0].aggregates:
+        if not metric["weight_by_size"]:
+            same_weight.add(metric["metric"])
     joined: list[Sample] = []
     for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))

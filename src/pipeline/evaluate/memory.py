@@ -43,8 +43,14 @@ def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict
     prefix, question, room = prompts
     longest = prefix + question
     cached_tokens = rows * COLUMNS * -(-(question + room) // COLUMNS) if room else 0
-    at_once = min(rows * longest, max(FILL, longest)) if room else rows * longest
-    read = at_once if prefix else max(at_once, cached_tokens)
+    if room:
+        at_once = min(rows * longest, max(FILL, longest))
+    else:
+        at_once = rows * longest
+    if prefix:
+        read = at_once
+    else:
+        read = max(at_once, cached_tokens)
     token, key = (
         3 * shape.inner + 8 * shape.width,
         2 * shape.head_width * (shape.heads + shape.kv_heads),

@@ -20,7 +20,9 @@ def finite_or_none(value: Any) -> float | None:
     """Return the number, or None where the harness writes "N/A" or a model gives nan or
     infinity.
     """
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -43,7 +45,10 @@ def majority(extracted: Sequence[str]) -> list[int]:
         text.strip() if number is None else number
         for number, text in zip(numbers, extracted, strict=True)
     ]
-    parsed = [vote for vote, text in zip(votes, extracted, strict=True) if text != INVALID]
+    parsed = []
+    for vote, text in zip(votes, extracted, strict=True):
+        if text != INVALID:
+            parsed.append(vote)
     best = max(parsed, key=parsed.count, default=INVALID)
     return [index for index, vote in enumerate(votes) if vote == best]
 
@@ -194,7 +199,9 @@ def _plainly(value: Decimal) -> str:
     thousands.
     """
     written = f"{value:f}"
-    return written + "0" if "." in written else written
+    if "." in written:
+        return written + "0"
+    return written
 
 
 def numeric_match(response: str, gold: int | str, language: str = "en") -> float:
@@ -236,9 +243,15 @@ def last_number(text: str, language: str = "en") -> Fraction | None:
     )
     plain = _GROUPS.sub(_written_out, plain)
     plain = re.sub(r"\{,\}|\\,", ",", plain)  # TeX's 1{,}000 and 1\,000
-    pattern = _NUMBER_WITH_SPACES if language in SPACED else _NUMBER
+    if language in SPACED:
+        pattern = _NUMBER_WITH_SPACES
+    else:
+        pattern = _NUMBER
     match = next(reversed(list(pattern.finditer(plain))), None)
-    minus, written = (match[1], match[2]) if match else ("", "")
+    if match:
+        minus, written = (match[1], match[2])
+    else:
+        minus, written = ("", "")
     power = match is not None and re.search(r"\^\{?\s*$", plain[: match.start()])
     if match is None or power or len(written) > 1000:  # Python converts no more than 4,300 digits
         return None
@@ -257,7 +270,9 @@ def last_number(text: str, language: str = "en") -> Fraction | None:
         if not readable or not part.isdigit():
             return None
     value = Fraction(f"{re.sub(r'[^0-9]', '', integer) or 0}.{part}")
-    return -value if minus else value
+    if minus:
+        return -value
+    return value
 
 
 def _fraction_value(fraction: re.Match[str]) -> Fraction | None:
@@ -266,7 +281,9 @@ def _fraction_value(fraction: re.Match[str]) -> Fraction | None:
     if int(denominator) == 0:
         return None
     value = int(whole or 0) + Fraction(int(numerator), int(denominator))
-    return -value if minus else value
+    if minus:
+        return -value
+    return value
 
 
 # --- scripts ---

@@ -196,7 +196,9 @@ class Answering(HFLM):
         """
         thoughts, answer = split_thoughts(generation, self.think_end)
         answer = postprocess_generated_text(answer, stop, think_end_token=None)
-        return answer if thoughts is None else f"{thoughts}{self.think_end}{answer}"
+        if thoughts is None:
+            return answer
+        return f"{thoughts}{self.think_end}{answer}"
 
     def _ran_out(self, tokens: list[int], text: str, room: int, stop: Sequence[str]) -> bool:
         """Return True if an answer used all its tokens without an end token, or a stop string after

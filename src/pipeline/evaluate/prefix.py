@@ -39,11 +39,10 @@ def group_prompts(
     itself.
     """
     order, common = sort_prompts(prompts, range(len(prompts)))
-    cuts = [
-        index + 1
-        for index, same in enumerate(common)
-        if FAR_LESS * same < max(common[max(index - 1, 0) : index + 2])
-    ]
+    cuts = []
+    for index, same in enumerate(common):
+        if FAR_LESS * same < max(common[max(index - 1, 0) : index + 2]):
+            cuts.append(index + 1)
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
     for begin, end in pairwise([0, *cuts, len(order)]):
@@ -60,7 +59,9 @@ def group_prompts(
             alone += members
         else:
             grouped.append((shared, members))
-    return [*grouped, (0, sorted(alone))] if alone else grouped
+    if alone:
+        return [*grouped, (0, sorted(alone))]
+    return grouped
 
 
 def sort_prompts(

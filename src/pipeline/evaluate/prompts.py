@@ -72,9 +72,11 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
     for spec in specs:
         benchmark, name = spec.benchmark, spec.part or spec.task
         sets = dict.fromkeys(repository for repository, _, _ in data_sets(spec))
-        kept_from = [
-            f"{one}: {first_line(error)}" for one in sets if (error := refusal_of_set(one))
-        ]
+        kept_from = []
+        for one in sets:
+            error = refusal_of_set(one)
+            if error:
+                kept_from.append(f"{one}: {first_line(error)}")
         remember_places(spec.file)
         try:
             with (
@@ -101,15 +103,19 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
                 remedy = "correct its task file in eval.include_path, or the rows that it names"
             elif benchmark.of_harness:
                 remedy = f"give its rows the columns that the harness' {spec.task} reads"
-            cause = (
-                error.__cause__
-                if isinstance(error, DatasetGenerationError) and error.__cause__
-                else error
-            )
-            if isinstance(cause, OSError) and (reason := unusable_cache()):
-                raise PipelineError(reason) from error
+            if isinstance(error, DatasetGenerationError) and error.__cause__:
+                cause = error.__cause__
+            else:
+                cause = error
+            if isinstance(cause, OSError):
+                reason = unusable_cache()
+                if reason:
+                    raise PipelineError(reason) from error
             not_there = kept_from and not isinstance(cause, PipelineError)
-            problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
+            if not_there:
+                problem = f"{kept_from[0]}; its cache here has none"
+            else:
+                problem = first_line(cause)
             raise PipelineError(
                 f"the data of {spec.name} cannot be read ({problem}): {remedy}"
             ) from error
@@ -135,7 +141,10 @@ def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
             )
     if not of_choices or callable(task.config.process_results):
         return
-    target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
+    if task.multiple_input:
+        target_of = task.doc_to_text
+    else:
+        target_of = task.doc_to_target
     for number, row in enumerate(task.eval_docs, start=1):
         choices, targets = task.doc_to_choice(row), target_of(row)
         for target in targets if isinstance(targets, list) else [targets]:
@@ -208,7 +217,10 @@ def build_requests(
         if templated:
             refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
-    kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
+    kwargs = []
+    for request in requests:
+        if request.request_type == "generate_until":
+            kwargs.append(request.args[1])
     if any(
         DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs
     ):
@@ -223,9 +235,10 @@ def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
     """Raise PipelineError for a question of which a chat template leaves every prompt empty:
     acc_mutual_info has an empty one for each option besides the question's own.
     """
-    written = {
-        request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)
-    }
+    written = set()
+    for request in task.instances:
+        if without_marks(request.args[0], tokenizer):
+            written.add(request.doc_id)
     for request in task.instances:
         if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
             raise PipelineError(

@@ -49,7 +49,11 @@ class ScoreRow:
         return self.pair or self.language
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "reason" or value}
+        found = {}
+        for name, value in vars(self).items():
+            if name != "reason" or value:
+                found[name] = value
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,15 @@ def rows_of(
                     " the metric out of metric_list, or give it an aggregation that returns a"
                     " number; its answers are stored"
                 )
-            of_filter = [record for record in records if record["filter"] == filter_name]
-            item_values = [
-                record[metric] for record in of_filter if metric in record
-            ]  # some questions may have none
+            of_filter = []
+            for record in records:
+                if record["filter"] == filter_name:
+                    of_filter.append(record)
+            # some questions may have none
+            item_values = []
+            for record in of_filter:
+                if metric in record:
+                    item_values.append(record[metric])
             rows.append(score_row(spec, metric, filter_name, item_values, float(value)))
     return sorted(rows, key=lambda row: (row.metric, row.filter) != spec.primary)
 
@@ -145,12 +154,16 @@ def share_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
-    rows = [score_row(spec, name, chief, values) for name, values in shares.items() if values]
+    rows = []
+    for name, values in shares.items():
+        if values:
+            rows.append(score_row(spec, name, chief, values))
     if benchmark.group:
         for group in sorted({sample[benchmark.group] for sample in samples}):
-            item_values = [
-                sample["scores"][metric] for sample in samples if sample[benchmark.group] == group
-            ]
+            item_values = []
+            for sample in samples:
+                if sample[benchmark.group] == group:
+                    item_values.append(sample["scores"][metric])
             rows.append(score_row(spec, metric, chief, item_values, subject=group))
     return rows
 
@@ -217,7 +230,10 @@ def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -
             scores["numeric_match"] = metrics.numeric_match(
                 response, record["doc"]["answer_number"], written_in
             )
-            sample["number"] = None if number is None else str(number)
+            if number is None:
+                sample["number"] = None
+            else:
+                sample["number"] = str(number)
         elif benchmark.kind == "translation":
             sample |= {"extracted": answer[0].strip(), "correct": None}
             scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
@@ -253,9 +269,10 @@ def join_answers(spec: TaskSpec, results: Sequence[TaskResult]) -> TaskResult:
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
         first = answers[0]
-        numeric = [
-            name for name, score in first["scores"].items() if isinstance(score, int | float)
-        ]
+        numeric = []
+        for name, score in first["scores"].items():
+            if isinstance(score, int | float):
+                numeric.append(name)
         scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {
@@ -297,7 +314,9 @@ def powers_of_two(limit: int) -> list[int]:
 def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
     """Whether a score, of a part that of (question, score), is 1 or 0; None of any other."""
     value = score[1] if of_part else score
-    return bool(value) if value in (0, 1) else None
+    if value in (0, 1):
+        return bool(value)
+    return None
 
 
 def further_rows_of(
@@ -335,12 +354,16 @@ def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
     the language. A share of none has no row.
     """
     language = spec.answers_in
-    answers = [answer for sample in samples for answer in answers_of(sample)]
+    answers = []
+    for sample in samples:
+        for answer in answers_of(sample):
+            answers.append(answer)
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
-        if shares := in_another_language(
+        shares = in_another_language(
             [str(answer[part]) for answer in answers if part in answer], language
-        ):
+        )
+        if shares:
             rows.append(score_row(spec, metric, told_by(language), shares))
     return rows
 

@@ -86,7 +86,8 @@ def score_tasks(
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(specs, tasks, strict=True)]
     unanswered = [task for task in asked_tasks if task.left]
     for task in asked_tasks:
-        if stored := len(task.requests) - len(task.left):
+        stored = len(task.requests) - len(task.left)
+        if stored:
             say(
                 f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier"
                 " evaluation"
@@ -108,7 +109,10 @@ def score_tasks(
         "found_again": [task.name for task in asked_tasks if not task.left],
         **rows_used(asked_tasks, settings),
     }
-    rows = [row for result in results.values() for row in result.rows]
+    rows = []
+    for result in results.values():
+        for row in result.rows:
+            rows.append(row)
     return EvaluationResult(
         rows, {name: result.samples for name, result in results.items()}, harness
     )
@@ -158,11 +162,14 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
     """
     rows = rows_asked(spec, task, settings)
     requests = build_requests(lm, spec, task, rows, settings)
-    together = (
-        digest([key_of(request) for request in requests]) if rounds_together(settings) else None
-    )
+    together = None
+    if rounds_together(settings):
+        together = digest([key_of(request) for request in requests])
     answers = store.answers(spec.name, decided_by(settings), together)
-    unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
+    unanswered = []
+    for request in requests:
+        if answers.look_up(key_of(request)) is None:
+            unanswered.append(request)
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
     if unanswered:
@@ -226,11 +233,17 @@ class Answered(LM):
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     """Score the answers of a task by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
-    result = join_answers(asked.spec, scored) if len(scored) > 1 else scored[0]
+    if len(scored) > 1:
+        result = join_answers(asked.spec, scored)
+    else:
+        result = scored[0]
     result = replace(result, rows=[*result.rows, *share_rows(asked.spec, result.samples)])
     cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
     if asked.left and cut_off > len(result.samples) / 2:
-        limit = "" if settings.max_gen_toks is None else f"={settings.max_gen_toks}"
+        if settings.max_gen_toks is None:
+            limit = ""
+        else:
+            limit = f"={settings.max_gen_toks}"
         say(
             f"{asked.name}: {cut_off} of {len(result.samples)} answers ran out of"
             f" eval.max_gen_toks{limit}"
@@ -309,7 +322,9 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, tuple):
         return tuple(map(plain, value))
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return value
 
 
 def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
@@ -347,6 +362,10 @@ def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
     """Return the numbers of rows that answers were computed in, also of stored ones where the
     number decides them.
     """
-    default_rows = settings.batch_size if rounds_together(settings) else None
+    default_rows = None
+    if rounds_together(settings):
+        default_rows = settings.batch_size
     used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
-    return {USED: used if len(used) > 1 else used[0]} if used else {}
+    if used:
+        return {USED: used if len(used) > 1 else used[0]}
+    return {}

@@ -42,15 +42,18 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     config = run.config
     select = config.select
     by_loss = select.by == "validation_loss"
-    candidates = {
-        role: parent for role, parent in run.parents.items() if role not in ("base", "model")
-    }
+    candidates = {}
+    for role, parent in run.parents.items():
+        if role not in ("base", "model"):
+            candidates[role] = parent
     if by_loss:
         models, values = candidates, validation_losses(candidates)
     else:
         models = {role: scored(parent, config) for role, parent in candidates.items()}
         values = {role: scores(parent, config) for role, parent in candidates.items()}
-    floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
+    floor = {}
+    if "base" in run.parents:
+        floor = guarded(scores(run.parents["base"], config), config)
     rows = [
         {
             "checkpoint": models[role].name,
@@ -61,7 +64,10 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         }
         for role, measured in values.items()
     ]
-    keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
+    if by_loss:
+        keys = ["validation_loss"]
+    else:
+        keys = [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     choice = choose(ranking, select.place)
     folder = models[f"{choice['training']}@{choice['step']}"].folder
@@ -78,12 +84,15 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def compared(selection: Run) -> list[Snapshot]:
     """Return the snapshots that a selection ranks, made or not."""
-    models = [
-        parent
-        for run in selection.parents.values()
-        for parent in [run, *getattr(run, "parents", {}).values()]
-    ]
-    return [parent for parent in models if isinstance(parent, Snapshot)]
+    models = []
+    for run in selection.parents.values():
+        for parent in [run, *getattr(run, "parents", {}).values()]:
+            models.append(parent)
+    found = []
+    for parent in models:
+        if isinstance(parent, Snapshot):
+            found.append(parent)
+    return found
 
 
 def scored(evaluation: Parent, config: SelectStage) -> Parent:
@@ -102,7 +111,11 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     rows, _ = read_scores(evaluation.folder / "scores.json")
     measures = [*(config.select.primary or []), *(config.select.guards or [])]
     score_of = {label(measure): value(rows, measure, config.languages) for measure in measures}
-    if strange := [name for name, number in score_of.items() if not math.isfinite(number)]:
+    strange = []
+    for name, number in score_of.items():
+        if not math.isfinite(number):
+            strange.append(name)
+    if strange:
         raise PipelineError(
             f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores"
         )
@@ -116,13 +129,14 @@ def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float
     metric, filter_name = primary_metric(measure.task)
     means = []
     for language in [measure.language] if measure.language else languages:
-        numbers = [
-            math.nan if row.value is None else row.value
-            for row in rows
-            if (row.task, row.metric, row.filter) == (measure.task, metric, filter_name)
-            and not row.subject
-            and language in row.where.split("-")
-        ]
+        numbers = []
+        for row in rows:
+            if (
+                (row.task, row.metric, row.filter) == (measure.task, metric, filter_name)
+                and not row.subject
+                and language in row.where.split("-")
+            ):
+                numbers.append(math.nan if row.value is None else row.value)
         if numbers:
             means.append(statistics.fmean(numbers))
     if not means:
@@ -152,7 +166,10 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         loss = manifest.weights.get("validation_loss")
         if "@" not in model.name:
             steps = read_jsonl(model.folder / "log.jsonl")
-            logged = [row["validation_loss"] for row in steps if "validation_loss" in row]
+            logged = []
+            for row in steps:
+                if "validation_loss" in row:
+                    logged.append(row["validation_loss"])
             loss = logged[-1] if logged else None
         if loss is None:
             raise PipelineError(

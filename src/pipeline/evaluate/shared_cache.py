@@ -39,7 +39,10 @@ def layer_kinds(config: Any) -> list[str]:
     FULL to all that came before, SLIDING to a window of it, or another way.
     """
     config = config.get_text_config()
-    kind = SLIDING if getattr(config, "sliding_window", None) else FULL
+    if getattr(config, "sliding_window", None):
+        kind = SLIDING
+    else:
+        kind = FULL
     return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
 
 
@@ -148,9 +151,10 @@ class SharedCache(Cache):
             room,
         )  # the model keeps the cache
         # transformers 5.24 gave it another name
-        self.keyword = (
-            "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        )
+        if "cache" in inspect.signature(model.forward).parameters:
+            self.keyword = "cache"
+        else:
+            self.keyword = "past_key_values"
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
@@ -191,7 +195,9 @@ class SharedCache(Cache):
         if not prefix:
             return
         positions = torch.arange(len(prefix), device=self.device)[None]
-        masks = self.masks(positions, positions) if SLIDING in self.kinds else None
+        masks = None
+        if SLIDING in self.kinds:
+            masks = self.masks(positions, positions)
         self.logits(torch.tensor([self.prefix]), positions, masks)
         self.shared, self.reads_once = len(prefix), self.plain_layers == len(self.layers)
         layer: Any
@@ -214,7 +220,8 @@ class SharedCache(Cache):
             [prompt[-1:] for prompt in prompts], device=self.device
         )
         self.places[row_indices] = torch.tensor(lengths, device=self.device)[:, None]
-        if width := max(lengths):
+        width = max(lengths)
+        if width:
             positions = torch.arange(width, device=self.device)[None]
             ids = pad_sequence(
                 [torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts],
@@ -261,7 +268,8 @@ class SharedCache(Cache):
         those up to its own position; and to all of the prefix, which has no columns where it is
         read once.
         """
-        visible = places[:, :, None] >= columns[:, None] if visible is None else visible
+        if visible is None:
+            visible = places[:, :, None] >= columns[:, None]
         masks = {}
         for kind in dict.fromkeys(self.kinds):
             reach = self.shared
@@ -282,7 +290,9 @@ class SharedCache(Cache):
                     ~mask, torch.finfo(self.model.dtype).min
                 )
             masks[kind] = mask[:, None].to(self.device)
-        return masks if len(masks) > 1 else next(iter(masks.values()), None)
+        if len(masks) > 1:
+            return masks
+        return next(iter(masks.values()), None)
 
     def logits(
         self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1
@@ -354,19 +364,22 @@ def kept_bytes(model: Any) -> int:
     """Bytes of keys and values that a model keeps for its next prompts, which can take their
     place.
     """
-    layers: Any = cache.layers if (cache := getattr(model, KEPT, None)) else []
-    states = [
-        part
-        for layer in layers
-        if layer.is_initialized
-        for part in (layer.keys, layer.values, *layer.kept)
-    ]
+    layers: Any = []
+    cache = getattr(model, KEPT, None)
+    if cache:
+        layers = cache.layers
+    states = []
+    for layer in layers:
+        if layer.is_initialized:
+            for part in (layer.keys, layer.values, *layer.kept):
+                states.append(part)
     return sum(part.nbytes for part in states)
 
 
 def drop_cache(model: Any) -> None:
     """Free the memory that a model keeps for its next prompts."""
-    if cache := getattr(model, KEPT, None):
+    cache = getattr(model, KEPT, None)
+    if cache:
         cache.graphs.clear()
         cache.layers.clear()
         setattr(model, KEPT, None)

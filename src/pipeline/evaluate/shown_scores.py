@@ -24,11 +24,9 @@ OWN_SCALE = re.compile(
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """Return the factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    return (
-        1
-        if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric)
-        else 100
-    )
+    if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric):
+        return 1
+    return 100
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
@@ -60,7 +58,9 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
         return None
     if is_share:
         return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)
-    return NormalTest(value, error, row.n - 1, math.inf).interval() if error and row.n > 1 else None
+    if error and row.n > 1:
+        return NormalTest(value, error, row.n - 1, math.inf).interval()
+    return None
 
 
 def score_lines(folder: Path) -> list[str]:
@@ -74,7 +74,10 @@ def score_lines(folder: Path) -> list[str]:
         return []
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
-    sampled = [row for row in written if row.metric == "majority" or row.metric.startswith("pass@")]
+    sampled = []
+    for row in written:
+        if row.metric == "majority" or row.metric.startswith("pass@"):
+            sampled.append(row)
     rows += [score_line(row) for row in [*primary_of(written), *sampled]]
     return ["scores:", *align_columns(rows, right={3, 4})]
 

@@ -50,9 +50,11 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars
     (all before any weights are read), and for prompts that are longer than the model takes.
     """
-    if scored := {
-        role: run.parents[role] for role in scoring_runs(run.config) if role in run.parents
-    }:
+    scored = {}
+    for role in scoring_runs(run.config):
+        if role in run.parents:
+            scored[role] = run.parents[role]
+    if scored:
         facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
         return facts

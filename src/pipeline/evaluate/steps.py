@@ -70,11 +70,15 @@ def rows_for(device: torch.device, count: int) -> int:
     """Rows that a step of `count` prompts computes: on CUDA the next power of two, as each number
     is recorded.
     """
-    return 1 << max(count - 1, 0).bit_length() if device.type == "cuda" else count
+    if device.type == "cuda":
+        return 1 << max(count - 1, 0).bit_length()
+    return count
 
 
 def columns_for(device: torch.device, count: int) -> int:
-    return -(-count // COLUMNS) * COLUMNS if device.type == "cuda" else count
+    if device.type == "cuda":
+        return -(-count // COLUMNS) * COLUMNS
+    return count
 
 
 class Steps:
@@ -82,7 +86,10 @@ class Steps:
 
     def __init__(self, cache: SharedCache, sampling: Sampling | None = None) -> None:
         self.cache, self.sampling = cache, sampling
-        self.kind = (sampling.temperature, sampling.top_p) if sampling else None
+        if sampling:
+            self.kind: tuple[float, float] | None = (sampling.temperature, sampling.top_p)
+        else:
+            self.kind = None
 
     def next(
         self, rows: int, columns: int, numbers: Sequence[float] = ()
@@ -114,11 +121,10 @@ class Steps:
     def _step(self, rows: int, columns: int) -> None:
         cache = self.cache
         logits = cache.step(rows, columns)
-        tokens = (
-            self.sampling.choose(logits, cache.drawn[:rows])
-            if self.sampling
-            else logits.argmax(dim=-1)
-        )
+        if self.sampling:
+            tokens = self.sampling.choose(logits, cache.drawn[:rows])
+        else:
+            tokens = logits.argmax(dim=-1)
         cache.tokens[:rows, 0] = tokens
         cache.places[:rows] += 1
 

@@ -49,7 +49,10 @@ def model_key(checkpoint: Parent) -> Key:
     folder, base = local_folder(checkpoint.folder), None
     manifest = read_manifest(folder)
     if (folder / ADAPTER_CONFIG).is_file():
-        model = manifest.parents.get("model") if manifest else None  # a merge has none
+        # a merge has none
+        model = None
+        if manifest:
+            model = manifest.parents.get("model")
         base = (
             (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
         )
@@ -78,7 +81,11 @@ def base_key(folder: Path) -> Key:
 
 
 def deciding_files(folder: Path) -> dict[str, str]:
-    return {name: sha256(folder / name) for name in DECIDING if (folder / name).is_file()}
+    found = {}
+    for name in DECIDING:
+        if (folder / name).is_file():
+            found[name] = sha256(folder / name)
+    return found
 
 
 def digest(value: Any) -> str:

@@ -51,7 +51,10 @@ def task_specs(
             f"eval.split={settings.split} has no items on the Hub: set data_root to a folder that"
             " has them"
         )
-    without_drawn = [task for task in counts if not benchmark_of(task).exemplars_drawn]
+    without_drawn = []
+    for task in counts:
+        if not benchmark_of(task).exemplars_drawn:
+            without_drawn.append(task)
     if settings.exemplars == "random" and without_drawn:
         drawn = ", ".join(item.title for item in BENCHMARKS.values() if item.exemplars_drawn)
         raise PipelineError(
@@ -62,11 +65,15 @@ def task_specs(
     specs: list[TaskSpec] = []
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
-        find = named_language if benchmark.one_set else language
+        if benchmark.one_set:
+            find = named_language
+        else:
+            find = language
         requested = [find(code) for code in dict.fromkeys(languages)]
-        spoken = [
-            target for target in requested if benchmark.kind != "translation" or target.code != "en"
-        ]
+        spoken = []
+        for target in requested:
+            if benchmark.kind != "translation" or target.code != "en":
+                spoken.append(target)
         if not spoken:
             raise PipelineError(
                 f"{eval_task.task} translates between English and another language: add one to"
@@ -110,7 +117,10 @@ def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
         return []
     if "custom_dataset" in body:
         spoken = [language(code) for code in spec.where.split("-")]
-        sources = [source for target in spoken for source in spec.benchmark.sources(target)]
+        sources = []
+        for target in spoken:
+            for source in spec.benchmark.sources(target):
+                sources.append(source)
         return [(source.hub or "", source.hub_config, source.split) for source in sources]
     splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
     return [

@@ -76,8 +76,13 @@ class TorchBackend:
 
         if self.model is None:
             assert self.weights
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            folder = self.weights if isinstance(self.weights, Path) else self.weights.layout.folder
+            device = "cpu"
+            if torch.cuda.is_available():
+                device = "cuda"
+            if isinstance(self.weights, Path):
+                folder = self.weights
+            else:
+                folder = self.weights.layout.folder
             try:
                 if isinstance(self.weights, Path):
                     self.model = load.load_model(self.weights, dtype=self.dtype).to(device)
@@ -195,7 +200,9 @@ class TorchBackend:
                 scored(request_number, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
             finished.add(index)
 
-        token_limit = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
+        token_limit = 0
+        if share and max(keep, default=0) > 1:
+            token_limit = MOST_TOKENS
         longest = [
             len(prompt) - scored_tokens for prompt, scored_tokens in zip(prompts, keep, strict=True)
         ]
@@ -205,29 +212,32 @@ class TorchBackend:
                 prompts[left[0]][:shared],
                 build_tries(prompts, left, shared, token_limit),
             )
-            cache = SharedCache(self.model) if shared or token_limit else None
+            cache = None
+            if shared or token_limit:
+                cache = SharedCache(self.model)
             if cache:
                 cache.share(prefix)
             sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
             for batch in batch_places(*sizes, self.batch_size):
                 tries = [rows[at] for at in batch]
-                ends = [
-                    (index, at, path[-keep[index] :])
-                    for at, trie in enumerate(tries)
-                    for index, path in trie.paths.items()
-                ]
-                places = [(at, node) for _, at, path in ends for node in path]
+                ends = []
+                for at, trie in enumerate(tries):
+                    for index, path in trie.paths.items():
+                        ends.append((index, at, path[-keep[index] :]))
+                places = []
+                for _, at, path in ends:
+                    for node in path:
+                        places.append((at, node))
                 found = logits_of(self.model, cache, tries, places).split(
                     [len(path) for *_, path in ends]
                 )
                 for (index, *_), logits in zip(ends, found, strict=True):
                     weigh(index, logits)
 
-        groups = (
-            group_prompts(prompts, longest, token_limit)
-            if share
-            else [(0, list(range(len(prompts))))]
-        )
+        if share:
+            groups = group_prompts(prompts, longest, token_limit)
+        else:
+            groups = [(0, list(range(len(prompts))))]
         self._fit_rows(groups, prompts)
         self._for_each(groups, finished, weigh_all)
 
@@ -344,9 +354,10 @@ def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
     """
     if dtype == "auto":
         return
-    parameters = [
-        parameter for name, parameter in model.named_parameters() if name not in split_layers(model)
-    ]
+    parameters = []
+    for name, parameter in model.named_parameters():
+        if name not in split_layers(model):
+            parameters.append(parameter)
     loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters} & {
         "float64",
         *DTYPES,

@@ -64,7 +64,9 @@ def in_memory(folder: Path, run: Run[EvalStage]) -> Merging | Path:
     memory.
     """
     stays = keeps_models() and run.config.eval.backend == "hf"
-    return merge_of_one(folder) if is_adapter(folder) or stays else folder
+    if is_adapter(folder) or stays:
+        return merge_of_one(folder)
+    return folder
 
 
 @contextmanager

@@ -94,7 +94,9 @@ class Column:
         """
         log, values = self.logs[model], self.values[model]
         scale = (100 if self.is_share else 1) / percent_factor(self.metric)
-        error = mean_stderr(values) if self.is_share and scale == 1 else None
+        error = None
+        if self.is_share and scale == 1:
+            error = mean_stderr(values)
         return ScoreRow(
             self.title,
             LANGUAGE,
@@ -150,13 +152,17 @@ class Column:
 
         best = best_of(cells, self.lower, contrast_of)
         marked = [replace(cell, best=cell is best) for cell in cells]
-        missing = [
-            CellResult(
-                model, self.title, missing=f"“{model}” has no log of {self.title}", task=self.title
-            )
-            for model in models
-            if model not in self.logs
-        ]
+        missing = []
+        for model in models:
+            if model not in self.logs:
+                missing.append(
+                    CellResult(
+                        model,
+                        self.title,
+                        missing=f"“{model}” has no log of {self.title}",
+                        task=self.title,
+                    )
+                )
         return marked + missing
 
 
@@ -188,9 +194,10 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
             [column.row(model) for column in own], samples=[column.samples(model) for column in own]
         )
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
-    title = (
-        f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared"
-    )
+    if len(titles) == 2:
+        title = f"{titles[1]} against {titles[0]}"
+    else:
+        title = f"{len(titles)} models compared"
     return Results(
         table=name,
         title=title,
@@ -248,8 +255,10 @@ def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator
             elif keys:
                 lower = any(metric in log.lower_is_better for log in logs.values())
                 title = f"{task} {metric}"
-                title += f" ({filter_name})" if filter_name != "none" else ""
-                title += " (lower is better)" if lower else ""
+                if filter_name != "none":
+                    title += f" ({filter_name})"
+                if lower:
+                    title += " (lower is better)"
                 yield Column(re.sub(r"[\x00-\x1f]+", "_", title), metric, lower, logs, keys)
 
 
@@ -258,7 +267,11 @@ def shared_keys(logs: Sequence[Log]) -> list[str]:
     log.
     """
     first, *others = logs
-    return [key for key in first.items if others and all(key in other.items for other in others)]
+    found = []
+    for key in first.items:
+        if others and all(key in other.items for other in others):
+            found.append(key)
+    return found
 
 
 def metrics_in(logs: Iterable[Log]) -> list[str]:
@@ -326,14 +339,19 @@ def differences_of(task: str, logs: Mapping[str, Log], keys: Sequence[str]) -> I
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}…"
 
 
 def note_of(computed: Sentences) -> str:
     """Return what a reader of the verdict must know: the matched part, different settings, and what
     is not compared.
     """
-    sentences = [] if computed["Different settings"] else ["The recorded settings are the same."]
+    if computed["Different settings"]:
+        sentences = []
+    else:
+        sentences = ["The recorded settings are the same."]
     for kind, listed in computed.items():
         if listed and kind != "Logs":
             shown = first_few(listed, IN_NOTE, " under “How it was computed”.")

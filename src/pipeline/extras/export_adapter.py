@@ -49,10 +49,13 @@ def hub_id_of_base(model: Parent, runs_dir: Path) -> str:
     """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "merge":
-        experts = [
-            parent for role, parent in find_ancestors(manifest, runs_dir).items() if role != "base"
-        ]
-        return hub_id_of_base(experts[0], runs_dir) if experts else ""
+        experts = []
+        for role, parent in find_ancestors(manifest, runs_dir).items():
+            if role != "base":
+                experts.append(parent)
+        if experts:
+            return hub_id_of_base(experts[0], runs_dir)
+        return ""
     with suppress(PipelineError):
         return getattr(base_of(model, runs_dir, "checkpoint"), "hub", None) or ""
     return ""

@@ -45,7 +45,10 @@ def read_models(entries: Sequence[str]) -> dict[str, Logs]:
     shared = os.path.commonpath([entry for entry, _ in models])
     titled = {}
     for (entry, model), logs in models.items():
-        title = f"{model} ({os.path.relpath(entry, shared)})" if counts[model] > 1 else model
+        if counts[model] > 1:
+            title = f"{model} ({os.path.relpath(entry, shared)})"
+        else:
+            title = model
         titled[title] = logs
     if len(titled) < 2:
         raise PipelineError(
@@ -77,7 +80,9 @@ def read_entry(path: Path) -> list[Log]:
                     logs += reader.read(file, without_surrogates(content))
                     break
     if not logs:
-        problem = "holds no log" if path.exists() else "does not exist"
+        problem = "does not exist"
+        if path.exists():
+            problem = "holds no log"
         raise PipelineError(f"results={path} {problem}: give {EXPECTED}")
     return logs
 
@@ -89,11 +94,11 @@ def log_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    return [
-        file
-        for file in sorted(path.rglob("*.json"))
-        if file.is_file() and not file.name.startswith(".")
-    ]
+    found = []
+    for file in sorted(path.rglob("*.json")):
+        if file.is_file() and not file.name.startswith("."):
+            found.append(file)
+    return found
 
 
 def without_surrogates(content: Mapping[str, Any]) -> dict[str, Any]:

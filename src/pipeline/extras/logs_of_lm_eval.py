@@ -62,14 +62,18 @@ def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
 def logs_written_at(time: str, path: Path, content: dict[str, Any]) -> Iterator[Log]:
     """Yield the logs of a results file, with the samples files of this time next to it."""
     names = {task: f"samples_{task}_{time}.jsonl" for task in content["configs"]}
-    outside = [name for name in names.values() if Path(name).name != name]
+    outside = []
+    for name in names.values():
+        if Path(name).name != name:
+            outside.append(name)
     if outside:
         raise PipelineError(
             f"{path} names a samples file in another folder ({outside[0]}): correct the task's name"
         )
-    samples = {
-        task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()
-    }
+    samples = {}
+    for task, name in names.items():
+        if (path.parent / name).is_file():
+            samples[task] = path.parent / name
     if not samples:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
         raise PipelineError(
@@ -91,7 +95,9 @@ def is_too_old(version: str) -> bool:
 
 
 def too_old(path: Path, version: str) -> PipelineError:
-    wrote = f"lm_eval {version}" if is_too_old(version) else "lm_eval before 0.4.8"
+    wrote = "lm_eval before 0.4.8"
+    if is_too_old(version):
+        wrote = f"lm_eval {version}"
     return PipelineError(
         f"{path} is of {wrote}: score again with lm_eval 0.4.8 or later, and --log_samples"
     )
@@ -163,7 +169,10 @@ def item_of(row: Sample) -> Item:
     read, response = row["filtered_resps"], row["resps"]
     while isinstance(response, list) and len(response) == 1:
         response = response[0]
-    extracted = read[0] if isinstance(read, list) and read else read
+    if isinstance(read, list) and read:
+        extracted = read[0]
+    else:
+        extracted = read
     are_options = len(requests) == len(read) > 1 and all(
         isinstance(pair, list) and len(pair) == 2 for pair in read
     )
@@ -184,7 +193,10 @@ def model_of(content: Mapping[str, Any]) -> str:
     arguments = model_arguments(content)
     named = [content.get("model_name"), *(arguments.get(key) for key in THE_MODEL)]
     name = str(next(filter(None, named), ""))
-    last = name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+    if name.startswith(("/", ".", "~")):
+        last = name.rstrip("/").rsplit("/", 1)[-1]
+    else:
+        last = name
     return one_line(last)[:80] or "unnamed model"
 
 
@@ -208,9 +220,11 @@ def settings_of(content: Mapping[str, Any], task: str) -> dict[str, str]:
         **{key: content.get(key) for key in OF_THE_RUN},
         **{key: config.get(key) for key in OF_THE_COMMAND},
     }
-    return {
-        key: one_line(str(value)) for key, value in settings.items() if value not in (None, {}, "")
-    }
+    found = {}
+    for key, value in settings.items():
+        if value not in (None, {}, ""):
+            found[key] = one_line(str(value))
+    return found
 
 
 READER = Reader(recognizes, read)

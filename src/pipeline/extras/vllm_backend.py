@@ -87,7 +87,8 @@ class VllmBackend:
         """
         if self.vllm is None:
             self.model, tokenizer = without_weights(self.weights)
-            if settings := settings_beyond_greedy(self.model):
+            settings = settings_beyond_greedy(self.model)
+            if settings:
                 raise PipelineError(
                     f"eval.backend=vllm: the model's generation_config.json sets {settings[0]},"
                     " which is not passed on to vLLM: score it with eval.backend=hf"
@@ -113,9 +114,10 @@ class VllmBackend:
             from lm_eval.models.vllm_causallms import VLLM
             from vllm.platforms import current_platform
 
-            dtype: Any = (
-                str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
-            )
+            if self.dtype == "auto":
+                dtype: Any = str(self.model.dtype).removeprefix("torch.")
+            else:
+                dtype = self.dtype
             self.vllm = VLLM(
                 str(folder),
                 dtype=dtype,

@@ -57,7 +57,11 @@ def _secret_values() -> list[str]:
     characters and a digit.
     """
     values = (value for name, value in os.environ.items() if is_secret_name(name))
-    return [value for value in values if len(value) >= 12 and re.search(r"\d", value)]
+    found = []
+    for value in values:
+        if len(value) >= 12 and re.search(r"\d", value):
+            found.append(value)
+    return found
 
 
 def plain_addresses(text: str) -> str:
@@ -95,7 +99,10 @@ def without_credentials(value: Any) -> Any:
 def _mask_match(match: re.Match[str]) -> str:
     name, sign, value = match["name"], match["sign"], match["value"]
     quote = value[0] if value[0] in "\"'" else ""
-    closers = "" if quote or value[0] == "[" else value[len(value.rstrip("]'\"),;}")) :]
+    if quote or value[0] == "[":
+        closers = ""
+    else:
+        closers = value[len(value.rstrip("]'\"),;}")) :]
     bare = value.strip("\"'.:,[](){};").lower()
     last_word = name.lower().rpartition(".")[2]
     is_prose = sign.lstrip() == ": " and last_word in ("key", "token")  # "unknown key sft.key: ..."

@@ -46,11 +46,10 @@ def unusable_cache() -> str:
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        name = (
-            "HF_HOME"
-            if "HF_HOME" in os.environ
-            else f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
-        )
+        if "HF_HOME" in os.environ:
+            name = "HF_HOME"
+        else:
+            name = f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
         reason = error.strerror or "unusable"
         return (
             f"{name}={folder} cannot be written ({reason}): set HF_HOME to a folder on a disk that"
@@ -108,11 +107,9 @@ class Lock:
         content.
         """
         entry = self.entry(source)
-        return (
-            replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}")
-            if entry
-            else source
-        )
+        if entry:
+            return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}")
+        return source
 
     def source(self, source: Source) -> tuple[Source, list[Path] | None]:
         """Return a locked source and its complete files; (the source, None) if it is not locked."""
@@ -146,13 +143,16 @@ class Lock:
 
     def check_model(self, name: str) -> None:
         """Raise a PipelineError unless the cache holds each file of a locked model completely."""
-        if locked := self.model(name):
+        locked = self.model(name)
+        if locked:
             for file, size in self.models[name]["files"].items():
                 check_size(locked[1] / file, size, name)
 
 
 def pinned_as(name: str | None, revision: str | None) -> str:
-    return f"{name}@{revision}" if revision else str(name)
+    if revision:
+        return f"{name}@{revision}"
+    return str(name)
 
 
 def url_key(url: str) -> str:
@@ -160,13 +160,20 @@ def url_key(url: str) -> str:
     place.
     """
     plain = without_credentials(url)
-    return url if plain == url else f"{plain} {digest_of([url])[:8]}"
+    if plain == url:
+        return url
+    return f"{plain} {digest_of([url])[:8]}"
 
 
 def check_size(path: Path, size: int, label: str) -> Path:
-    bytes_there = path.stat().st_size if path.is_file() else None
+    bytes_there = None
+    if path.is_file():
+        bytes_there = path.stat().st_size
     if bytes_there != size:
-        state = "is not there" if bytes_there is None else f"has {bytes_there} of {size} bytes"
+        if bytes_there is None:
+            state = "is not there"
+        else:
+            state = f"has {bytes_there} of {size} bytes"
         raise PipelineError(
             f"{label} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where"
             " the Hub can be reached, or set HF_HOME to the cache it filled"

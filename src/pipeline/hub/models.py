@@ -116,7 +116,9 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
         content = metadata_load(file)
     except (YAMLError, ValueError):  # no metadata
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:

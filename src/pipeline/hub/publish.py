@@ -35,7 +35,9 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
     try:
         me = api.whoami()
         owners = [owner["name"] for owner in (me, *(me.get("orgs") or ()))]
-        existing = api.model_info(name) if api.repo_exists(name) else None
+        existing = None
+        if api.repo_exists(name):
+            existing = api.model_info(name)
     except Exception as error:  # any error of the network or the Hub
         raise refusal_of_upload(name, knob, error) from error
     if owner not in owners:
@@ -43,19 +45,19 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
             f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
             "name one of your organizations"
         )
-    if files_there := [
-        file.rfilename for file in (existing and existing.siblings) or () if file.rfilename != OWN
-    ]:
+    files_there = []
+    for file in (existing and existing.siblings) or ():
+        if file.rfilename != OWN:
+            files_there.append(file.rfilename)
+    if files_there:
         raise PipelineError(
             f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more"
             " files): name a new repository"
         )
     if existing and existing.private != private:
-        kinds = (
-            "private, give export.private=true"
-            if existing.private
-            else "public, give export.private=false"
-        )
+        kinds = "public, give export.private=false"
+        if existing.private:
+            kinds = "private, give export.private=true"
         raise PipelineError(f"{knob}=hub:{name} is {kinds}, or name a new repository")
     return api
 

@@ -67,7 +67,10 @@ def at_locked_revisions(lock: Lock) -> Iterator[None]:
             return load(path, *args, **how)
         revision = lock.datasets[path]["revision"]
         loaded: Any = load(path, *args, revision=revision, **how)
-        part = loaded if "split" in how else next(iter(loaded.values()))
+        if "split" in how:
+            part = loaded
+        else:
+            part = next(iter(loaded.values()))
         for cached in {Path(file["filename"]).parent.name for file in part.cache_files} - {
             revision
         }:

@@ -47,7 +47,9 @@ def count_attempt(run: Run) -> Iterator[None]:
 def last_step(run: Run) -> int | None:
     """Step of the run's resume point; None if there is none."""
     record = resume.read_resume_point(run.work)
-    return None if record is None else int(record["step"])
+    if record is None:
+        return None
+    return int(record["step"])
 
 
 def add_attempt(run: Run, start_step: int | None) -> None:
@@ -63,7 +65,9 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     if training and step is None and stop.stop_signal_name() == "SIGUSR1":
         reason = "its first resume point was not reached when the job was asked to stop"
     elif len(stops) == MAX_ATTEMPTS and step == start_step:
-        progress = f"after step {step}" if step else "before its end"
+        progress = "before its end"
+        if step:
+            progress = f"after step {step}"
         reason = f"{MAX_ATTEMPTS} attempts ended {progress} without getting further"
     with suppress(OSError):
         run.workplace.mkdir(parents=True, exist_ok=True)

@@ -82,7 +82,10 @@ class Cards:
                 fcntl.flock(self._cards[place], fcntl.LOCK_UN)
 
     def _take(self, group: Sequence[int], still_wanted: Callable[[], bool]) -> bool:
-        how = fcntl.LOCK_EX if len(group) > 1 else fcntl.LOCK_SH
+        if len(group) > 1:
+            how = fcntl.LOCK_EX
+        else:
+            how = fcntl.LOCK_SH
         try:
             if not all(_lock(self._gates[place], how) for place in group):
                 return False
@@ -106,7 +109,8 @@ class Cards:
         its context, some hundred MB, so that it starts anew.
         """
         release_models()
-        if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        torch = sys.modules.get("torch")
+        if torch and torch.cuda.is_initialized():
             os.execv(
                 sys.executable, [sys.executable, "-m", "pipeline.launch.worker", *sys.argv[1:]]
             )

@@ -89,7 +89,8 @@ def settings_of(run: Run) -> Iterator[None]:
     which the next run of this process has not asked for; and a model and a trainer that hold each
     other, whose memory the next run needs.
     """
-    if not (torch := sys.modules.get("torch")):
+    torch = sys.modules.get("torch")
+    if not torch:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -112,9 +113,10 @@ def make_run(
     Args: begin: as of make_once.
     """
     of_training = isinstance(run.config, TrainStage)
-    bytes_needed: Any = (
-        bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
-    )
+    if of_training:
+        bytes_needed: Any = bytes_of_training
+    else:
+        bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
         make = stage_function(run)  # imports, before the run's time is taken
         if of_training and why_not_finished(run):
@@ -187,4 +189,7 @@ def error_sentence(error: BaseException) -> str | None:
     ) in DEVICE_ERRORS.items():  # also of another process, whose traceback is the error's text
         if re.search(pattern, str(error)):
             return sentence
-    return f"{reason}; nothing was published" if (reason := disk_full_reason(error)) else None
+    reason = disk_full_reason(error)
+    if reason:
+        return f"{reason}; nothing was published"
+    return None

@@ -76,11 +76,15 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
     It is launcher.workers, else one a GPU. Without GPUs it is cores // threads of a run, or one if
     a run uses several processes.
     """
-    if count := launcher.workers or len(visible_gpus()):
+    count = launcher.workers or len(visible_gpus())
+    if count:
         return count
     if any(gpus_requested(run) > 1 for run in runs):
         return 1
-    heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
+    heavy = []
+    for run in runs:
+        if isinstance(run.config, TrainStage | EvalStage):
+            heavy.append(run.config.threads)
     return max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))
 
 
@@ -88,7 +92,8 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
     """Run the stage and return what it prints: the folder of its run, for a stage that computes
     one. options: key -> value of its command.
     """
-    if row := STUDY_STAGES.get(config.stage):
+    row = STUDY_STAGES.get(config.stage)
+    if row:
         return row.answer(config)
     if not isinstance(config, RunStage):
         return str(config.answer())  # type: ignore[attr-defined]  # of extras/, or another package
@@ -117,7 +122,8 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
-        if card_of(name := options.get(HARDWARE)) and not (by_jobs or visible_gpus()):
+        name = options.get(HARDWARE)
+        if card_of(name) and not (by_jobs or visible_gpus()):
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):
@@ -149,15 +155,14 @@ def what_failed(failed: Mapping[str, str]) -> str:
     """Text with the failed runs and reasons, and the number of runs that were not computed as they
     depend on them.
     """
-    own_failures = [
-        f"{name}: {reason}" for name, reason in failed.items() if not reason.startswith(BLOCKED)
-    ]
+    own_failures = []
+    for name, reason in failed.items():
+        if not reason.startswith(BLOCKED):
+            own_failures.append(f"{name}: {reason}")
     summary = (
         f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(first_few(own_failures, 3))})"
     )
     dependents = len(failed) - len(own_failures)
-    return (
-        f"{summary}, so {dependents} that depend on them were not computed"
-        if dependents
-        else summary
-    )
+    if dependents:
+        return f"{summary}, so {dependents} that depend on them were not computed"
+    return summary

@@ -65,7 +65,10 @@ class Local:
         planned: bool = False,
     ) -> None:
         self.count, self.later, self.aloud, self.planned = count, later, aloud, planned
-        self.places = places_of(cards, count) if cards and count > 1 else []
+        if cards and count > 1:
+            self.places = places_of(cards, count)
+        else:
+            self.places = []
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
 
     def __enter__(self) -> Local:
@@ -103,7 +106,10 @@ class Local:
         if not runs:
             return failed
         runs_dir, reasons = runs[0].runs_dir, reasons_unfinished(runs, targets)
-        unfinished = [run for run in runs if run.hash in reasons and run.name not in failed]
+        unfinished = []
+        for run in runs:
+            if run.hash in reasons and run.name not in failed:
+                unfinished.append(run)
         if unfinished:
             check_writable(runs_dir)
             refuse_without_gpus(unfinished)
@@ -114,13 +120,19 @@ class Local:
                 pass
             refuse_too_large(unfinished)
         for run in runs:
-            if finished := run.hash not in reasons:
+            finished = run.hash not in reasons
+            if finished:
                 clear_workplace(run)
-            if run.name not in failed and (reason := why_failed(run, failed, finished)):
-                failed[run.name] = reason
-                self.tell_failure(run.name, reason)
+            if run.name not in failed:
+                reason = why_failed(run, failed, finished)
+                if reason:
+                    failed[run.name] = reason
+                    self.tell_failure(run.name, reason)
         history = History(finished_manifests(runs_dir))
-        remaining = [run for run in unfinished if run.name not in failed]
+        remaining = []
+        for run in unfinished:
+            if run.name not in failed:
+                remaining.append(run)
         self.watch(remaining, history, len(runs))
         tasks = tasks_of(remaining, history.predict)
         if (
@@ -131,11 +143,10 @@ class Local:
         self.session.add(tasks)
         if self.planned and tasks:
             publish_plan(runs_dir, plan_name(targets), self.session.tasks)
-        held = (
-            self.watch_workers()
-            if self.count > 1
-            else work(self.session, self.compute, tell=self.tell)
-        )
+        if self.count > 1:
+            held = self.watch_workers()
+        else:
+            held = work(self.session, self.compute, tell=self.tell)
         failed |= {
             task.name: self.session.failed[task.hash]
             for task in tasks
@@ -203,7 +214,9 @@ class Local:
 
     def start(self, number: int) -> None:
         """Start a worker, in a session of its own."""
-        visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
+        visible = {}
+        if self.places:
+            visible = {VISIBLE: ",".join(self.places[number % len(self.places)])}
         command = [
             sys.executable,
             "-m",
@@ -275,7 +288,8 @@ class Local:
                 ended_at = time.monotonic()
                 seconds = ended_at - self.started.get(key, ended_at)
                 say(f"{name if self.count > 1 else self.head()} done in {seconds:.1f} s")
-                if manifest := read_manifest(self.runs[key].folder):
+                manifest = read_manifest(self.runs[key].folder)
+                if manifest:
                     self.history.add(manifest)
             else:
                 continue
@@ -311,16 +325,16 @@ class Local:
             left: dict[str, float] = {}
             for key, begun in self.started.items():
                 seconds = seconds_of_steps_left(self.runs[key])
-                if (
-                    seconds is None
-                    and (expected := self.history.predict(self.runs[key])) is not None
-                ):
-                    seconds = max(0.0, expected - (asked_at - begun))
+                if seconds is None:
+                    expected = self.history.predict(self.runs[key])
+                    if expected is not None:
+                        seconds = max(0.0, expected - (asked_at - begun))
                 if seconds is not None:
                     left[key] = seconds
-            remaining = [
-                self.runs[task.hash] for task in self.session.left if task.hash in self.runs
-            ]
+            remaining = []
+            for task in self.session.left:
+                if task.hash in self.runs:
+                    remaining.append(self.runs[task.hash])
             total, unknown = self.history.sum([*remaining, *self.later_runs], self.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
             self.told_until = asked_at + 20 * (time.monotonic() - asked_at)
@@ -334,7 +348,9 @@ class Local:
         parts = [f"{pluralize(len(self.session.left), 'run')} and {left} left{more}"]
         for key, begun in self.started.items():
             record = state.read_state(self.runs[key].workplace)
-            step = f" {record['step']}/{record['steps']}" if record.get("steps") else ""
+            step = ""
+            if record.get("steps"):
+                step = f" {record['step']}/{record['steps']}"
             parts.append(f"{self.runs[key].label}{step} {time.monotonic() - begun:.0f} s")
         return " | ".join(parts)
 
@@ -350,7 +366,8 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
     was finished.
     """
     parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
-    if blocked := next((parent.name for parent in parents if parent.name in failed), None):
+    blocked = next((parent.name for parent in parents if parent.name in failed), None)
+    if blocked:
         return f"{BLOCKED}{blocked} failed"
     try:
         if finished:

@@ -107,7 +107,8 @@ class Task:
             role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()
         }
         run = Run(config, self.label, parents, version=row.version)
-        if folder := parents.get("include_path"):
+        folder = parents.get("include_path")
+        if folder:
             files = files_of_task(config.eval.tasks[0].task)
             if content_hash([*files], folder.folder) != folder.hash:
                 raise PipelineError(
@@ -144,7 +145,9 @@ def tasks_of(
 
 def gpus_requested(run: Run) -> int:
     """Return the number of processes that use one GPU each."""
-    return run.config.sft.processes if run.config.stage in ("sft", "cpt") else 1
+    if run.config.stage in ("sft", "cpt"):
+        return run.config.sft.processes
+    return 1
 
 
 def _as_json(parent: Parent) -> dict[str, Any]:
@@ -191,8 +194,10 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
 def plan_name(targets: Sequence[Run]) -> str:
     """Name of the table that the runs belong to; else runs- and a hash of the runs."""
     groups = {run.config.group for run in targets}
-    if len(groups) == 1 and (group := groups.pop()):
-        return group
+    if len(groups) == 1:
+        group = groups.pop()
+        if group:
+            return group
     hashes = "".join(sorted(run.hash for run in targets))
     return f"runs-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
 

@@ -87,7 +87,9 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
             except PipelineError as error:
                 problems[str(error)] = None
         if isinstance(run.config, DataStage):
-            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            root = None
+            if "data_root" in run.parents:
+                root = run.parents["data_root"].folder
             files = {name: file for name, _, file in source_files(run)}
             for name, source in run.config.expert.sources.items():
                 of_hub = source.hub is not None or "://" in (source.url or "")
@@ -104,7 +106,8 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                     )
                 except (PipelineError, OSError) as error:
                     problems[str(error)] = None
-            if problem := too_few_rows(run):
+            problem = too_few_rows(run)
+            if problem:
                 problems[problem] = None
     return [*problems, *row_problems(unfinished)]
 
@@ -142,9 +145,10 @@ def refuse_targets_of_base(run: Run[TrainStage]) -> None:
     sft, base = run.config.sft, run.parents.get("model")
     if sft.adapter == "lora" and sft.lora_targets and base and has_full_weights(base):
         infos = Checkpoint.open(base.folder).infos.items()
-        matrices = [
-            name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)
-        ]
+        matrices = []
+        for name, info in infos:
+            if len(info.shape) == 2 and re.search(r"\.\d+\.", name):
+                matrices.append(name)
         refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
 
 
@@ -155,22 +159,19 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     """
     on_gpu = bool(visible_gpus())
     room = gpu_memory() if on_gpu else cpu.memory()
-    sizes = [
-        (memory_here(run, on_gpu, row=0) or 0.0, run)
-        for run in runs
-        if trains(run.config) or not on_gpu
-    ]
+    sizes = []
+    for run in runs:
+        if trains(run.config) or not on_gpu:
+            sizes.append((memory_here(run, on_gpu, row=0) or 0.0, run))
     bytes_needed, largest = max(sizes, key=itemgetter(0), default=(0.0, None))
     if largest is None or room is None or bytes_needed <= room:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
         options = [option for option, _ in hardware_that_fits([largest], room)]
-        remedy = (
-            f"give {' or '.join(options)}"
-            if options
-            else "no hardware= makes it fit, use a larger GPU"
-        )
+        remedy = "no hardware= makes it fit, use a larger GPU"
+        if options:
+            remedy = f"give {' or '.join(options)}"
         raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
     raise PipelineError(
         f"{need}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs"
@@ -189,7 +190,10 @@ def evaluation_problems(
     """
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
-    unfinished = [run for run in runs if run.hash in reasons and isinstance(run.config, EvalStage)]
+    unfinished = []
+    for run in runs:
+        if run.hash in reasons and isinstance(run.config, EvalStage):
+            unfinished.append(run)
     for run in [*unfinished, *filter(why_not_finished, waiting)]:
         if not is_bundle(run):
             try:
@@ -270,7 +274,8 @@ def check_once(key: str, problems: dict[str, str | None], check: Callable[[], ob
             check()
         except PipelineError as error:
             problems[key] = str(error)
-    if problem := problems[key]:
+    problem = problems[key]
+    if problem:
         raise PipelineError(problem)
 
 
@@ -286,7 +291,10 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
             run.folder / ADAPTER_CONFIG
         ).is_file()
         candidates = (model_here(parent, folders) for parent in models_of(run))
-        folders[run.hash] = run.folder if has_model else next(filter(None, candidates), None)
+        if has_model:
+            folders[run.hash] = run.folder
+        else:
+            folders[run.hash] = next(filter(None, candidates), None)
     return folders[run.hash]
 
 

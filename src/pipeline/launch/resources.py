@@ -61,7 +61,10 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         )
     if isinstance(config, TrainStage):
         gpus = processes = config.sft.processes
-        limit = parse_time_limit(launcher.time) if launcher.time else 4 * LEAD
+        if launcher.time:
+            limit = parse_time_limit(launcher.time)
+        else:
+            limit = 4 * LEAD
         lead = int(min(LEAD, limit / 4))
         if lead < EARLY:
             raise PipelineError(
@@ -69,7 +72,9 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
                 f" {4 * EARLY} s to start and to write one resume point; give a longer"
                 " launcher.time"
             )
-    cpus = config.threads * processes if config.threads else None
+    cpus = None
+    if config.threads:
+        cpus = config.threads * processes
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
@@ -81,7 +86,9 @@ def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resource
     most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
     seconds = seconds_of_all(tasks)
     differ = any(kind.gpus != most.gpus for kind in kinds)
-    return None if differ or seconds is None or seconds >= LEAST else most
+    if differ or seconds is None or seconds >= LEAST:
+        return None
+    return most
 
 
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
@@ -94,8 +101,13 @@ def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
 
 def seconds_of_all(tasks: Sequence[Task]) -> float | None:
     """How long runs take together; None unless it is known of all."""
-    seconds = [task.seconds for task in tasks if task.seconds is not None]
-    return sum(seconds) if len(seconds) == len(tasks) else None
+    seconds = []
+    for task in tasks:
+        if task.seconds is not None:
+            seconds.append(task.seconds)
+    if len(seconds) == len(tasks):
+        return sum(seconds)
+    return None
 
 
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
@@ -109,7 +121,9 @@ def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str 
     if longest is None or not seconds or any(state.read_state(task.workplace) for task in tasks):
         return longest
     hours = math.ceil(2 * max(seconds / workers, *(task.seconds or 0.0 for task in tasks)) / 3600)
-    return f"{hours}:00:00" if hours * 3600 < parse_time_limit(longest) else longest
+    if hours * 3600 < parse_time_limit(longest):
+        return f"{hours}:00:00"
+    return longest
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
@@ -120,4 +134,6 @@ def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
     gpus_text = f"{pluralize(gpus, 'GPU')} each" + (
         f" ({gpus * workers} at once)" if gpus and workers > 1 else ""
     )
-    return gpus_text if seconds is None else f"{gpus_text}, about {format_duration(seconds)} in all"
+    if seconds is None:
+        return gpus_text
+    return f"{gpus_text}, about {format_duration(seconds)} in all"

@@ -96,12 +96,19 @@ def execute(
     check_writable(runs_dir)
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
-    card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
+    if launcher.gpus == 0:
+        card = None
+    else:
+        card = cards()[launcher.gpu or ON_GPU]
     history = History(finished_manifests(runs_dir), gpu=lambda: card)
     tasks = tasks_of(unfinished, history.predict, {key: kind.name for key, kind in kinds.items()})
     tasks.sort(key=lambda task: task.level)
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
-    if one_job := None if launcher.workers else one_job_for(tasks, resources.values()):
+    if launcher.workers:
+        one_job = None
+    else:
+        one_job = one_job_for(tasks, resources.values())
+    if one_job:
         tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
@@ -160,7 +167,10 @@ def goes_further(session: Session) -> bool:
     would go on forever.
     """
     file, ended = session.folder / "ended", len(session.done) + len(session.failed)
-    before = int(file.read_text()) if file.is_file() else -1
+    if file.is_file():
+        before = int(file.read_text())
+    else:
+        before = -1
     file.write_text(str(ended))
     return ended > before
 
@@ -222,7 +232,10 @@ class Submission:
         cancelled.
         """
         try:
-            submitted = len(self.session.left) if again and self.one_job else self.submit_arrays()
+            if again and self.one_job:
+                submitted = len(self.session.left)
+            else:
+                submitted = self.submit_arrays()
             arrays = len(self.jobs)
             if again:
                 self.submit_again(again)
@@ -237,7 +250,9 @@ class Submission:
             raise
         remaining = len(self.session.left) - submitted
         then = f", {remaining} more when these are done" if remaining else ""
-        jobs = pluralize(arrays, "array") if arrays else "one job"
+        jobs = "one job"
+        if arrays:
+            jobs = pluralize(arrays, "array")
         return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
 
     def submit_arrays(self) -> int:
@@ -281,11 +296,15 @@ class Submission:
         little time. At the site's limit of jobs it takes the place of a task, whose runs others
         compute, unless that is the only one.
         """
-        words = [word for word in again if not word.startswith("launcher.dry_run=")]
+        words = []
+        for word in again:
+            if not word.startswith("launcher.dry_run="):
+                words.append(word)
         command = ["-m", "pipeline", *words, *config_dir_flags()]
-        resources, runs = (
-            (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
-        )
+        if self.one_job:
+            resources, runs = (self.one_job, self.session.left)
+        else:
+            resources, runs = (Resources(0, None), [])
         options = ["--job-name", f"{self.name}-{AGAIN_JOB}"]
         while True:
             self.before = [*self.jobs] or self.before
@@ -295,7 +314,8 @@ class Submission:
                 return
             last, tasks = self.jobs.popitem()
             run_slurm("scancel", f"{last}_{tasks - 1}")
-            self.jobs |= {last: tasks - 1} if tasks > 1 else {}
+            if tasks > 1:
+                self.jobs |= {last: tasks - 1}
 
     def submit_job(
         self,
@@ -396,7 +416,9 @@ def submit_script(
         not resources.gpus and launcher.cpu_partition is not None
     )  # then a job has the share of one GPU
     cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
-    partition = "cpu_partition" if on_cpus else "partition"
+    partition = "partition"
+    if on_cpus:
+        partition = "cpu_partition"
     requested: dict[str, Any] = {
         "partition": getattr(launcher, partition),
         "account": launcher.account,
@@ -412,7 +434,10 @@ def submit_script(
         "nodes": 1,
         "ntasks": 1,
     }
-    arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
+    arguments = []
+    for key, value in requested.items():
+        if value is not None:
+            arguments.append(f"--{key}={value}")
     with file.open("w", encoding="utf-8") as stream:
         if launcher.setup or launcher.wrap or launcher.options:
             os.fchmod(stream.fileno(), 0o600)
@@ -430,7 +455,10 @@ def submit_script(
         knobs = {
             key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")
         }
-        words = [f"launcher.{knob}={value}" for knob, value in knobs.items() if value is not None]
+        words = []
+        for knob, value in knobs.items():
+            if value is not None:
+                words.append(f"launcher.{knob}={value}")
         words += [
             pluralize(resources.gpus, "GPU"),
             *([pluralize(cpus, "core")] if cpus else []),
@@ -457,7 +485,10 @@ def script_of(
     A failing line of launcher.setup ends it, so that no run is computed in another environment than
     the requested one.
     """
-    python = "python" if launcher.wrap else shlex.quote(sys.executable)
+    if launcher.wrap:
+        python = "python"
+    else:
+        python = shlex.quote(sys.executable)
     setup = []
     if launcher.setup:
         setup += [
@@ -465,18 +496,16 @@ def script_of(
             "set -e",
         ]
         setup += [*launcher.setup, "set +e", "trap - EXIT"]
-    added = {ADDED_CONF: os.environ[ADDED_CONF]} if ADDED_CONF in os.environ else {}
+    added = {}
+    if ADDED_CONF in os.environ:
+        added = {ADDED_CONF: os.environ[ADDED_CONF]}
     setup += [
         f"export {name}={shlex.quote(value)}"
         for name, value in {**added, **(exported or {})}.items()
     ]
-    setup += (
-        [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"] if launcher.hf_home else []
-    )
-    setup += (
-        [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"']
-        if launcher.scratch
-        else []
-    )
+    if launcher.hf_home:
+        setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"]
+    if launcher.scratch:
+        setup += [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"']
     start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     return job_script(start, setup=setup, then=then)

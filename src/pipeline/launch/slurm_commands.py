@@ -50,7 +50,10 @@ def sbatch(script: Path, *options: str) -> str:
         "sbatch", "--parsable", *options, str(script), find_answer=lambda: submitted_as(script)
     )
     ids = set(re.findall(r"^(\d+)(?:;[\w.-]+)?$", text, re.MULTILINE))
-    job = ids.pop() if len(ids) == 1 else submitted_as(script)
+    if len(ids) == 1:
+        job = ids.pop()
+    else:
+        job = submitted_as(script)
     if job is None:
         output = " ".join(text.split())[:200]
         raise PipelineError(
@@ -79,7 +82,9 @@ def seconds_left(job: str) -> float:
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
         limit_text = "".join(re.findall(rf"^{PREFIX}(\S+)$", text, re.MULTILINE))
-        return math.inf if limit_text == "UNLIMITED" else parse_time_limit(limit_text)
+        if limit_text == "UNLIMITED":
+            return math.inf
+        return parse_time_limit(limit_text)
     return 0.0
 
 
@@ -90,10 +95,17 @@ def last_log_line(log: Path | None) -> str | None:
     """
     lines: list[str] = []
     with suppress(OSError):
-        text = log.read_text(encoding="utf-8", errors="replace") if log else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        text = ""
+        if log:
+            text = log.read_text(encoding="utf-8", errors="replace")
+        lines = []
+        for line in text.splitlines():
+            if line.strip():
+                lines.append(line.strip())
     cancelled = any("CANCELLED AT" in line and "REQUEUE" not in line for line in lines[-5:])
-    return None if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]) else lines[-1]
+    if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]):
+        return None
+    return lines[-1]
 
 
 def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: None) -> str:
@@ -123,7 +135,8 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
             reason = f"refused: {message}"
             if not UNREACHED.search(message):
                 raise PipelineError(f"{command[0]} {reason}")
-        if (answer := find_answer()) is not None:
+        answer = find_answer()
+        if answer is not None:
             return answer
     raise Held(
         f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds"

@@ -66,10 +66,12 @@ class Session:
     def look(self) -> None:
         """Read what the processes of the session have written."""
         plan = self.folder / PLAN
-        if plan.is_file() and (size := plan.stat().st_size) != self.plan_bytes:
-            self.plan_bytes, new = size, read_plan(plan)[len(self.tasks) :]
-            self.tasks, self.left = self.tasks + new, self.left + new
-            self.names |= {task.hash: task.name for task in new}
+        if plan.is_file():
+            size = plan.stat().st_size
+            if size != self.plan_bytes:
+                self.plan_bytes, new = size, read_plan(plan)[len(self.tasks) :]
+                self.tasks, self.left = self.tasks + new, self.left + new
+                self.names |= {task.hash: task.name for task in new}
         files = [name.partition(".") for name in os.listdir(self.folder)]
         self.begun, self.done, failed = (
             {key for key, _, kind in files if kind == wanted}
@@ -113,14 +115,19 @@ class Session:
 
         Raises PipelineError after TRIES workers that died of it.
         """
-        if len(pids := self.begun_by(task)) == TRIES:
+        pids = self.begun_by(task)
+        if len(pids) == TRIES:
             raise PipelineError(f"its worker ended without a word, {TRIES} times: see {task.log}")
         self._write(task, "begun", " ".join(map(str, [*pids, os.getpid()])))
         self.begun.add(task.hash)
 
     def leave(self, task: Task) -> None:
         """Record that this process no longer computes a run, for another to begin it."""
-        if pids := [pid for pid in self.begun_by(task) if pid != os.getpid()]:
+        pids = []
+        for pid in self.begun_by(task):
+            if pid != os.getpid():
+                pids.append(pid)
+        if pids:
             self._write(task, "begun", " ".join(map(str, pids)))
         else:
             self._file(task, "begun").unlink(missing_ok=True)
@@ -186,7 +193,8 @@ def work(
         for task in () if cards and cards.give_way() else ready:
             if task.hash in refused and not stay:
                 continue
-            if holder := live_holder(task.workplace):
+            holder = live_holder(task.workplace)
+            if holder:
                 held[task.name] = holder
                 continue
             tried = True

@@ -86,7 +86,10 @@ def work_here(folder: str, places: str, number: str) -> int:
     """Work for the process that has started this one, until that ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
-    cards = Cards(Path(folder), found, int(number)) if (found := json.loads(places)) else None
+    cards = None
+    found = json.loads(places)
+    if found:
+        cards = Cards(Path(folder), found, int(number))
     with handle_signals(), keep_models_resident():
         work(Session(Path(folder)), compute, cards, stay=True)
     return 0
@@ -114,13 +117,15 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
 
     try:
         with handle_signals(), keep_models_resident():
-            if stop_signal_name() and (task := next(filter(fits, session.left), None)):
-                from pipeline.launch.attempts import count_attempt
+            if stop_signal_name():
+                task = next(filter(fits, session.left), None)
+                if task:
+                    from pipeline.launch.attempts import count_attempt
 
-                with count_attempt(
-                    task.run()
-                ):  # the signal came before any was begun, and ends this here
-                    pass
+                    with count_attempt(
+                        task.run()
+                    ):  # the signal came before any was begun, and ends this here
+                        pass
             work(session, compute_in_job, fits=fits)
     finally:
         session.look()

@@ -102,7 +102,10 @@ class Factors:
 
     def matrices(self) -> tuple[np.ndarray, np.ndarray]:
         """Return A (rank, inputs) and B (outputs, rank) in float32."""
-        outputs, inputs = reversed(self.shape) if self.transposed else self.shape
+        if self.transposed:
+            outputs, inputs = reversed(self.shape)
+        else:
+            outputs, inputs = self.shape
         a, b, place = (
             np.zeros((self.rank, inputs), np.float32),
             np.zeros((outputs, self.rank), np.float32),
@@ -162,20 +165,25 @@ class Adapted(Checkpoint):
     def stored(self, name: str) -> TensorInfo | None:
         """Return the base's bytes, of a float32 base's tensor that the adapter leaves alone."""
         info = self.base.info(name)
-        return (
-            None
-            if name in self.factors or name in self.replaced.infos or info.dtype != "F32"
-            else info
-        )
+        if name in self.factors or name in self.replaced.infos or info.dtype != "F32":
+            return None
+        return info
 
     def stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        holder = self.replaced if name in self.replaced.infos else self.base
+        if name in self.replaced.infos:
+            holder = self.replaced
+        else:
+            holder = self.base
         rows = holder.rows(
             name, start, stop
         )  # an adapter of the head holds its base's head beside the factors
-        if factors := self.factors.get(name):
+        factors = self.factors.get(name)
+        if factors:
             a, b = self._matrices(name)
-            left, right = (a.T, b.T) if factors.transposed else (b, a)
+            if factors.transposed:
+                left, right = (a.T, b.T)
+            else:
+                left, right = (b, a)
             rows += left[start:stop] @ right * np.float32(factors.scale)
         return rows
 
@@ -231,11 +239,10 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         [*full.infos, *plain.values()]
     )  # the whole model's: an adapter may be of its decoder alone
     # PEFT stores the head of a base that ties it as well, where the vocabulary grew
-    ends = [
-        info
-        for stored, info in adapter.infos.items()
-        if names[plain[stored]] in (HEAD, full.embedding)
-    ]
+    ends = []
+    for stored, info in adapter.infos.items():
+        if names[plain[stored]] in (HEAD, full.embedding):
+            ends.append(info)
     is_copied = full.tied_head and len(ends) == 2 and ends[0].digest() == ends[1].digest()
     for stored, info in adapter.infos.items():
         name = names[plain[stored]]
@@ -308,7 +315,8 @@ def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
             f"{folder} is an adapter with peft_type={settings.get('peft_type')}: {MERGE_FIRST}"
         )
     start = settings.get("init_lora_weights")
-    start = start.lower() if isinstance(start, str) else start
+    if isinstance(start, str):
+        start = start.lower()
     if (
         start not in ON_THE_BASE
     ):  # PiSSA, OLoRA and others take factors out of the base, and train what is left
@@ -317,9 +325,8 @@ def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
             " changed. Save it with PEFT's path_initial_model_for_weight_conversion, or merge it"
             " into that base first"
         )
-    if unsupported := next(
-        (key for key, value in settings.items() if value and key not in PLAIN), None
-    ):
+    unsupported = next((key for key, value in settings.items() if value and key not in PLAIN), None)
+    if unsupported:
         raise PipelineError(
             f"{folder} is an adapter with {unsupported}={settings[unsupported]}: {MERGE_FIRST}"
         )
@@ -334,7 +341,10 @@ def _read_factors(
         )
     a, b = adapter.infos[pair["A"]], adapter.infos[pair["B"]]
     shape, transposed = base.info(name).shape, is_transposed(base, name)
-    outputs, inputs = reversed(shape) if transposed else shape
+    if transposed:
+        outputs, inputs = reversed(shape)
+    else:
+        outputs, inputs = shape
     if (*b.shape, *a.shape) != (outputs, *a.shape[:1], *a.shape[:1], inputs):
         raise PipelineError(
             f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
@@ -358,7 +368,9 @@ def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -
 def recorded_key(folder: Path) -> str | None:
     """Return the key of a merge, else the root over its tensors, of a run; None of no run."""
     manifest = read_manifest(folder)
-    return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
+    if manifest:
+        return manifest.weights.get("made_of") or manifest.weights_root
+    return None
 
 
 def root_of(folder: Path) -> str:
@@ -381,7 +393,10 @@ def combine_adapters(
 
     A single adapter with weight 1 keeps its factors as they are, whatever its rank.
     """
-    adapted = {role: source for role, source in sources.items() if isinstance(source, Adapted)}
+    adapted = {}
+    for role, source in sources.items():
+        if isinstance(source, Adapted):
+            adapted[role] = source
     first = next(iter(adapted.values()))
     factors = {}
     for name, weights in changes.items():
@@ -390,7 +405,10 @@ def combine_adapters(
             for role, weight in weights.items()
             if role in adapted
         )
-        parts = [(weight, part) for weight, part in found if weight and part]
+        parts = []
+        for weight, part in found:
+            if weight and part:
+                parts.append((weight, part))
         if [weight for weight, _ in parts] == [1]:
             _, only = parts[0]
             factors[name] = replace(
@@ -415,17 +433,16 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
     """
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
-    factors = {
-        name: Factors(
-            part.scaled(1.0) if part else (),
-            rank,
-            adapter.base.info(name).shape,
-            transposed=is_transposed(adapter.base, name),
-        )
-        for name in adapter.base.names
-        if name.endswith(".weight") and module_name(name) in targets
-        for part in [adapter.factors.get(name)]
-    }
+    factors = {}
+    for name in adapter.base.names:
+        if name.endswith(".weight") and module_name(name) in targets:
+            for part in [adapter.factors.get(name)]:
+                factors[name] = Factors(
+                    part.scaled(1.0) if part else (),
+                    rank,
+                    adapter.base.info(name).shape,
+                    transposed=is_transposed(adapter.base, name),
+                )
     return replace(adapter, factors=factors, uniform=True)
 
 

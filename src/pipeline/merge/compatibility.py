@@ -18,24 +18,22 @@ from pipeline.models.checkpoint import DTYPES, text_settings
 def key_of(role: str) -> str:
     """Return the key that names a source: merge.math, merge.language[1], merge.experts[0]."""
     side, _, index = role.partition(".")
-    return (
-        f"merge.experts[{role}]"
-        if role.isdigit()
-        else f"merge.{side}[{index}]"
-        if index
-        else f"merge.{role}"
-    )
+    if role.isdigit():
+        return f"merge.experts[{role}]"
+    if index:
+        return f"merge.{side}[{index}]"
+    return f"merge.{role}"
 
 
 def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of) -> None:
     """Raise PipelineError for sources whose tensors or tokenizers do not fit each other."""
     for role, source in sources.items():
-        if quantized := source.config.get("quantization_config"):
-            quantization = (
-                quantized.get("quant_method", quantized)
-                if isinstance(quantized, dict)
-                else quantized
-            )
+        quantized = source.config.get("quantization_config")
+        if quantized:
+            if isinstance(quantized, dict):
+                quantization = quantized.get("quant_method", quantized)
+            else:
+                quantization = quantized
             raise PipelineError(
                 f"{key_for(role)}: config.json of {source.folder} has quantization_config"
                 f" ({quantization}), so its tensors are not the weights that it computes with: name"
@@ -46,7 +44,10 @@ def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] =
                 raise PipelineError(
                     f"{source.folder}: {name} is stored as {info.dtype}, not as a float"
                 )
-    experts = {role: source for role, source in sources.items() if role != "base"}
+    experts = {}
+    for role, source in sources.items():
+        if role != "base":
+            experts[role] = source
     first_role, first = next(iter(experts.items()))
     for role, source in sources.items():
         keys = key_for(first_role), key_for(role)
@@ -67,7 +68,10 @@ def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
     for role, source in sources.items():
         if "text_config" in source.config and not isinstance(source, Adapted):
             beside = set(towers(source.names))
-            infos = {name: info for name, info in source.infos.items() if name not in beside}
+            infos = {}
+            for name, info in source.infos.items():
+                if name not in beside:
+                    infos[name] = info
             opened[role] = replace(source, infos=infos, config=source.config["text_config"])
     return opened
 
@@ -80,7 +84,10 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
         A sentence for the plan and the card if the sources differ in it, otherwise nothing.
     """
     counts = {role: text_settings(source.config).get(POSITIONS) for role, source in sources.items()}
-    known = {role: count for role, count in counts.items() if isinstance(count, int)}
+    known = {}
+    for role, count in counts.items():
+        if isinstance(count, int):
+            known[role] = count
     if len(set(known.values())) < 2:
         return ""
     chosen = known.get("base", min(known.values()))

@@ -36,16 +36,20 @@ def known_digests(merge: Merging, runs_dir: Path) -> Known:
 
 def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
     manifest = read_manifest(source.model.folder)
-    recorded = manifest.weights.get("digests", {}) if manifest else {}
-    known = {name: digest for name, digest in recorded.items() if digest.startswith(KIND)}
+    recorded = {}
+    if manifest:
+        recorded = manifest.weights.get("digests", {})
+    known = {}
+    for name, digest in recorded.items():
+        if digest.startswith(KIND):
+            known[name] = digest
     for file, names in source.files.items():
         if not known.keys() >= set(names):
             of_file = file_digests(file, runs_dir)["tensors"]
-            known |= {
-                name: of_file[key]
-                for name in names
-                if (key := source.model.info(name).key) in of_file
-            }
+            for name in names:
+                key = source.model.info(name).key
+                if key in of_file:
+                    known[name] = of_file[key]
     return known
 
 
@@ -55,7 +59,10 @@ def equal_to_base(merge: Merging, known: Known) -> list[str]:
     """
     if "base" not in merge.sources:
         return []
-    experts = {role: source for role, source in merge.sources.items() if role != "base"}
+    experts = {}
+    for role, source in merge.sources.items():
+        if role != "base":
+            experts[role] = source
     names = merge.names
     equal = []
     for role, source in experts.items():
@@ -92,7 +99,9 @@ def verify_source(source: Source, names: Sequence[str], threads: int | None = No
 
 def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) -> None:
     manifest = read_manifest(folder)
-    recorded = manifest.weights.get("digests", {}) if manifest else {}
+    recorded = {}
+    if manifest:
+        recorded = manifest.weights.get("digests", {})
 
     def verify(name: str) -> None:
         info = infos[name]
@@ -127,7 +136,9 @@ def weights_key(merge: Merging, known: Known) -> str:
     def own_root(role: str) -> list[str]:
         """Return the root over an adapter's own tensors; empty for a whole model."""
         source = sources[role]
-        return [root_of(source.folder)] if isinstance(source, Adapted) else []
+        if isinstance(source, Adapted):
+            return [root_of(source.folder)]
+        return []
 
     @cache
     def identity(role: str, name: str | None) -> Any:
@@ -142,9 +153,12 @@ def weights_key(merge: Merging, known: Known) -> str:
                 ]
             )
         found = [digest_of(role, name), *own_root(role)]
-        return found if found[1:] else found[0]
+        if found[1:]:
+            return found
+        return found[0]
 
-    if role := merge.sole_source():
+    role = merge.sole_source()
+    if role:
         return recorded_key(sources[role].folder) or (own_root(role) or [identity(role, None)])[0]
     tensors = {name: merge.decided_by(name, identity) for name in merge.names}
     text = json.dumps(

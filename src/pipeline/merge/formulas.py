@@ -81,7 +81,9 @@ def relative_change(expert: Source, base: Source, name: str, smallest: float) ->
     if not math.isfinite(change):
         refuse_not_finite([base, expert], [name])
     norm = math.sqrt(whole)
-    return math.sqrt(change) / norm if norm > smallest else math.sqrt(change)
+    if norm > smallest:
+        return math.sqrt(change) / norm
+    return math.sqrt(change)
 
 
 def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -106,17 +108,19 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
     Reads the tensors again: called when a result shows that one of them is broken.
     """
     for source in sources:
-        parts: list[Source] = [source.base, source] if isinstance(source, Adapted) else [source]
+        if isinstance(source, Adapted):
+            parts: list[Source] = [source.base, source]
+        else:
+            parts = [source]
         for part, name in itertools.product(parts, names):
             if name in part.infos and not all(
                 np.isfinite(part.rows(name, *piece)).all()
                 for piece in pieces(part.info(name).shape)
             ):
-                file = (
-                    part.folder / ADAPTER_WEIGHTS
-                    if isinstance(part, Adapted)
-                    else part.info(name).file
-                )
+                if isinstance(part, Adapted):
+                    file = part.folder / ADAPTER_WEIGHTS
+                else:
+                    file = part.info(name).file
                 raise PipelineError(
                     f"{file}: {name} holds NaN or infinite values: copy it again, or name another"
                 )
@@ -139,7 +143,9 @@ def rows_in(base: Source, name: str, axis: str) -> tuple[int, int]:
     vector is one row.
     """
     rows, columns = matrix(base.info(name).shape)
-    return (columns, rows) if are_columns(base, name, axis) else (rows, columns)
+    if are_columns(base, name, axis):
+        return (columns, rows)
+    return (rows, columns)
 
 
 def add_to_rows(

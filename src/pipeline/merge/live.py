@@ -90,12 +90,17 @@ class Live:
         in_memory = dict(self.model.named_buffers()) | held
         places = {name: in_memory[own] for own, name in tensor_names(in_memory).items()}
         needed, wanted = set(tensor_names(held).values()), set(merge.names)
-        if different := sorted((needed - wanted) | (wanted - places.keys() - set(towers(wanted)))):
+        different = sorted((needed - wanted) | (wanted - places.keys() - set(towers(wanted))))
+        if different:
             raise PipelineError(
                 f"the model in memory has other parameters than {merge.layout.folder}:"
                 f" {different[0]}"
             )
-        return {name: places[name] for name in merge.names if name in places}
+        found = {}
+        for name in merge.names:
+            if name in places:
+                found[name] = places[name]
+        return found
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -> None:
@@ -114,7 +119,8 @@ def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -
 
 def tie_head(model: Any) -> None:
     """Give an output head the embeddings' values, which it shares or holds split."""
-    if isinstance(head := model.get_output_embeddings(), SplitLinear):
+    head = model.get_output_embeddings()
+    if isinstance(head, SplitLinear):
         head.write(0, model.get_input_embeddings().weight.data)
     else:
         model.tie_weights()
@@ -162,8 +168,13 @@ def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple
     """
     dtypes = [giver.config.get(key) for key in ("dtype", "torch_dtype")]
     unread = ("dtype", "torch_dtype", "_name_or_path", "transformers_version")
-    settings = {key: value for key, value in giver.config.items() if key not in unread}
-    as_stored = (stored, dtypes, isinstance(giver, Adapted)) if dtype == "auto" else None
+    settings = {}
+    for key, value in giver.config.items():
+        if key not in unread:
+            settings[key] = value
+    as_stored = None
+    if dtype == "auto":
+        as_stored = (stored, dtypes, isinstance(giver, Adapted))
     texts = tokenizer_folder(giver)
     places = [
         (texts if name != "generation_config.json" else giver.folder) / name
@@ -180,17 +191,23 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))
     model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
-    if isinstance(giver, Adapted) and (rows := text_settings(giver.config).get("vocab_size")):
-        model.resize_token_embeddings(
-            rows, mean_resizing=False
-        )  # of a vocabulary that grew in training
+    if isinstance(giver, Adapted):
+        rows = text_settings(giver.config).get("vocab_size")
+        if rows:
+            model.resize_token_embeddings(
+                rows, mean_resizing=False
+            )  # of a vocabulary that grew in training
     take_generation_config(model, giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped
-        parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
+        if device != "cpu":
+            parameter.data = parameter.data.to(device)
+        else:
+            parameter.data = parameter.data.clone()
     model.to(device)
     model.tie_weights()
     loaded = _alone(giver)
-    holds = (
-        {} if isinstance(giver, Adapted) else {name: loaded.signature(name) for name in giver.names}
-    )
+    if isinstance(giver, Adapted):
+        holds = {}
+    else:
+        holds = {name: loaded.signature(name) for name in giver.names}
     return Live(model, tokenizer, holds=holds)

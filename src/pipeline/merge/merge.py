@@ -107,21 +107,18 @@ class Merging:
         merge.dtype has priority. If the experts store some tensor in several dtypes, it is the
         base's dtype, or float32 without a base or if the base has several.
         """
-        experts = [
-            source
-            for role, source in self.sources.items()
-            if role != "base" and source is not self.base
-        ]
+        experts = []
+        for role, source in self.sources.items():
+            if role != "base" and source is not self.base:
+                experts.append(source)
         of_tensors = [
             {source.info(name).dtype for source in [self.layout, *experts]} for name in self.names
         ]
         if self.config.result_dtype() or all(len(dtypes) == 1 for dtypes in of_tensors):
             return self.config.result_dtype()
-        of_base = (
-            {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()}
-            if self.base
-            else set()
-        )
+        of_base = set()
+        if self.base:
+            of_base = {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()}
         return self.config.dtype_of_several(of_base)
 
     @property
@@ -133,7 +130,10 @@ class Merging:
 
     def described(self, partition: Partition | None) -> str:
         """Describe what the merge does, in the layers of its model."""
-        layers = {site.layer for site in anatomy(self.names).values() if site.layer is not None}
+        layers = set()
+        for site in anatomy(self.names).values():
+            if site.layer is not None:
+                layers.add(site.layer)
         return self.config.described(partition, len(layers) or None)
 
     @property
@@ -163,17 +163,23 @@ class Merging:
 
     def stored_dtype(self, name: str) -> str:
         """Return the safetensors dtype that a tensor of the result is stored in."""
-        return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
+        if self.dtype:
+            return DTYPES[self.dtype]
+        return self.layout.info(name).dtype
 
     def _padded(self, name: str) -> Padding | None:
         """Return how a tensor's rows of padding are merged, or None for a tensor without such
         rows.
         """
-        return self.padding if self.padding and name in self.padding.names else None
+        if self.padding and name in self.padding.names:
+            return self.padding
+        return None
 
     def shape(self, name: str) -> tuple[int, ...]:
         padded, shape = self._padded(name), self.layout.info(name).shape
-        return (padded.rows, *shape[1:]) if padded else shape
+        if padded:
+            return (padded.rows, *shape[1:])
+        return shape
 
     def bytes_of(self, name: str) -> int:
         return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
@@ -188,7 +194,9 @@ class Merging:
             return None
         (role,) = weights
         info = self.sources[role].stored(name)
-        return (role, info) if info is not None and info.dtype == self.stored_dtype(name) else None
+        if info is not None and info.dtype == self.stored_dtype(name):
+            return (role, info)
+        return None
 
     def reads(self, role: str, name: str) -> bool:
         """Return True if a tensor is made of this source's, or may be."""
@@ -204,7 +212,9 @@ class Merging:
             and list(rows[0].values()) == [1.0]
             and rows.count(rows[0]) == len(rows)
         )
-        return next(iter(rows[0])) if alike else None
+        if alike:
+            return next(iter(rows[0]))
+        return None
 
     def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
         """What decides a tensor: two merges of one layout that agree here agree on the tensor.
@@ -217,11 +227,10 @@ class Merging:
             return [
                 [of(role, name), weight] for role, weight in self.method.weights[name].items()
             ], *form
-        knobs = {
-            item.name: getattr(self.config, item.name)
-            for item in dataclasses.fields(self.config)
-            if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form")
-        }
+        knobs = {}
+        for item in dataclasses.fields(self.config):
+            if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form"):
+                knobs[item.name] = getattr(self.config, item.name)
         sources = {role: of(role, None) for role in self.sources}
         return [knobs, self.config.beyond_knobs(), sources, self.method.rows, name], *form
 
@@ -283,7 +292,8 @@ class Merging:
         """
         rows = self._rows(name)
         yield from (rows(*piece) for piece in arrays.pieces(self.layout.info(name).shape))
-        if padded := self._padded(name):
+        padded = self._padded(name)
+        if padded:
             common, shape = padded.common, (padded.rows - padded.common, *self.shape(name)[1:])
             yield from (
                 padded.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape)
@@ -297,7 +307,8 @@ class Merging:
         that is not, else float16 overflows.
         """
         dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
-        if copied := self.copied_from(name):
+        copied = self.copied_from(name)
+        if copied:
             source = self.sources[copied[0]]
             yield from (
                 source.stored_rows(name, *piece)
@@ -318,9 +329,9 @@ class Merging:
         Empty if it cost nothing.
         """
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
-        return (
-            {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
-        )
+        if error:
+            return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}}
+        return {}
 
     def bytes(self) -> dict[str, int]:
         """Bytes that are copied from a source as they are, and that are written."""
@@ -389,7 +400,8 @@ def open_merge(
     check_sources(opened)
     sources, base = {role: opened[role] for role in experts}, opened.get("base")
     method: Linear | Computed = config.decide(sources, base, partition, threads)
-    if controlled := config.controlled_roles():
+    controlled = config.controlled_roles()
+    if controlled:
         assert base is not None
         if method.weights:
             method = Linear(weights_on_base(method.weights, controlled))
@@ -406,13 +418,18 @@ def open_merge(
     merge = Merging(config, dict(sources), method, padding=padding, base=base)
     giver = merge.giver_role
     merge.note = settle_positions(merge.giver, opened)
-    if beside := towers(merge.names):
+    beside = towers(merge.names)
+    if beside:
         method.weights.update({name: {giver: 1.0} for name in beside})
         if method.formula:
             method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
     if padding is not None:
         method.rows = [*method.rows, padding.describe()]
-    if with_heads := [role for role in experts if opened[role].later_heads]:
+    with_heads = []
+    for role in experts:
+        if opened[role].later_heads:
+            with_heads.append(role)
+    if with_heads:
         left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
         method.rows = [
             *method.rows,
@@ -427,7 +444,10 @@ def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
     """
 
     def moved(row: Mapping[str, float]) -> dict[str, float]:
-        kept = {role: weight for role, weight in row.items() if role not in controlled}
+        kept = {}
+        for role, weight in row.items():
+            if role not in controlled:
+                kept[role] = weight
         share = math.fsum(weight for role, weight in row.items() if role in controlled)
         return kept | ({"base": kept.get("base", 0.0) + share} if share else {})
 
@@ -436,8 +456,15 @@ def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
 
 def why_dense(merge: Merging) -> str | None:
     """Why a merge is not an adapter of the base; None where it is one exactly."""
-    experts = [source for role, source in merge.sources.items() if role != "base"]
-    if whole := [expert for expert in experts if not isinstance(expert, Adapted)]:
+    experts = []
+    for role, source in merge.sources.items():
+        if role != "base":
+            experts.append(source)
+    whole = []
+    for expert in experts:
+        if not isinstance(expert, Adapted):
+            whole.append(expert)
+    if whole:
         return f"{whole[0].folder.name} is a whole model, not an adapter"
     if merge.method.changes is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
@@ -448,7 +475,9 @@ def why_dense(merge: Merging) -> str | None:
                 f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained"
                 f" head ({tensor})"
             )
-    return f"merge.dtype={merge.dtype} rounds the merged weights" if merge.dtype else None
+    if merge.dtype:
+        return f"merge.dtype={merge.dtype} rounds the merged weights"
+    return None
 
 
 def _as_adapter(merge: Merging) -> Merging:

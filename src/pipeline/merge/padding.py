@@ -68,10 +68,16 @@ def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
     """Return the embedding and the head if they differ between sources in their number of rows and
     in nothing else.
     """
-    names = [name for name in next(iter(sources.values())).names if has_row_per_token(name)]
+    names = []
+    for name in next(iter(sources.values())).names:
+        if has_row_per_token(name):
+            names.append(name)
     counts = set()
     for name in names:
-        shapes = [source.infos[name].shape for source in sources.values() if name in source.infos]
+        shapes = []
+        for source in sources.values():
+            if name in source.infos:
+                shapes.append(source.infos[name].shape)
         if len(shapes) < len(sources) or len({shape[1:] for shape in shapes}) > 1:
             return ()
         counts.add(tuple(shape[0] for shape in shapes))

@@ -15,7 +15,9 @@ def tokenizer_folder(source: Source) -> Path:
     has_tokenizer = any(
         (source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")
     )
-    return source.folder if has_tokenizer else source.model.folder
+    if has_tokenizer:
+        return source.folder
+    return source.model.folder
 
 
 def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:

@@ -95,7 +95,11 @@ def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
             f"{run.label}: what merge={merge.method} reads changed meanwhile: rerun the command"
         )
     roles = (*merge.references(), "base")  # an evaluation has other parents too
-    return {role: parent.folder for role, parent in run.parents.items() if role in roles}
+    found = {}
+    for role, parent in run.parents.items():
+        if role in roles:
+            found[role] = parent.folder
+    return found
 
 
 def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict[str, Any]:

@@ -42,13 +42,13 @@ def group_weights(weights: Weights) -> list[Row]:
         in_order, key=lambda place: (isinstance(place, int) or place, tables.get(place, []))
     ):
         first, *further = block
-        label = (
-            first
-            if isinstance(first, str)
-            else f"layers {first}-{further[-1]}"
-            if further
-            else f"layer {first}"
-        )
+        if isinstance(first, str):
+            label = first
+        else:
+            if further:
+                label = f"layers {first}-{further[-1]}"
+            else:
+                label = f"layer {first}"
         rows += [
             {"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in table
         ]
@@ -67,8 +67,14 @@ def plan_text(
 
     Experts that have no role but their number are shown by the names of their runs.
     """
-    roles = [role for role in (*config.references(), "base") if role in parents]
-    names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
+    roles = []
+    for role in (*config.references(), "base"):
+        if role in parents:
+            roles.append(role)
+    names = {}
+    for role, parent in parents.items():
+        if role.isdigit():
+            names[role] = parent.name
     lines = []
     for row in rows:
         sum_ = " + ".join(

@@ -108,7 +108,8 @@ def expert_weights(
             f"merge.weights has {len(weights)} numbers for {count} merge.experts: give one for each"
             " expert"
         )
-    if large := next((weight for weight in weights if abs(weight) > MOST_WEIGHT), None):
+    large = next((weight for weight in weights if abs(weight) > MOST_WEIGHT), None)
+    if large:
         raise PipelineError(
             f"merge.weights={weights}: {large:g} is above {MOST_WEIGHT:g}, where float32 overflows"
         )

@@ -164,7 +164,8 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     stated = config.get("dtype") or config.get("torch_dtype")
     if source.model is not source or (dtype and stated != dtype):
         config.pop("torch_dtype", None)
-        config |= {"dtype": dtype} if dtype else {}
+        if dtype:
+            config |= {"dtype": dtype}
     if config != read_json(source.model.folder / "config.json"):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -174,9 +175,11 @@ def refuse_link_outside(file: Path) -> None:
     the Hub has it.
     """
     folder = file.parent.resolve()
-    blobs = (
-        folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
-    )  # of a cache elsewhere
+    # of a cache elsewhere
+    if folder.parent.name == "snapshots":
+        blobs = folder.parents[1] / "blobs"
+    else:
+        blobs = folder
     target, allowed = file.resolve(), [folder, blobs, hub_cache().resolve()]
     if not any(place in target.parents for place in allowed):
         raise PipelineError(

@@ -105,7 +105,9 @@ def _facts(model: Checkpoint, read: bool) -> dict[str, Any]:
     """A text with a place for the value -> the value, of all that two models must share where both
     have it.
     """
-    settings = arithmetic_settings(model.config) if read else {}
+    settings = {}
+    if read:
+        settings = arithmetic_settings(model.config)
     order = sorted(settings, key=lambda key: (key != "num_hidden_layers", key != "model_type", key))
     facts = {
         f"{key} {{}}" if key != "num_hidden_layers" else "{} layers": settings[key] for key in order
@@ -139,11 +141,10 @@ def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def _as_transformers_reads(config: Mapping[str, Any]) -> dict[str, Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    written = {
-        key: value
-        for key, value in copy.deepcopy(dict(config)).items()
-        if key not in ("auto_map", "dtype")
-    }
+    written = {}
+    for key, value in copy.deepcopy(dict(config)).items():
+        if key not in ("auto_map", "dtype"):
+            written[key] = value
     try:
         return dict(CONFIG_MAPPING[config["model_type"]].from_dict(written).to_dict())
     except Exception:  # classes raise what they like of values that they do not expect

@@ -127,11 +127,11 @@ def towers(names: Iterable[str]) -> list[str]:
     plain = {name: plain_name(name) for name in names}
     if not any(map(is_of_decoder, plain.values())):
         return []
-    return [
-        name
-        for name, text in plain.items()
-        if not is_of_decoder(text) and decoder_name(text) != HEAD
-    ]
+    found = []
+    for name, text in plain.items():
+        if not is_of_decoder(text) and decoder_name(text) != HEAD:
+            found.append(name)
+    return found
 
 
 def anatomy(names: Iterable[str]) -> dict[str, Site]:
@@ -146,13 +146,17 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     names = list(names)
     beside = set(towers(names))
     sites = {name: Site(None, TOWER) if name in beside else _classify(name) for name in names}
-    owned = {
-        site.layer for name, site in sites.items() if any(norm in name for norm in _OF_FEEDFORWARD)
-    }
+    owned = set()
+    for name, site in sites.items():
+        if any(norm in name for norm in _OF_FEEDFORWARD):
+            owned.add(site.layer)
     for name, site in sites.items():
         if site.layer in owned and _AFTER_ATTENTION in name:
             sites[name] = Site(site.layer, "attention_norm")
-    split = {site.layer for site in sites.values() if site.kind == "mlp_norm"}
+    split = set()
+    for site in sites.values():
+        if site.kind == "mlp_norm":
+            split.add(site.layer)
     return {
         name: (
             Site(site.layer, "shared_norm")
@@ -171,11 +175,10 @@ def _classify(name: str) -> Site:
             " that its layers cannot be trained or swapped by half; give a dense model"
         )
     match = _LAYER.fullmatch(plain)
-    layer, rest = (
-        (int(match[1]), match[2])
-        if match
-        else (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
-    )
+    if match:
+        layer, rest = (int(match[1]), match[2])
+    else:
+        layer, rest = (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
     first, kinds = rest.partition(".")[0], _OUTSIDE if match is None else _KINDS
     kind = next((kind for kind, names in kinds.items() if first in names), None)
     if kind is None:
@@ -191,7 +194,10 @@ def num_layers(sites: Mapping[str, Site]) -> int:
 
     Raises: PipelineError: an index is skipped, or there is none.
     """
-    layers = {site.layer for site in sites.values() if site.layer is not None}
+    layers = set()
+    for site in sites.values():
+        if site.layer is not None:
+            layers.add(site.layer)
     if not layers:
         raise PipelineError(
             "the model has no parameter of the form model.layers.<i>.*: it has no layers"

@@ -50,7 +50,9 @@ def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """(rows, columns) of a tensor processed as a matrix: output by input features; a vector is one
     row.
     """
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+    if len(shape) > 1:
+        return (shape[0], math.prod(shape[1:]))
+    return (1, math.prod(shape))
 
 
 def pieces(shape: tuple[int, ...], entries: int | None = None) -> Iterator[tuple[int, int]]:

@@ -250,11 +250,12 @@ class Checkpoint:
                     " head"
                 )
             del self.infos[HEAD]
-            self.infos |= (
-                {}
-                if embedding
-                else {embedding_beside(self.infos, self.config.get("model_type", "")): head}
-            )
+            if embedding:
+                self.infos |= {}
+            else:
+                self.infos |= {
+                    embedding_beside(self.infos, self.config.get("model_type", "")): head
+                }
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,7 +263,9 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     also sees or hears.
     """
     inner = config.get("text_config")
-    return dict(inner) if isinstance(inner, Mapping) else dict(config)
+    if isinstance(inner, Mapping):
+        return dict(inner)
+    return dict(config)
 
 
 def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -270,7 +273,9 @@ def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
     inner = config.get("text_config")
     if isinstance(inner, dict):
         config = config | {"text_config": with_rows(inner, rows)}
-    return config | {"vocab_size": rows} if "vocab_size" in config else config
+    if "vocab_size" in config:
+        return config | {"vocab_size": rows}
+    return config
 
 
 def without_later_heads(config: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +305,8 @@ def is_adapter(folder: Path) -> bool:
 
 def refuse_pickles(folder: Path) -> None:
     """Raise PipelineError, with the remedy, for a folder of pickled weights."""
-    if pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")]):
+    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")])
+    if pickled:
         raise PipelineError(
             f"{folder} holds pickled weights ({pickled[0].name}); only safetensors are read:"
             " convert them by"
@@ -473,7 +479,10 @@ def digest_tensors(folder: Path) -> dict[str, str]:
     Raises: PipelineError: a value is NaN or infinite.
     """
     adapter = folder / ADAPTER_WEIGHTS
-    infos = read_header(adapter) if adapter.is_file() else Checkpoint.open(folder).infos
+    if adapter.is_file():
+        infos = read_header(adapter)
+    else:
+        infos = Checkpoint.open(folder).infos
     return {name: info.digest() for name, info in sorted(infos.items())}
 
 

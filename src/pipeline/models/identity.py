@@ -40,7 +40,9 @@ def file_digests(path: Path, runs_dir: Path | None) -> dict[str, Any]:
 
     state, begun = FileState.now(path), time.time_ns()
     if KIND not in cached_digests(state, runs_dir):
-        infos = list(read_header(path).values()) if path.suffix == ".safetensors" else []
+        infos = []
+        if path.suffix == ".safetensors":
+            infos = list(read_header(path).values())
         infos.sort(key=lambda info: (info.offset, info.nbytes))
         hashed = in_threads(lambda info: hash_tensor(info.dtype, info.shape, info.pieces()), infos)
         with open(path, "rb") as file:

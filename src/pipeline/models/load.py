@@ -127,7 +127,8 @@ def load_model(folder: Path, **settings: Any) -> Any:
 
     refuse_own_code(folder)
     renamed = {f"^{re.escape(key)}$": name for key, name in wrapped_names(folder).items()}
-    settings |= {"key_mapping": renamed} if renamed else {}
+    if renamed:
+        settings |= {"key_mapping": renamed}
     return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **settings, **SAFE)
 
 
@@ -135,8 +136,15 @@ def wrapped_names(folder: Path) -> dict[str, str]:
     """Name in a model's files that begins with those of wrappers such as torch.compile's -> the
     name without them.
     """
-    keys = [key for file in weight_files(folder) for key in read_header(file)]
-    return {key: unwrapped(key) for key in keys if unwrapped(key) != key}
+    keys = []
+    for file in weight_files(folder):
+        for key in read_header(file):
+            keys.append(key)
+    found = {}
+    for key in keys:
+        if unwrapped(key) != key:
+            found[key] = unwrapped(key)
+    return found
 
 
 def refuse_own_code(folder: Path) -> None:
@@ -150,14 +158,18 @@ def refuse_own_code(folder: Path) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     for name in ("config.json", "tokenizer_config.json"):
-        fields = read_json(folder / name) if (folder / name).is_file() else {}
+        fields = {}
+        if (folder / name).is_file():
+            fields = read_json(folder / name)
         refuse_kernels(folder / name, fields)
         auto_map = fields.get("auto_map")
         of_tokenizer = name == "tokenizer_config.json"
         if of_tokenizer and isinstance(auto_map, dict):
             auto_map = auto_map.get("AutoTokenizer")
         if auto_map and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
-            expected = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
+            expected = "a model_type that transformers has"
+            if of_tokenizer:
+                expected = "tokenizer.json"
             raise PipelineError(
                 f"{folder / name} names Python code in auto_map ({auto_map}), which is never run:"
                 f" give a model with {expected}, and without auto_map"

@@ -72,7 +72,9 @@ def decoder_name(name: str) -> str:
     inner, wrapped = _DECODER.subn(
         "", re.sub(r"^embed_out\.", "lm_head.", name)
     )  # GPT-NeoX has the former in files
-    return f"model.{inner}" if wrapped and not inner.startswith("lm_head.") else inner
+    if wrapped and not inner.startswith("lm_head."):
+        return f"model.{inner}"
+    return inner
 
 
 def is_of_decoder(name: str) -> bool:
@@ -92,13 +94,19 @@ def tensor_names(stored: Iterable[str]) -> dict[str, str]:
     for the decoder of a model that also sees or hears, and lm_head for the output head. Tensors
     that are computed are left out.
     """
-    plain = {name: unwrapped(name) for name in stored if not is_computed(name)}
+    plain = {}
+    for name in stored:
+        if not is_computed(name):
+            plain[name] = unwrapped(name)
     sees = any(map(is_of_decoder, plain.values()))
     bare = next(filter(None, map(_BARE_LAYER.match, plain.values())), None)
     prefix = ""
     if bare:
-        prefix = "gpt_neox." if "embed_in.weight" in plain.values() else "transformer."
-        prefix = "model." if bare[1] == "layers" and prefix != "gpt_neox." else prefix
+        prefix = "transformer."
+        if "embed_in.weight" in plain.values():
+            prefix = "gpt_neox."
+        if bare[1] == "layers" and prefix != "gpt_neox.":
+            prefix = "model."
     return {name: _renamed(text, sees, prefix) for name, text in plain.items()}
 
 
@@ -108,11 +116,9 @@ def _renamed(name: str, sees: bool, prefix: str) -> str:
         return text
     if is_of_decoder(name):
         return text.replace("model.", "model.language_model.", 1)
-    return (
-        re.sub(r"^(?:model\.)?", "model.", text).replace(".vision_model.", ".")
-        if sees
-        else prefix + text
-    )
+    if sees:
+        return re.sub(r"^(?:model\.)?", "model.", text).replace(".vision_model.", ".")
+    return prefix + text
 
 
 def embedding_beside(names: Iterable[str], model_type: str) -> str:

@@ -29,7 +29,9 @@ def scaled_count(count: int, num_layers: int) -> int:
     """Return a count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays
     zero.
     """
-    return max(1, count * num_layers // REFERENCE_LAYERS) if count else 0
+    if count:
+        return max(1, count * num_layers // REFERENCE_LAYERS)
+    return 0
 
 
 def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
@@ -58,7 +60,10 @@ def resolve_partition(partition: Partition, num_layers: int) -> Partition:
     all_layers = partition.all_attention and partition.all_mlp  # layer counts cannot help then
     language = bottom + top > 0 or partition.all_attention or partition.all_mlp
     if all_layers or not language or bottom + top == num_layers:
-        sides = ("language", "math") if language != partition.inverse else ("math", "language")
+        if language != partition.inverse:
+            sides = ("language", "math")
+        else:
+            sides = ("math", "language")
         remedy = (
             "change partition.bottom_layers or partition.top_layers, or set"
             " partition.scale_to_depth=true"
@@ -101,7 +106,9 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
         language = language or site.kind in ATTENTION
     if partition.all_mlp:
         language = language or site.kind in MLP
-    return "language" if language != partition.inverse else "math"
+    if language != partition.inverse:
+        return "language"
+    return "math"
 
 
 def sides_of_all(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:

@@ -80,8 +80,8 @@ def split_products(model: Any) -> Any:
 
 def split_layers(model: Any) -> dict[str, SplitLinear]:
     """Name of the weight -> layer."""
-    return {
-        f"{name}.weight": part
-        for name, part in model.named_modules()
-        if isinstance(part, SplitLinear)
-    }
+    found = {}
+    for name, part in model.named_modules():
+        if isinstance(part, SplitLinear):
+            found[f"{name}.weight"] = part
+    return found

@@ -55,11 +55,10 @@ FILES = {  # file -> type -> keys
 
 @cache
 def _model_of(file: str) -> Any:
-    fields = {
-        key: (TYPES[kind] | None, None)
-        for kind, keys in FILES[file].items()
-        for key in keys.split()
-    }
+    fields = {}
+    for kind, keys in FILES[file].items():
+        for key in keys.split():
+            fields[key] = (TYPES[kind] | None, None)
     return create_model(file, __config__=CONFIG, **fields)  # type: ignore[call-overload]
 
 
@@ -75,5 +74,6 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         raise PipelineError(
             f"{path}: {first['loc'][0]} has the value {value} ({first['msg']}): copy the file again"
         ) from error
-    if inner := settings.get("text_config"):
+    inner = settings.get("text_config")
+    if inner:
         check_settings(path, inner)

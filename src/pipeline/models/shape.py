@@ -56,7 +56,9 @@ class Shape:
 
     @property
     def bias(self) -> int:
-        return self.head_width * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
+        if self.qkv_bias:
+            return self.head_width * (self.heads + 2 * self.kv_heads)
+        return 0
 
     @property
     def around_attention(self) -> int:
@@ -112,7 +114,11 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     """
     config = text_settings(config)
     kind = config.get("model_type")
-    if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
+    missing = []
+    for key in NEEDED:
+        if not isinstance(config.get(key), int):
+            missing.append(key)
+    if missing:
         raise PipelineError(
             f"model_type={kind}: its config has no {missing[0]}, so that its size is not known"
         )
@@ -125,7 +131,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         raise PipelineError(f"model_type={kind} is a mixture of experts, whose cost is not known")
     heads = config["num_attention_heads"]
     kinds = config.get("layer_types")
-    windowed = "sliding_attention" in kinds if kinds else kind in WINDOWED
+    if kinds:
+        windowed = "sliding_attention" in kinds
+    else:
+        windowed = kind in WINDOWED
     return Shape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],

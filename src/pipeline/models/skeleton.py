@@ -76,8 +76,11 @@ def build_skeleton(folder: Path, key: str) -> Any:
         ("holds", "unexpected", "has no place for: transformers does not load it"),
         ("lacks", "missing", "asks for"),
     ):
-        if names := sorted(loading_info[f"{kind}_keys"]):
-            more = f" and {len(names) - 1} more tensors" if names[1:] else ""
+        names = sorted(loading_info[f"{kind}_keys"])
+        if names:
+            more = ""
+            if names[1:]:
+                more = f" and {len(names) - 1} more tensors"
             raise PipelineError(
                 f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}"
             )

@@ -39,9 +39,10 @@ def published_table(key: str) -> dict[str, Any]:
     paper, _, table = key.partition(".")
     papers = load_tables()
     if table not in papers.get(paper, {}):
-        keys = [
-            f"{name_of_paper}.{name}" for name_of_paper, tables in papers.items() for name in tables
-        ]
+        keys = []
+        for name_of_paper, tables in papers.items():
+            for name in tables:
+                keys.append(f"{name_of_paper}.{name}")
         raise PipelineError(f"published: there is no {key}: {suggest(key, keys)}")
     return papers[paper][table]
 

@@ -25,9 +25,13 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     import pandas as pd
 
     is_name = isinstance(report, str) and "/" not in report and not report.startswith(".")
-    folder = Path(runs_dir) / "reports" / report if is_name else Path(report)
+    if is_name:
+        folder = Path(runs_dir) / "reports" / report
+    else:
+        folder = Path(report)
     files = [folder / "results.csv", folder / "answers.parquet"]
-    if missing := [path for path in files if not path.is_file()]:
+    missing = [path for path in files if not path.is_file()]
+    if missing:
         raise PipelineError(
             f"{missing[0]} does not exist: create the report with stage=report table=..."
         )

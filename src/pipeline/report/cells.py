@@ -27,16 +27,17 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     table, plan = stored.table, stored.table.plan
     lines = lines_of(plan, [cell])
     tasks = tasks_of(plan, [cell])
-    task = "".join(map(str, tasks - {None})) if len(tasks) == 1 else ""
+    task = ""
+    if len(tasks) == 1:
+        task = "".join(map(str, tasks - {None}))
     runs: dict[str, None] = {}
     for line in lines:
-        further = (
-            difference_of(line.score, line.leaf.metric)
-            if isinstance(line.score, ScoreRef)
-            else None
-        )
+        further = None
+        if isinstance(line.score, ScoreRef):
+            further = difference_of(line.score, line.leaf.metric)
         for score in (line.score, *(further or ())[1:]):
-            if run := table.run_of(score):
+            run = table.run_of(score)
+            if run:
                 runs[run.name] = None
     shown = [line for line in lines if is_shown(table, line)]
     scores = []
@@ -127,14 +128,18 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
         return ""
     spec = table.plan.specs[model]
     if spec.kind != "stage":
-        return "expert" if spec.kind == "checkpoint" else spec.kind
+        if spec.kind == "checkpoint":
+            return "expert"
+        return spec.kind
     training: Any = table.models.get(spec.key)
     while isinstance(training, Run) and not isinstance(training.config, TrainStage):
         training = next(
             iter(parent_runs(training.parents)), None
         )  # the training that a selection or a reset starts from
     is_joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
-    return "merge" if is_joint or spec.words.get("stage") == "merge" else "expert"
+    if is_joint or spec.words.get("stage") == "merge":
+        return "merge"
+    return "expert"
 
 
 def choices_of(table: Planning) -> dict[str, Any]:
@@ -145,9 +150,15 @@ def choices_of(table: Planning) -> dict[str, Any]:
     for key, choice in table.plan.choices.items():
         candidates = []
         for candidate, scores in choice.candidates.items():
-            runs = [run for score in scores if (run := table.evaluation_of(score))]
+            runs = []
+            for score in scores:
+                run = table.evaluation_of(score)
+                if run:
+                    runs.append(run)
             numbers = [number for run in runs if (number := primary_value(run)) is not None]
-            mean = statistics.fmean(numbers) if len(numbers) == len(scores) else None
+            mean = None
+            if len(numbers) == len(scores):
+                mean = statistics.fmean(numbers)
             candidates.append(
                 {**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]}
             )

@@ -91,14 +91,21 @@ class Claim:
         """The threshold for left minus right, as a share; negative if the claim is that left is
         lower.
         """
-        points = 0.0 if self.relative else self.threshold / 100
-        return -points if self.direction == "lower" else points
+        if self.relative:
+            points = 0.0
+        else:
+            points = self.threshold / 100
+        if self.direction == "lower":
+            return -points
+        return points
 
     def excess(self, difference: float) -> float:
         """How far left minus right is on the claim's side of its threshold."""
         if self.direction == "within":
             return self.threshold / 100 - abs(difference)
-        return self.margin - difference if self.direction == "lower" else difference - self.margin
+        if self.direction == "lower":
+            return self.margin - difference
+        return difference - self.margin
 
     @property
     def texts(self) -> dict[str, str]:
@@ -145,12 +152,17 @@ class Verdict:
                 " points)"
             )
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
-        return f"{self.verdict}: {why}" if why else self.verdict
+        if why:
+            return f"{self.verdict}: {why}"
+        return self.verdict
 
     @property
     def line(self) -> dict[str, Any]:
         """The line of claims.csv."""
-        numbers = {name: value for name, value in vars(self).items() if name != "claim"}
+        numbers = {}
+        for name, value in vars(self).items():
+            if name != "claim":
+                numbers[name] = value
         return {**self.claim.texts, **numbers, "sentence": self.sentence}
 
 
@@ -220,7 +232,10 @@ def problem_of(claim: Claim) -> str:
     """Return why the keys of a claim do not go together, or an empty text."""
     is_count = claim.units == "count"
     directions, only_zero = RULES["wilcoxon" if is_count else claim.test]
-    name = f"{claim.test} with units: count" if is_count else claim.test
+    if is_count:
+        name = f"{claim.test} with units: count"
+    else:
+        name = claim.test
     several = len(claim.left) + len(claim.right) > 2
     if not claim.left:
         return "left is empty"
@@ -251,14 +266,18 @@ def _names(value: Any) -> tuple[str, ...]:
     """Return a list of names; of one name, a list of it."""
     if value is None:
         return ()
-    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return (str(value),)
 
 
 def format_points(value: float, sign: str = "") -> str:
     """Write a number in points with one decimal; below 0.05, as differences of losses are, with one
     significant digit.
     """
-    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
+    if round(value, 9):
+        return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}"
+    return "0"
 
 
 # --- verdicts ---
@@ -272,7 +291,11 @@ def word_of(claim: Claim, low: float, high: float) -> str:
         [claim.excess(end) for end in (low, high)],
         claim.direction == "within" and low <= 0 <= high,
     )
-    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
+    if min(sides) > 0:
+        return SHOWN
+    if max(sides) < 0 and not around:
+        return CONTRADICTED
+    return UNDECIDED
 
 
 def word_of_all(verdicts: Iterable[str]) -> str:
@@ -280,7 +303,11 @@ def word_of_all(verdicts: Iterable[str]) -> str:
     contradicted if one is.
     """
     distinct = set(verdicts)
-    return SHOWN if distinct == {SHOWN} else CONTRADICTED if CONTRADICTED in distinct else UNDECIDED
+    if distinct == {SHOWN}:
+        return SHOWN
+    if CONTRADICTED in distinct:
+        return CONTRADICTED
+    return UNDECIDED
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
@@ -400,7 +427,10 @@ def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
     side = (likeness.p < LEVEL) - (
         likeness.opposed < LEVEL
     )  # of the difference of the correlations, 0 if it is not significant
-    p = likeness.p if claim.direction == "higher" else likeness.opposed
+    if claim.direction == "higher":
+        p = likeness.p
+    else:
+        p = likeness.opposed
     return Verdict(claim, word_of(claim, side, side), p=p, n=likeness.n, detail=text)
 
 

@@ -60,7 +60,8 @@ def gather_results(
             evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
     cells, parquet = fill_cells(stored, evaluations)
     contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, cells))
-    reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
+    if reasons is None:
+        reasons = reasons_unfinished(runs, targets)
     run_results, missing = describe_runs(runs, failed, reasons)
     failures, blocked = {}, {}
     for name, reason in failed.items():
@@ -121,7 +122,8 @@ def command_of(config: TableStage) -> str:
     """
     overrides = [*config_dir_flags(), "stage=table", f"table={config.table}"]
     overrides += overrides_of(config)
-    overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
+    if config.runs_dir != TableStage.runs_dir:
+        overrides += [f"runs_dir={config.runs_dir}"]
     return shlex.join(["python", "-m", "pipeline", *overrides])
 
 
@@ -151,15 +153,18 @@ def describe_other_bases(runs: Iterable[Run]) -> list[str]:
 def describe_overlaps(runs: Iterable[Run]) -> list[str]:
     """How many rows of each source of data runs share an n-gram with a benchmark."""
     built = [run for run in runs if run.config.stage == "data"]
-    return [
-        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,} share an n-gram"
-        f" with a benchmark, {count['number_variants']:,} do so without their numbers;"
-        f" {count['left']:,} rows were usable"
-        for run in built
-        if (manifest := read_manifest(run.folder))
-        for source, count in manifest.facts.get("counts", {}).items()
-        if isinstance(count, Mapping) and "contaminated" in count
-    ]
+    found = []
+    for run in built:
+        manifest = read_manifest(run.folder)
+        if manifest:
+            for source, count in manifest.facts.get("counts", {}).items():
+                if isinstance(count, Mapping) and "contaminated" in count:
+                    found.append(
+                        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,}"
+                        f" share an n-gram with a benchmark, {count['number_variants']:,} do so"
+                        f" without their numbers; {count['left']:,} rows were usable"
+                    )
+    return found
 
 
 # --- runs ---
@@ -229,23 +234,25 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
 def merge_text(run: Run) -> str:
     """Return what the merge that a run scores does, in the layers of its model; "" for others."""
     scored = run.parents.get("checkpoint")
-    merged = scored if isinstance(scored, Run) and isinstance(run.config, EvalStage) else run
+    if isinstance(scored, Run) and isinstance(run.config, EvalStage):
+        merged = scored
+    else:
+        merged = run
     config = merged.config
     if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
         return ""
     text = config.merge.described(config.partition, layers_of(merged.parents))
-    return (
-        f"{text}, with the base as {', '.join(config.merge.controlled_roles())}"
-        if config.merge.control
-        else text
-    )
+    if config.merge.control:
+        return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}"
+    return text
 
 
 def format_knob_value(value: Any) -> Any:
     """Write a knob's value for readers; blank text, such as a separator, and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
-    text = (
-        value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False)
-    )
+    if isinstance(value, str) and value.strip():
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     return without_credentials(text)

@@ -29,7 +29,10 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     """
     is_first = [is_primary(line, primary) for line in lines]
     ps_of_lines = [None if line["exploratory"] else p_of_chosen(line) for line in lines]
-    tested = {index: p for index, p in enumerate(ps_of_lines) if p is not None}
+    tested = {}
+    for index, p in enumerate(ps_of_lines):
+        if p is not None:
+            tested[index] = p
     ps, firsts = list(tested.values()), [is_first[index] for index in tested]
     if (
         primary and ps and not any(firsts)
@@ -56,7 +59,9 @@ def p_of_chosen(line: Line) -> float | None:
     Bonferroni-corrected over them: the best of eight equal experts is often above a merge.
     """
     p, models = line["p"], line.get("chosen_of") or 1
-    return p if p is None or line["difference"] > 0 else min(1.0, models * p)
+    if p is None or line["difference"] > 0:
+        return p
+    return min(1.0, models * p)
 
 
 def holm_level(count: int, is_first: bool, has_first: bool) -> float:
@@ -66,8 +71,12 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
     the error rate.
     """
     if is_first:
-        return LEVEL / 2 if count > 1 else LEVEL
-    return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
+        if count > 1:
+            return LEVEL / 2
+        return LEVEL
+    if has_first:
+        return LEVEL / 2 / max(1, count - 1)
+    return LEVEL / max(1, count)
 
 
 def headline_sentences(
@@ -118,14 +127,12 @@ def has_models(line: Line, primary: Sequence[str]) -> bool:
 def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
     """Say how many differences are not tested."""
     count = sum(bool(line["exploratory"] and line["n"]) for line in lines)
-    return (
-        [
+    if count:
+        return [
             f"Exploratory, with intervals and no test: {pluralize(count, 'difference')} in other"
             " places."
         ]
-        if count
-        else []
-    )
+    return []
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
@@ -144,16 +151,23 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     says whether no other model gains either.
     """
     sentence = difference_sentence(line)
-    here = [other for other in lines if other["place"] == line["place"]]
+    here = []
+    for other in lines:
+        if other["place"] == line["place"]:
+            here.append(other)
     if is_gain_shown(line):
-        level = [
-            other for other in here if other["left"] == line["left"] and not is_gain_shown(other)
-        ]
+        level = []
+        for other in here:
+            if other["left"] == line["left"] and not is_gain_shown(other):
+                level.append(other)
         names = " or ".join(f"“{other['right']}” ({other['difference']:+.1f})" for other in level)
-        return (
-            f"{sentence} It is not significantly better there than {names}." if level else sentence
-        )
-    rivals = [rival for rival in here if rival["right"] == line["right"]]
+        if level:
+            return f"{sentence} It is not significantly better there than {names}."
+        return sentence
+    rivals = []
+    for rival in here:
+        if rival["right"] == line["right"]:
+            rivals.append(rival)
     if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
         return sentence
     none = (
@@ -166,8 +180,13 @@ def warning_of_zero(line: Line) -> str:
     """Return a warning about a comparison with a score of 0, which is rather an error than an
     effect, or "".
     """
-    models = [f"“{line[side]}”" for side in ("left", "right") if line.get(f"{side}_value") == 0]
-    return f" Read the answers first: {' and '.join(models)} scored exactly 0." if models else ""
+    models = []
+    for side in ("left", "right"):
+        if line.get(f"{side}_value") == 0:
+            models.append(f"“{line[side]}”")
+    if models:
+        return f" Read the answers first: {' and '.join(models)} scored exactly 0."
+    return ""
 
 
 def is_gain(line: Line) -> bool:
@@ -194,11 +213,9 @@ def difference_sentence(line: Line) -> str:
         f" {p_text(line['p_holm'])}"
     )
     size = f"{line['difference']:+.1f} {unit} ({numbers})"
-    trainings = (
-        " These trainings alone: other seeds may differ."
-        if line.get("trainings") == "these"
-        else ""
-    )
+    trainings = ""
+    if line.get("trainings") == "these":
+        trainings = " These trainings alone: other seeds may differ."
     if is_significant(line):
         word = "better" if is_gain(line) else "worse"
         return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
@@ -219,7 +236,9 @@ def detectable_sentence(line: Line, unit: str) -> str:
 
 
 def p_text(p: float | None) -> str:
-    return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
+    if p is not None and p < 0.001:
+        return "< 0.001"
+    return f"= {p:.3f}"
 
 
 def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:

@@ -70,12 +70,15 @@ def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, i
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
     """Each pair of rows (or columns) in every column (or row) that has both."""
     across_of = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
-    pairs = [
-        (*sides, place)
-        for sides, across in zip(compared, across_of, strict=True)
-        for place in across
-    ]
-    return {pair: 1 for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))}
+    pairs = []
+    for sides, across in zip(compared, across_of, strict=True):
+        for place in across:
+            pairs.append((*sides, place))
+    found = {}
+    for pair in pairs:
+        if all(key in plan.cells for key in cell_keys(plan, pair)):
+            found[pair] = 1
+    return found
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
@@ -88,9 +91,10 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
     by_place: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
         if kind_of(cell.task) == "number" and cell.value is not None:
-            model, place = (
-                (cell.row, cell.column) if models_in_rows(plan) else (cell.column, cell.row)
-            )
+            if models_in_rows(plan):
+                model, place = (cell.row, cell.column)
+            else:
+                model, place = (cell.column, cell.row)
             by_place.setdefault(place, {})[model] = cell
     pairs: dict[Pair, int] = {}
     for place, models in by_place.items():
@@ -176,7 +180,10 @@ def measure_pair(
     chosen_of: int,
 ) -> Measured:
     (task,) = tasks_of(plan, cells)
-    sampled = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
+    sampled = []
+    for axis in sampled_axes(plan):
+        if is_averaged(plan, cells, axis):
+            sampled.append(axis)
     measured = Measured(
         pair,
         "bits" if is_measure(metric) else "points",
@@ -192,7 +199,10 @@ def measure_pair(
         comparison = compare_cells(plan, cells, metric, answers)
     except NoScore as error:
         return replace(measured, missing=str(error))
-    drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
+    drawn = []
+    for axis in varied:
+        if is_drawn(plan.table.axes[axis]):
+            drawn.append(axis)
     if drawn:
         measured = replace(
             measured, beats=share_of_wins(comparison, drawn, measured.lower_is_better)
@@ -313,7 +323,10 @@ def compare_cells(
     means over.
     """
     left, right = cells
-    axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
+    axes = []
+    for axis in sampled_axes(plan):
+        if is_averaged(plan, cells, axis):
+            axes.append(axis)
     return Comparison(answers.frame(plan, cells, metric), [(1.0, left)], [(1.0, right)], axes)
 
 
@@ -343,7 +356,10 @@ def mark_best(
 
     rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
     for cell in cells:
-        place = cell.column if models_in_rows(plan) else cell.row
+        if models_in_rows(plan):
+            place = cell.column
+        else:
+            place = cell.row
         is_tested = not plan.table.family or place in plan.table.family
         if cell.value is not None and cell.task and is_tested:
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
@@ -372,7 +388,9 @@ def best_of(
         if contrast is None or contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
             return None
         ps.append(contrast.p)
-    return top if ps and max(holm(ps)) < LEVEL else None
+    if ps and max(holm(ps)) < LEVEL:
+        return top
+    return None
 
 
 def mark_gains(
@@ -400,7 +418,10 @@ def sampled_axes(plan: TablePlan) -> list[str]:
     """Return the axes of three values or more that are a sample: seeds of trainings, and drawn
     subsets.
     """
-    seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
+    seeds = []
+    for run in plan.table.runs.values():
+        if "seed" in run.words:
+            seeds.append(str(run.words["seed"]))
     sampled = []
     for axis, values in plan.table.axes.items():
         if len(values) > 2 and (f"{{{axis}}}" in seeds or is_drawn(values)):
@@ -410,11 +431,10 @@ def sampled_axes(plan: TablePlan) -> list[str]:
 
 def is_averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
     """Whether some of these cells are reduced over an axis, and all those by the mean."""
-    steps = [
-        how
-        for cell in cells
-        for leaf in leaf_cells(plan, cell)
-        for how, axes in leaf.reduce
-        if axis in axes
-    ]
+    steps = []
+    for cell in cells:
+        for leaf in leaf_cells(plan, cell):
+            for how, axes in leaf.reduce:
+                if axis in axes:
+                    steps.append(how)
     return bool(steps) and set(steps) == {"mean"}

@@ -86,9 +86,9 @@ class DetectableClaim(NamedTuple):
             f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p <"
             f" {LEVEL:g}{self.assumed}"
         )
-        return (
-            f"{text}, published {interval_text(self.published, '+.1f')}" if self.published else text
-        )
+        if self.published:
+            return f"{text}, published {interval_text(self.published, '+.1f')}"
+        return text
 
     def is_small(self) -> bool:
         """Return True if a published difference is smaller than what can be detected."""
@@ -116,7 +116,9 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
                 asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores)
             )
             published = published_differences(placed)
-            ends = (min(published), max(published)) if published else None
+            ends = None
+            if published:
+                ends = (min(published), max(published))
             detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
 
@@ -127,7 +129,11 @@ def published_differences(placed: PlacedClaim) -> list[float]:
         return []
     pairs = itertools.product(placed.left, placed.right)
     differences = [published_difference(placed.claim, left, right) for left, right in pairs]
-    return [difference for difference in differences if difference is not None]
+    found = []
+    for difference in differences:
+        if difference is not None:
+            found.append(difference)
+    return found
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
@@ -165,13 +171,19 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     most: dict[str, int] = {}
     scores, places = set(), set()
     for line in first_candidates(lines_of(planning.plan, cells)):
-        counted = None if is_measure(line.leaf.metric) else task_and_questions(planning, line.score)
+        if is_measure(line.leaf.metric):
+            counted = None
+        else:
+            counted = task_and_questions(planning, line.score)
         if counted:
             task, of_score, of_task = counted
             if (of_score, of_task) > (asked.get(task, 0), most.get(task, 0)):
                 asked[task], most[task] = of_score, of_task
             scores.add(line.score)
-            at = [str(value) for axis, value in line.item.at.items() if axis not in sampled]
+            at = []
+            for axis, value in line.item.at.items():
+                if axis not in sampled:
+                    at.append(str(value))
             places.add((line.score.language, *at))
     return QuestionCount(
         sum(asked.values()), sum(most.values()), max(1, min(len(scores), len(places)))
@@ -229,7 +241,12 @@ def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | Non
     if not (line and line.get("discordant")):
         return None
     level = holm_level(len(tested), line["primary"], has_primary)
-    seeds = max(3, trained) if line.get("trainings") == "a sample" else 0
+    seeds = 0
+    if line.get("trainings") == "a sample":
+        seeds = max(3, trained)
     name = f"{line['left']} with {line['right']} in {line['place']}"
-    spread = SPREAD if line.get("spread") is None else line["spread"] / 100
+    if line.get("spread") is None:
+        spread = SPREAD
+    else:
+        spread = line["spread"] / 100
     return Detectable.of(name, line["n"], level, seeds, trained > 0, line["discordant"], spread)

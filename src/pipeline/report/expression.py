@@ -103,7 +103,10 @@ def is_open_choice(item: Item) -> bool:
 def is_plain_mean(plan: Plan, cell: Cell) -> bool:
     """Return True if a cell is a plain mean of its answers."""
     leaves = list(leaf_cells(plan, cell))
-    steps = [how for part in (cell, *leaves) for how, _ in part.reduce]
+    steps = []
+    for part in (cell, *leaves):
+        for how, _ in part.reduce:
+            steps.append(how)
     is_chosen = any(is_open_choice(item) for leaf in leaves for item in leaf.items)
     return not is_chosen and all(how == "mean" for how in steps)
 
@@ -221,7 +224,9 @@ def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
     """Return the part that is best, in each column if there is a choice for each."""
     import numpy as np
 
-    return parts[best[0]] if len(best) == 1 else np.stack(parts)[best, np.arange(len(best))]
+    if len(best) == 1:
+        return parts[best[0]]
+    return np.stack(parts)[best, np.arange(len(best))]
 
 
 def by_level(

@@ -35,7 +35,9 @@ Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file
 def save(figure: Figure, file: str | Path) -> Path:
     """Write a figure as SVG or PDF, by the name of the file."""
     path = Path(file)
-    date = "Date" if path.suffix == ".svg" else "CreationDate"
+    date = "CreationDate"
+    if path.suffix == ".svg":
+        date = "Date"
     with styled():
         figure.savefig(path, transparent=True, metadata={date: None})
     return path
@@ -61,7 +63,8 @@ def scores(report: str | Path | Lines) -> Figure:
         )
         if published is not None:
             axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
-        if chance := line.get("chance"):
+        chance = line.get("chance")
+        if chance:
             axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
     ends = [line["value"] if line["high"] is None else line["high"] for line in lines]
@@ -76,7 +79,10 @@ def contrasts(report: str | Path | Lines) -> Figure:
     detectable difference. report: its folder, or the lines of its contrasts.csv.
     """
     lines = _read(report, "contrasts.csv")
-    missing = [name for name in ("p_holm", "detectable") if any(name not in line for line in lines)]
+    missing = []
+    for name in ("p_holm", "detectable"):
+        if any(name not in line for line in lines):
+            missing.append(name)
     if missing:
         raise PipelineError(
             f"contrasts.csv has no {missing[0]}, as an earlier version wrote it: run stage=report"
@@ -90,9 +96,12 @@ def contrasts(report: str | Path | Lines) -> Figure:
 
     def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         axes.axvline(0, color=COLOURS["line"], lw=1)
-        if detectable := line["detectable"]:
+        detectable = line["detectable"]
+        if detectable:
             axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
-        inside = COLOURS["accent"] if is_significant(line) else "none"
+        inside = "none"
+        if is_significant(line):
+            inside = COLOURS["accent"]
         axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
         axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 

@@ -59,7 +59,9 @@ def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | Non
     guessed.
     """
     sources = score_rows_of([cell])
-    stored = answers.get(sources[0].place) if sources else None
+    stored = None
+    if sources:
+        stored = answers.get(sources[0].place)
     return chance_of_score(cell.task, cell.metric, stored or Answers())
 
 
@@ -85,7 +87,9 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     elif n and (chance := chance_of_score(score.task, score.metric, answers)):
         error = standard_error(chance, n)
         if value <= chance + 2 * error:
-            level = "below chance" if value < chance - 2 * error else "at chance"
+            level = "at chance"
+            if value < chance - 2 * error:
+                level = "below chance"
             yield (
                 level,
                 (

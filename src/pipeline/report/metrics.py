@@ -28,7 +28,9 @@ def metrics_of(task: str) -> list[str]:
         return []
     if kind == "translation":
         return list(CORPUS_METRICS)
-    further = ["numeric_match"] if kind == "number" else []
+    further = []
+    if kind == "number":
+        further = ["numeric_match"]
     return [primary_metric(task)[0], *further, *measures_of(task)]
 
 
@@ -44,4 +46,6 @@ def stored_metric(plan: Plan, cells: Sequence[Cell]) -> str | None:
         return None
     metrics = {cell.metric or primary_metric(task)[0] for cell in cells}
     metric = metrics.pop()
-    return metric if not metrics and metric in metrics_of(task) else None
+    if not metrics and metric in metrics_of(task):
+        return metric
+    return None

@@ -100,9 +100,13 @@ def page(
         limits=[run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")],
         kinds=KINDS,
     )
-    data = answer_data(shown, results.answers, MOST_BYTES - len(html.encode())) if answered else {}
+    data = {}
+    if answered:
+        data = answer_data(shown, results.answers, MOST_BYTES - len(html.encode()))
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
-    picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n" if charts.all else ""
+    picture = ""
+    if charts.all:
+        picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n"
     return html, picture
 
 
@@ -148,14 +152,19 @@ def lines_of(cell: CellResult) -> list[CellLine]:
     These are why it has no number, the scores behind it, and its runs that have none, such as
     unfinished ones and trainings.
     """
-    lines = [CellLine(cell.missing)] if cell.missing else []
+    lines = []
+    if cell.missing:
+        lines = [CellLine(cell.missing)]
     by_language: dict[str, list[CellLine]] = {}
     for _, score, row in score_rows_of([cell]):
         axes = [
             row.where,
             *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where),
         ]
-        value = None if row.value is None else percent_factor(row.metric) * row.value
+        if row.value is None:
+            value = None
+        else:
+            value = percent_factor(row.metric) * row.value
         line = CellLine(", ".join(axes), score.run, cell.decimal(value) or score.run)
         by_language.setdefault(row.where, []).append(line)
     for of_language in by_language.values():
@@ -211,11 +220,9 @@ def draw_charts(results: Results) -> Charts:
     everything = draw_svg(
         lambda: figures.scores(lines), "scores", "Scores by row: the numbers are in the table above"
     )
-    first = (
-        draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}")
-        if of_column
-        else ""
-    )
+    first = ""
+    if of_column:
+        first = draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}")
     return Charts(lines, everything, first)
 
 
@@ -235,12 +242,15 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
     """(SVG, caption) of the analyses that are figures of the table, without those that cells show
     numbers of.
     """
-    shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
-    analyses = [
-        run
-        for run in results.runs
-        if run.stage == "analyze" and run.finished and run.name not in shown_runs
-    ]
+    shown_runs = set()
+    for cell in results.cells:
+        if cell.value is not None:
+            for name in cell.runs:
+                shown_runs.add(name)
+    analyses = []
+    for run in results.runs:
+        if run.stage == "analyze" and run.finished and run.name not in shown_runs:
+            analyses.append(run)
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
 
 
@@ -279,7 +289,10 @@ def answer_data(
     """
     from jinja2.utils import htmlsafe_json_dumps
 
-    items = {at: answers[place].first for at, place in shown.items() if place in answers}
+    items = {}
+    for at, place in shown.items():
+        if place in answers:
+            items[at] = answers[place].first
     number = max(map(len, items.values()), default=0)
     while True:
         data = first_answers(items, number)

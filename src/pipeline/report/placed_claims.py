@@ -30,21 +30,22 @@ def claims_of(table: str) -> list[Claim]:
 
     Raises: PipelineError: an id is repeated.
     """
-    files = [
-        path for folder in conf.folders() for path in sorted((folder / conf.CLAIMS).glob("*.yaml"))
-    ]
-    claims = [
-        item
-        for path in files
+    files = []
+    for folder in conf.folders():
+        for path in sorted((folder / conf.CLAIMS).glob("*.yaml")):
+            files.append(path)
+    claims = []
+    for path in files:
         for item in read_claims(
             refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"), path.name
-        )
-        if item.table == table
-    ]
+        ):
+            if item.table == table:
+                claims.append(item)
     names = [claim.id for claim in claims]
-    if repeated := next(
+    repeated = next(
         (claim for index, claim in enumerate(claims) if claim.id in names[:index]), None
-    ):
+    )
+    if repeated:
         raise repeated.refuse("a claim with this id exists already: choose another id")
     return claims
 
@@ -62,11 +63,15 @@ class Grid:
 
     @property
     def sides(self) -> list[str]:
-        return self.plan.columns if self.in_columns else self.plan.rows
+        if self.in_columns:
+            return self.plan.columns
+        return self.plan.rows
 
     @property
     def across(self) -> list[str]:
-        return self.plan.rows if self.in_columns else self.plan.columns
+        if self.in_columns:
+            return self.plan.rows
+        return self.plan.columns
 
     def check_sides(self) -> None:
         """Raise PipelineError unless the claim's sides are columns (or rows) of the table."""
@@ -115,7 +120,10 @@ class Grid:
         """Return the cell of a side at each place."""
         cells = []
         for place in places:
-            row, column = (place, name) if self.in_columns else (name, place)
+            if self.in_columns:
+                row, column = (place, name)
+            else:
+                row, column = (name, place)
             if (row, column) not in self.plan.cells:
                 raise self.claim.refuse(
                     f"{self.claim.table} has nothing in row {row!r}, column {column!r}"
@@ -179,8 +187,13 @@ class PlacedClaim:
     @property
     def all_cells(self) -> list[Cell]:
         """The cells of both sides, of the outcome, and of `than`."""
-        cells = [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
-        return [*cells, *self.than.all_cells] if self.than else cells
+        cells = []
+        for side in (*self.left, *self.right, self.outcome):
+            for cell in side:
+                cells.append(cell)
+        if self.than:
+            return [*cells, *self.than.all_cells]
+        return cells
 
     def choice_of_trainings(self) -> str:
         """Why a claim cannot be tested that compares the best of several trainings with fewer:
@@ -238,7 +251,10 @@ class PlacedClaim:
                 raise claim.refuse(
                     f"an interval over {axis} needs a variance of three values or more, and {text}"
                 )
-            claim_leaves = [leaf for cell in self.all_cells for leaf in leaf_cells(plan, cell)]
+            claim_leaves = []
+            for cell in self.all_cells:
+                for leaf in leaf_cells(plan, cell):
+                    claim_leaves.append(leaf)
             leaf_values = [
                 {str(item.at.get(axis)) for item in leaf.items if axis in item.at}
                 for leaf in claim_leaves
@@ -266,7 +282,10 @@ def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
     if model not in plan.trainings:
         models = plan.chosen[model].models.values() if model in plan.chosen else [model]
         specs = [plan.specs[key] for key in models if key in plan.specs]
-        own_trainings = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
+        own_trainings = set()
+        for spec in specs:
+            if spec.words.get("stage") in TRAININGS:
+                own_trainings.add(spec.key)
         above = (trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())
         plan.trainings[model] = frozenset(own_trainings.union(*above))
     return plan.trainings[model]
@@ -278,7 +297,11 @@ def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
     candidates = [
         plan.chosen[model].models.values() if model in plan.chosen else [model] for model in models
     ]
-    return {trainings_of(plan, model) for of_choice in candidates for model in of_choice}
+    found = set()
+    for of_choice in candidates:
+        for model in of_choice:
+            found.add(trainings_of(plan, model))
+    return found
 
 
 def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[str]]]:
@@ -286,9 +309,9 @@ def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[
     groups: set[frozenset[frozenset[str]]] = set()
     for leaf in leaf_cells(plan, cell):
         of_items = [frozenset(candidate_trainings(plan, item)) for item in leaf.items]
-        groups |= {
-            of_item for of_item, item in zip(of_items, leaf.items, strict=True) if item.choice
-        }
+        for of_item, item in zip(of_items, leaf.items, strict=True):
+            if item.choice:
+                groups.add(of_item)
         if any(how != "mean" for how, _ in leaf.reduce):
             groups.add(frozenset().union(*of_items))
     return {group for group in groups if len(group) > 1}
@@ -305,7 +328,10 @@ def mean_of_trainings(plan: TablePlan) -> TablePlan:
     def averaged(item: Item) -> Item:
         if not is_open_choice(item) or len(candidate_trainings(plan, item)) < 2:
             return item
-        scores = [score for reading in item.readings for score in reading.values()]
+        scores = []
+        for reading in item.readings:
+            for score in reading.values():
+                scores.append(score)
         return replace(item, readings=tuple({(): score} for score in scores), choice=None)
 
     cells = {
@@ -321,15 +347,18 @@ def matching_sides(
     """Return the rows (or columns) that a name with {axis} in it expands to."""
     pattern, end = "", 0
     for hole in PLACEHOLDER.finditer(name):
-        values = (
-            ".+"
-            if hole[2]
-            else "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
-        )
+        if hole[2]:
+            values = ".+"
+        else:
+            values = "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
         pattern += re.escape(name[end : hole.start()]) + f"(?:{values})"
         end = hole.end()
     expression = re.compile(pattern + re.escape(name[end:]))
-    return [side for side in across if side not in written and expression.fullmatch(side)]
+    found = []
+    for side in across:
+        if side not in written and expression.fullmatch(side):
+            found.append(side)
+    return found
 
 
 def check_claims(planning: Planning) -> None:

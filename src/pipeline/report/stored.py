@@ -110,15 +110,19 @@ class StoredAnswers:
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
         """One score. Raises NoScore if it is missing."""
-        if parts := difference_of(score, metric):
+        parts = difference_of(score, metric)
+        if parts:
             return self.number(score, parts[0], pair) - self.number(parts[1], parts[0], pair)
         run = self.finished(score)
         rows = score_rows(run, metric, pair)
         values = [row.value for row in rows if row.value is not None]
         if not rows or len(values) < len(rows):
-            if reason := reason_left_out(run):
+            reason = reason_left_out(run)
+            if reason:
                 raise NoScore(reason)
-            remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
+            remedy = ""
+            if metric == "spbleu":
+                remedy = f": give {SPM_MODEL}"
             which = f"{'finite ' * bool(rows)}{metric or 'score'}{f' of {pair}' if pair else ''}"
             raise NoScore(f"{run.name} has no {which}{remedy}")
         return statistics.fmean(values) * percent_factor(rows[0].metric)
@@ -128,9 +132,9 @@ class StoredAnswers:
         finished.
         """
         run = self.table.evaluation_of(score)
-        return (
-            score_rows(run, cell.metric, cell.pair) if run and run.name not in self.damaged else []
-        )
+        if run and run.name not in self.damaged:
+            return score_rows(run, cell.metric, cell.pair)
+        return []
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         """Return a number that a training, or the evaluation of a merge in memory, recorded.
@@ -144,7 +148,9 @@ class StoredAnswers:
             value = percent_rows_changed(run, fact)
         else:
             manifest = read_manifest(run.folder)
-            value = manifest.facts.get(fact) if manifest else None
+            value = None
+            if manifest:
+                value = manifest.facts.get(fact)
         if not isinstance(value, int | float):
             raise NoScore(f"{run.name} records no {fact}")
         return float(value)
@@ -192,7 +198,10 @@ class StoredAnswers:
         if (
             benchmark is not None and benchmark.of_harness
         ):  # what its metric gives, only the answers tell
-            numbers = [value for of_score in answers.values() for value in of_score.values()]
+            numbers = []
+            for of_score in answers.values():
+                for value in of_score.values():
+                    numbers.append(value)
             bounded = percent_factor(metric) == 100 and all(0 <= value <= 1 for value in numbers)
         if benchmark is not None and benchmark.passage is not None:
             for key in keys:
@@ -222,7 +231,10 @@ class StoredAnswers:
             measure, subtracted = parts
             values = self.scores_by_question(score, measure, pair)
             subtrahends = self.scores_by_question(subtracted, measure, pair)
-            shared = [question for question in values if question in subtrahends]
+            shared = []
+            for question in values:
+                if question in subtrahends:
+                    shared.append(question)
             return {question: values[question] - subtrahends[question] for question in shared}
         (answers,) = self.answers_under(score, pair or score.language).values()
         run = self.finished(score)
@@ -245,12 +257,15 @@ class StoredAnswers:
         """Return the answers of a score in a language or pair; None: in each of its pairs."""
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
-        languages = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
-        answers = {
-            where: self.answers[key]
-            for where in languages
-            if (key := (run.name, task, where)) in self.answers
-        }
+        if language:
+            languages = [language]
+        else:
+            languages = [f"en-{score.language}", f"{score.language}-en"]
+        answers = {}
+        for where in languages:
+            key = (run.name, task, where)
+            if key in self.answers:
+                answers[where] = self.answers[key]
         if not answers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
         return answers
@@ -273,10 +288,15 @@ def validation_loss(run: Run, fact: str) -> float | None:
     """
     log = run.folder / "log.jsonl"
     rows = read_jsonl(log) if log.is_file() else []
-    losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+    losses = []
+    for row in rows:
+        if "validation_loss" in row:
+            losses.append((row["step"], row["validation_loss"]))
     if fact == "starting_validation_loss":
         losses = [point for point in losses if point[0] == 0]
-    return losses[-1][1] if losses else None
+    if losses:
+        return losses[-1][1]
+    return None
 
 
 def percent_rows_changed(run: Run, fact: str) -> float | None:

@@ -49,7 +49,10 @@ def comparisons(
     """
     claim, than = placed.claim, placed.than
     places = range(len(placed.places))
-    groups: list[Sequence[int]] = [[place] for place in places] if by_place else [places]
+    if by_place:
+        groups: list[Sequence[int]] = [[place] for place in places]
+    else:
+        groups = [places]
     named = []
     for left, right, group in itertools.product(
         range(len(placed.left)), range(len(placed.right)), groups
@@ -61,14 +64,22 @@ def comparisons(
                 [*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)]
                 for part in (placed, than)
             ]
-        candidates = [claim.left[left]] if len(claim.left) > 1 else []
-        candidates += [claim.right[right]] if len(claim.right) > 1 else []
-        words = [placed.places[group[0]]] if by_place else []
-        words += [" against ".join(candidates)] if candidates else []
+        candidates = []
+        if len(claim.left) > 1:
+            candidates = [claim.left[left]]
+        if len(claim.right) > 1:
+            candidates += [claim.right[right]]
+        words = []
+        if by_place:
+            words = [placed.places[group[0]]]
+        if candidates:
+            words += [" against ".join(candidates)]
         frame = answers.frame(
             placed.plan, [cell for side in weights for _, cell in side], claim.metric
         )
-        factor = 1 + claim.threshold / 100 if claim.relative else 1.0
+        factor = 1.0
+        if claim.relative:
+            factor = 1 + claim.threshold / 100
         named.append(
             (" ".join(words), Comparison(frame, weights[0], weights[1], placed.axes, factor))
         )
@@ -122,9 +133,10 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     units = units_of(placed, answers, by_place=claim.units == "each")
     if claim.units == "each":
         return judge_every(claim, units)
-    verdict = (
-        judge_every(claim, units) if len(units) > 1 else judge_difference(claim, *units[0][1:])
-    )
+    if len(units) > 1:
+        verdict = judge_every(claim, units)
+    else:
+        verdict = judge_difference(claim, *units[0][1:])
     if claim.units == "count":
         return judge_wins(
             claim, units_of(placed, answers, True, bool(placed.axes)), verdict, bool(placed.axes)
@@ -211,11 +223,10 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     """
     values = []
     for cell in cells:
-        metric = (
-            stored_metric(placed.plan, [cell])
-            if placed.claim.test == "spearman"
-            else placed.claim.metric
-        )
+        if placed.claim.test == "spearman":
+            metric = stored_metric(placed.plan, [cell])
+        else:
+            metric = placed.claim.metric
         frame = answers.frame(placed.plan, [cell], metric or "")
         rows = [frame.rows[line.score, line.leaf.pair] for line in lines_of(placed.plan, [cell])]
         values.append(fmean(frame.means[rows, 0].tolist()))

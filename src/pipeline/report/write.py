@@ -50,7 +50,8 @@ def write_report(results: Results, folder: Path) -> Path:
         written["plots/scores.svg"] = picture
     claims = [verdict.line for verdict in results.verdicts]
     for name, lines in (("claims.csv", claims), ("contrasts.csv", results.contrasts)):
-        written |= {name: lines_csv(lines, 5)} if lines else {}
+        if lines:
+            written |= {name: lines_csv(lines, 5)}
     for name in ("claims.csv", "contrasts.csv", "plots/scores.svg"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)  # from an earlier report

@@ -79,7 +79,9 @@ def disk_full_reason(error: BaseException) -> str | None:
     Looks through errors that libraries wrap.
     """
     if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno) if error.errno in FULL else None
+        if error.errno in FULL:
+            return os.strerror(error.errno)
+        return None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
     if any(sign in text for sign in TORCH_SIGNS):
         return os.strerror(errno.ENOSPC)

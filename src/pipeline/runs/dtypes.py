@@ -33,16 +33,23 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
     model = without_step(model)
     if isinstance(model, Run):
         return _dtype_of_run(model)
-    if hub := getattr(model, "hub", None):
+    hub = getattr(model, "hub", None)
+    if hub:
         locked = read_lock(runs_dir).models.get(hub, {}).get("dtypes")
         if locked:
             return one_dtype(locked, model.name)
     dtypes = dtypes_in(model.folder)
-    manifest = (
-        None if dtypes else read_manifest(model.folder)
-    )  # a snapshot whose files were deleted
-    sft = manifest.config.get("sft") if manifest else None
-    return trained_dtype(sft) if sft else one_dtype(dtypes, model.name)
+    # a snapshot whose files were deleted
+    if dtypes:
+        manifest = None
+    else:
+        manifest = read_manifest(model.folder)
+    sft = None
+    if manifest:
+        sft = manifest.config.get("sft")
+    if sft:
+        return trained_dtype(sft)
+    return one_dtype(dtypes, model.name)
 
 
 def _dtype_of_run(run: Run[Any]) -> str | None:
@@ -51,9 +58,10 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
     if isinstance(run.config, MergeStage):
         return merged_dtype(run.config.merge, run.parents, run.runs_dir)
     if isinstance(run.config, SelectStage):  # a snapshot itself, or the evaluation of one
-        candidates = [
-            parent for role, parent in run.parents.items() if role not in ("base", "model")
-        ]
+        candidates = []
+        for role, parent in run.parents.items():
+            if role not in ("base", "model"):
+                candidates.append(parent)
         models = [
             (
                 parent.parents["checkpoint"]
@@ -71,7 +79,9 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
 def trained_dtype(sft: Mapping[str, Any]) -> str:
     """Return the dtype that a training's weights have when they are loaded."""
     adapted = sft.get("adapter", "none") != "none"
-    return ADAPTED if adapted else str(sft.get("save_dtype") or sft.get("weights", "float32"))
+    if adapted:
+        return ADAPTED
+    return str(sft.get("save_dtype") or sft.get("weights", "float32"))
 
 
 def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
@@ -86,7 +96,9 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
     if len(of_experts) == 1:
         return of_experts.pop()
     of_base = stored_dtype(parents["base"], runs_dir) if "base" in parents else "float32"
-    return merge.dtype_of_several([of_base]) if of_base else None
+    if of_base:
+        return merge.dtype_of_several([of_base])
+    return None
 
 
 def dtypes_in(folder: Path) -> list[str]:
@@ -116,7 +128,10 @@ def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
     Buffers that are computed from the config do not count.
     """
     names = TORCH_NAMES | {"F64": "float64"}
-    stored = {info.dtype for name, info in read_header(file).items() if not is_computed(name)}
+    stored = set()
+    for name, info in read_header(file).items():
+        if not is_computed(name):
+            stored.add(info.dtype)
     return frozenset(names[dtype] for dtype in stored if dtype in names)
 
 
@@ -131,4 +146,6 @@ def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
             f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give"
             " eval.dtype=float32"
         )
-    return distinct[0] if distinct else None
+    if distinct:
+        return distinct[0]
+    return None

@@ -48,7 +48,10 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
             )
         name, hub = pinned_as(name_given, named), pinned_as(name_given, named or revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
-        identity = f"hub:{name_given}@{pinned}" if pinned else reference
+        if pinned:
+            identity = f"hub:{name_given}@{pinned}"
+        else:
+            identity = reference
         return External(
             Path(name_given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub
         )
@@ -83,11 +86,10 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     candidates = [
         name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data
     ]
-    kind = (
-        f"neither a folder nor a finished run of {runs_dir}"
-        if of_data
-        else f"not a finished run of {runs_dir}"
-    )
+    if of_data:
+        kind = f"neither a folder nor a finished run of {runs_dir}"
+    else:
+        kind = f"not a finished run of {runs_dir}"
     raise PipelineError(f"{knob}={reference} is {kind}{suggest_names(reference, candidates)}")
 
 
@@ -100,12 +102,12 @@ def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
     manifest = read_manifest(folder)
     if manifest is None:
         training_manifest = read_manifest(training.folder)
-        snapshots = training_manifest.snapshots if training_manifest else {}
-        hint = (
-            f"there are {', '.join(snapshots)}"
-            if snapshots
-            else "it was trained without sft.snapshot_every"
-        )
+        snapshots = {}
+        if training_manifest:
+            snapshots = training_manifest.snapshots
+        hint = "it was trained without sft.snapshot_every"
+        if snapshots:
+            hint = f"there are {', '.join(snapshots)}"
         raise PipelineError(
             f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {hint}"
         )
@@ -116,7 +118,11 @@ def suggest_names(word: str, names: list[str]) -> str:
     """'; did you mean a, b' where names are similar to the word, the scores of a model that is not
     there, else '; there are' with the first names.
     """
-    if scored := [name for name in names if name.startswith("eval-") and f"-{word}-" in name]:
+    scored = []
+    for name in names:
+        if name.startswith("eval-") and f"-{word}-" in name:
+            scored.append(name)
+    if scored:
         shown = ", ".join(scored[:4])
         return (
             f"; its scores are {shown}: give one of these (what was merged in memory is written by"
@@ -128,20 +134,26 @@ def suggest_names(word: str, names: list[str]) -> str:
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    return (
-        f"; did you mean {', '.join(close)}"
-        if close
-        else f"; there are {', '.join(first_few(names, 8)) or 'none'}"
-    )
+    if close:
+        return f"; did you mean {', '.join(close)}"
+    return f"; there are {', '.join(first_few(names, 8)) or 'none'}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
-    dot = "" if folder.is_absolute() or folder.parts[:1] == ("..",) else "./"  # as it is typed
+    # as it is typed
+    dot = "./"
+    if folder.is_absolute() or folder.parts[:1] == ("..",):
+        dot = ""
     if not folder.is_dir():
         could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
-        hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
-        where = "" if folder.is_absolute() else f" of {Path.cwd()}"
+        hint = ""
+        if could_be_hub:
+            hint = f", or hub:{folder} for a model on the Hub"
+        if folder.is_absolute():
+            where = ""
+        else:
+            where = f" of {Path.cwd()}"
         raise PipelineError(
             f"{knob}={dot}{folder} is not a folder{where}: name a finished run, or a folder with a"
             f" model{hint}"
@@ -152,11 +164,10 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     texts = (
         () if (folder / "tokenizer.json").is_file() else BESIDE_WEIGHTS
     )  # then merges.txt and vocab.txt are read
-    files = [
-        path
-        for path in folder.iterdir()
-        if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts
-    ]
+    files = []
+    for path in folder.iterdir():
+        if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts:
+            files.append(path)
     has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
         refuse_pickles(folder)

@@ -63,7 +63,8 @@ def by_digits(names: list[str]) -> dict[str, list[str]]:
     """Return the digits at the end of run names -> these names."""
     grouped: dict[str, list[str]] = {}
     for name in names:
-        if match := _FOLDER_NAME.fullmatch(name):
+        match = _FOLDER_NAME.fullmatch(name)
+        if match:
             grouped.setdefault(match[2], []).append(name)
     return grouped
 
@@ -78,7 +79,9 @@ def label_in(name: str) -> str:
     folder.
     """
     match = _FOLDER_NAME.fullmatch(name)
-    return match[1] if match else name
+    if match:
+        return match[1]
+    return name
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
@@ -87,7 +90,8 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
         run_hash[:DIGITS], []
     ):  # the first of several copies
         with suppress(Malformed):  # an error where it is read
-            if (manifest := read_manifest(runs_dir / name)) and manifest.hash == run_hash:
+            manifest = read_manifest(runs_dir / name)
+            if manifest and manifest.hash == run_hash:
                 return runs_dir / name
     return None
 
@@ -98,7 +102,8 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     The label may have changed since the run was finished.
     """
     listing = scan_folders(runs_dir)
-    if folder := listing.places.get((label, run_hash)):
+    folder = listing.places.get((label, run_hash))
+    if folder:
         return folder
     folder = folder_of(run_hash, runs_dir) or runs_dir / folder_name(label, run_hash)
     if listing.settled:  # else it is listed again next time
@@ -113,7 +118,11 @@ def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
         bisect_left(names, beginning),
         bisect_left(names, f"{beginning}{chr(sys.maxunicode)}"),
     )
-    return [name for name in names[first:end] if (runs_dir / name / MANIFEST).is_file()]
+    found = []
+    for name in names[first:end]:
+        if (runs_dir / name / MANIFEST).is_file():
+            found.append(name)
+    return found
 
 
 def finished_manifests(runs_dir: Path) -> Iterator[Manifest]:

@@ -50,19 +50,30 @@ def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str
     deleted: set[str] = set()  # runs without files, as are their unfinished parents
     children: dict[str, list[str]] = {}
     for run in runs:
-        unfinished = [parent for parent in parent_runs(run.parents) if parent.hash in reasons]
+        unfinished = []
+        for parent in parent_runs(run.parents):
+            if parent.hash in reasons:
+                unfinished.append(parent)
         for parent in parent_runs(run.parents):
             children.setdefault(parent.hash, []).append(run.hash)
-        remade = [parent for parent in unfinished if parent.hash not in deleted]
-        needed = unfinished if run.config.stage in ("sft", "cpt") else remade
-        if reason := why_not_finished(run):
+        remade = []
+        for parent in unfinished:
+            if parent.hash not in deleted:
+                remade.append(parent)
+        if run.config.stage in ("sft", "cpt"):
+            needed = unfinished
+        else:
+            needed = remade
+        reason = why_not_finished(run)
+        if reason:
             reasons[run.hash] = reason
             if not remade and not run.config.redo and not run.folder.exists():
                 deleted.add(run.hash)
         elif needed or run.config.redo:
-            reasons[run.hash] = (
-                f"its parent {needed[0].name} is made first" if needed else "redo=true"
-            )
+            if needed:
+                reasons[run.hash] = f"its parent {needed[0].name} is made first"
+            else:
+                reasons[run.hash] = "redo=true"
     may_stay_deleted = deleted - {run.hash for run in targets}
     for run in reversed(runs):
         below = children.get(run.hash, [])

@@ -82,13 +82,17 @@ def process_start(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    if fields[0] in "ZX":
+        return ""
+    return fields[19]
 
 
 def slurm_job() -> str | None:
     """Return the Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+    if array and task:
+        return f"{array}_{task}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
 def this_process() -> Holder:
@@ -133,7 +137,9 @@ def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
     except (ValueError, TypeError):  # created just now, or by a process that died before writing it
         owner = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
     if owner.machine and owner.machine == this_boot():
-        return owner if owner.began == process_start(owner.pid) else None
+        if owner.began == process_start(owner.pid):
+            return owner
+        return None
     if now_at(workplace) - touched / 1e9 < DEAD_AFTER:
         return owner
     deadline = time.monotonic() + (2 * BEAT if watch and owner.id else 0)
@@ -212,7 +218,10 @@ class Lease:
         except (FileNotFoundError, ValueError):
             is_mine = False
         if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:
-            hint = f"; now held by {owner}" if (owner := live_holder(self.workplace)) else ""
+            hint = ""
+            owner = live_holder(self.workplace)
+            if owner:
+                hint = f"; now held by {owner}"
             raise Lost(
                 f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f}"
                 f" s{hint}"
@@ -240,7 +249,8 @@ def take_lease(workplace: Path) -> Lease | Holder:
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
         earlier = list_lease_numbers(workplace)
-        if owner := live_holder(workplace, watch=True):
+        owner = live_holder(workplace, watch=True)
+        if owner:
             return owner
         number, taker = (earlier[-1] if earlier else 0) + 1, this_process()
         file = workplace / f"{LEASE}{number}"

@@ -42,8 +42,12 @@ def recorded_base(expert: Parent) -> Parent | None:
     if isinstance(expert, Run):
         return expert.parents.get("model")
     manifest = read_manifest(expert.folder)
-    base = manifest.parents.get("model") if manifest else None
-    return External(base.name, base.hash, expert.folder) if base else None
+    base = None
+    if manifest:
+        base = manifest.parents.get("model")
+    if base:
+        return External(base.name, base.hash, expert.folder)
+    return None
 
 
 def declared_side(expert: Parent) -> str | None:
@@ -52,9 +56,13 @@ def declared_side(expert: Parent) -> str | None:
     """
     expert = without_step(expert)
     if isinstance(expert, Run):
-        return expert.config.expert.side if isinstance(expert.config, TrainStage) else None
+        if isinstance(expert.config, TrainStage):
+            return expert.config.expert.side
+        return None
     manifest = read_manifest(expert.folder)
-    return (manifest.config.get("expert") or {}).get("side") if manifest else None
+    if manifest:
+        return (manifest.config.get("expert") or {}).get("side")
+    return None
 
 
 def gives_adapter(expert: Parent) -> bool:
@@ -64,7 +72,10 @@ def gives_adapter(expert: Parent) -> bool:
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
         merge = expert.config.merge
         exact = merge.exact_for_adapters() and merge.dtype is None
-        experts = [parent for role, parent in expert.parents.items() if role != "base"]
+        experts = []
+        for role, parent in expert.parents.items():
+            if role != "base":
+                experts.append(parent)
         return merge.form != "dense" and exact and all(map(gives_adapter, experts))
     return is_adapter(expert.folder)
 
@@ -83,7 +94,9 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
             return planned
     manifest = read_manifest(expert.folder)
     recorded = manifest.base if manifest else None
-    run_folder = folder_of(recorded.hash, runs_dir) if recorded else None
+    run_folder = None
+    if recorded:
+        run_folder = folder_of(recorded.hash, runs_dir)
     if recorded and run_folder:
         return as_recorded(from_folder(run_folder, key, runs_dir), recorded, expert.name)
     model = (
@@ -93,7 +106,9 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
     )
     path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
     if not path:
-        knob = "base" if key == "checkpoint" else "merge.base"
+        knob = "merge.base"
+        if key == "checkpoint":
+            knob = "base"
         path, revision = _base_reference(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
     base = find_run(path, runs_dir, key, revision)
     if recorded:
@@ -136,7 +151,9 @@ def _base_reference(
     """(RUN, revision on the Hub) of the base that the adapter_config.json of an expert names."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
-        return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
+        if base.is_dir():
+            return (str(base.resolve()), None)
+        return (f"hub:{base}", revision)
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
     raise PipelineError(
@@ -182,4 +199,6 @@ def another_base(adapter: Path, base: str) -> str:
     is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix(
         "hub:"
     )
-    return "" if is_same else named_base
+    if is_same:
+        return ""
+    return named_base

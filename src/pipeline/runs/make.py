@@ -41,9 +41,9 @@ def why_not_finished(run: Run) -> str | None:
         manifest = read_manifest(run.folder)
         if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same
             manifest = None
-        recorded = (
-            {role: manifest.parents[role].content for role in run.parents} if manifest else {}
-        )
+        recorded = {}
+        if manifest:
+            recorded = {role: manifest.parents[role].content for role in run.parents}
         contents = {role: content_digest(run.parents[role]) for role in recorded}
     except Malformed as error:
         return str(error)
@@ -74,7 +74,9 @@ def _describe_nearest_run(run: Run) -> str | None:
             if manifest and manifest.stage == run.config.stage:
                 changes.append(describe_changes(manifest.decided_by, run.decided_by))
     fewest = min(changes, key=len, default=[])
-    return "changed: " + ", ".join(fewest[:3]) if fewest else None
+    if fewest:
+        return "changed: " + ", ".join(fewest[:3])
+    return None
 
 
 def make_once(
@@ -143,7 +145,8 @@ def clear_workplace(run: Run) -> None:
     if not run.workplace.is_dir() or latest_work_folder(run.workplace) != run.workplace / UNOWNED:
         return
     with suppress(OSError):  # of a runs_dir that this user only reads
-        if not isinstance(lease := take_lease(run.workplace), Holder):
+        lease = take_lease(run.workplace)
+        if not isinstance(lease, Holder):
             state.remove_state(run.workplace)
             for replaced in run.workplace.glob("*.replaced"):
                 shutil.rmtree(replaced, ignore_errors=True)

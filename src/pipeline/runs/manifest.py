@@ -107,11 +107,10 @@ class Manifest:
         files.
         """
         prefix = f"{SNAPSHOTS}/step-{step}/"
-        files = {
-            name.removeprefix(prefix): file
-            for name, file in self.files.items()
-            if name.startswith(prefix)
-        }
+        files = {}
+        for name, file in self.files.items():
+            if name.startswith(prefix):
+                files[name.removeprefix(prefix)] = file
         return replace(
             self,
             name=f"{self.name}@{step}",
@@ -126,7 +125,10 @@ class Manifest:
         The digests of its weights stay.
         """
         prefix = f"{SNAPSHOTS}/step-{step}/"
-        files = {name: file for name, file in self.files.items() if not name.startswith(prefix)}
+        files = {}
+        for name, file in self.files.items():
+            if not name.startswith(prefix):
+                files[name] = file
         snapshots = {**self.snapshots, step: {**self.snapshots[step], "freed": True}}
         return replace(self, files=files, facts={**self.facts, "snapshots": snapshots})
 
@@ -142,7 +144,9 @@ READER = TypeAdapter(Manifest)
 
 def home_of(folder: Path) -> Path:
     """Return the folder of the training that a snapshot is in; for other folders, the folder."""
-    return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder
+    if folder.parent.name == SNAPSHOTS:
+        return folder.parents[1]
+    return folder
 
 
 def snapshot_hash(run_hash: str, step: int) -> str:
@@ -160,11 +164,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         if folder.parent.name != SNAPSHOTS:
             return None
         training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
-        return (
-            training.of_snapshot(step)
-            if training is not None and step in training.snapshots
-            else None
-        )
+        if training is not None and step in training.snapshots:
+            return training.of_snapshot(step)
+        return None
     stat = path.stat()
     if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change within the same mtime
         return _read_cached(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -59,9 +59,11 @@ def environment_for(python: str | None) -> dict[str, str]:
     """Environment variables of a process in another Python (None: this one): without this one's
     packages there.
     """
-    return {
-        name: value for name, value in os.environ.items() if not (python and name == "PYTHONPATH")
-    }
+    found = {}
+    for name, value in os.environ.items():
+        if not (python and name == "PYTHONPATH"):
+            found[name] = value
+    return found
 
 
 def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -76,7 +78,10 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
-        facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            facts["device"] = torch.cuda.get_device_name()
+        else:
+            facts["device"] = "cpu"
     for key in facts:
         values = dict.fromkeys(attempt[key] for attempt in (*earlier, facts) if key in attempt)
         if len(values) > 1:
@@ -100,7 +105,11 @@ def processor_model() -> str:
 
 def recorded_environment() -> dict[str, str]:
     """Environment variables that affect results, by an allow list: others may hold secrets."""
-    return {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+    found = {}
+    for key in ENVIRONMENT:
+        if key in os.environ:
+            found[key] = os.environ[key]
+    return found
 
 
 @cache

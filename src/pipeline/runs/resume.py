@@ -63,13 +63,17 @@ def read_resume_point(work: Path) -> dict[str, Any] | None:
         )
     except (OSError, ValueError, KeyError):
         return None
-    return record if complete else None
+    if complete:
+        return record
+    return None
 
 
 def usable_resume_point(run: Run) -> dict[str, Any] | None:
     """Return the record of a resume point of the same run, attempt and parents, otherwise None."""
     record = read_resume_point(run.work)
-    return record if record is not None and record["of"] == resume_identity(run) else None
+    if record is not None and record["of"] == resume_identity(run):
+        return record
+    return None
 
 
 def resume_folder(work: Path, record: dict[str, Any]) -> Path:
@@ -93,7 +97,10 @@ def prepare_work_folder(run: Run) -> float:
         run.work / FOLDER,
         run.work / SNAPSHOTS,
     }
-    nested_paths = [path for name in (FOLDER, SNAPSHOTS) for path in (run.work / name).glob("*")]
+    nested_paths = []
+    for name in (FOLDER, SNAPSHOTS):
+        for path in (run.work / name).glob("*"):
+            nested_paths.append(path)
     for path in {*run.work.iterdir(), *nested_paths} - needed_paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return float(record["seconds"])
@@ -104,11 +111,9 @@ def report_other_resume_points(run: Run) -> None:
     by mistake.
     """
     for workplace in sorted(path for path in run.workplace.parent.glob("*") if path.is_dir()):
-        record = (
-            read_resume_point(work := latest_work_folder(workplace))
-            if workplace != run.workplace
-            else None
-        )
+        record = None
+        if workplace != run.workplace:
+            record = read_resume_point(work := latest_work_folder(workplace))
         if record is None or record.get("label") != run.label or live_holder(workplace):
             continue
         differences = ", ".join(describe_changes(record["decided_by"], run.decided_by))

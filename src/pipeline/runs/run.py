@@ -93,7 +93,10 @@ class Folder:
     @property
     def has_changed(self) -> bool:
         """As of External; an added file counts, too, where models are read by its name."""
-        deciding = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
+        deciding = set()
+        for name in DECIDING:
+            if name.endswith(IDENTIFYING_SUFFIXES):
+                deciding.add(self.folder / name)
         if any(path.is_file() for path in deciding.difference(self.files)):
             return True
         all_here = all(path.is_file() for path in self.files)
@@ -174,7 +177,9 @@ class Run(Generic[Config]):
         """Where it is computed: the folder of the lease; without one, that of an interrupted
         attempt.
         """
-        return self.workplace / self.lease if self.lease else latest_work_folder(self.workplace)
+        if self.lease:
+            return self.workplace / self.lease
+        return latest_work_folder(self.workplace)
 
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
@@ -185,7 +190,9 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     """
     decided: dict[str, Any] = {}
     if isinstance(config, DataStage):
-        names = [*config.expert.sources, *config.expert.union] if not config.data.shuffle else []
+        names = []
+        if not config.data.shuffle:
+            names = [*config.expert.sources, *config.expert.union]
         if len(names) > 1:  # of keys, which their JSON is sorted by
             decided["order"] = names
         if any(
@@ -199,53 +206,71 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         decided = merge.beyond_knobs()
     if isinstance(config, EvalStage):
         items = {task.task: find_benchmark(task.task) for task in config.eval.tasks}
-        if packages := {
-            task: item.package for task, item in items.items() if item and item.package
-        }:
+        packages = {}
+        for task, item in items.items():
+            if item and item.package:
+                packages[task] = item.package
+        if packages:
             decided["packages"] = decided.get("packages", {}) | packages
     return decided
 
 
 def without_step(parent: Parent) -> Parent:
     """Return the training of a planned snapshot; for other parents, the parent."""
-    return parent.run if isinstance(parent, Snapshot) else parent
+    if isinstance(parent, Snapshot):
+        return parent.run
+    return parent
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
     """Return the parents that are computed here when unfinished: runs, and the trainings of
     snapshots.
     """
-    return [parent for parent in map(without_step, parents.values()) if isinstance(parent, Run)]
+    found = []
+    for parent in map(without_step, parents.values()):
+        if isinstance(parent, Run):
+            found.append(parent)
+    return found
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
     """Every knob, as the manifest and W&B record them: without the launcher, whose lines of bash
     may hold secrets.
     """
-    return {key: value for key, value in asdict(config).items() if key != "launcher"}
+    found = {}
+    for key, value in asdict(config).items():
+        if key != "launcher":
+            found[key] = value
+    return found
 
 
 def describe_changes(earlier: dict[str, Any], later: dict[str, Any]) -> list[str]:
     """Return the differences between the `decided_by` of two runs: 'sft.steps 120 -> 200'."""
     old, new = flatten_dict(without_credentials(earlier)), flatten_dict(without_credentials(later))
-    return [
-        f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} ->"
-        f" {_shorten_value(new.get(key))}"
-        for key in sorted({**new, **old})
-        if new.get(key) != old.get(key)
-    ]
+    found = []
+    for key in sorted({**new, **old}):
+        if new.get(key) != old.get(key):
+            found.append(
+                f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} ->"
+                f" {_shorten_value(new.get(key))}"
+            )
+    return found
 
 
 def _shorten_value(value: Any) -> str:
-    return "default" if value is None else str(value)[:12] if isinstance(value, str) else str(value)
+    if value is None:
+        return "default"
+    if isinstance(value, str):
+        return str(value)[:12]
+    return str(value)
 
 
 def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten a nested dict: {'a': {'b': 1}} -> {'a.b': 1}."""
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
-    return {
-        key: value
-        for name, part in nested.items()
-        for key, value in flatten_dict(part, f"{prefix}{name}.").items()
-    }
+    found = {}
+    for name, part in nested.items():
+        for key, value in flatten_dict(part, f"{prefix}{name}.").items():
+            found[key] = value
+    return found

@@ -31,7 +31,9 @@ def read_state(workplace: Path) -> dict[str, Any]:
     """
     with suppress(OSError, ValueError):
         state = json.loads((workplace / STATE).read_bytes())
-        return state if isinstance(state, dict) else {}
+        if isinstance(state, dict):
+            return state
+        return {}
     return {}
 
 
@@ -54,7 +56,9 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
     time_now = time.monotonic()
     first, started = _first.setdefault(workplace, (step, time_now))
     if step == first or time_now - _written.get(workplace, 0.0) >= WRITE_INTERVAL:
-        seconds_a_step = round((time_now - started) / (step - first), 4) if step > first else None
+        seconds_a_step = None
+        if step > first:
+            seconds_a_step = round((time_now - started) / (step - first), 4)
         update_state(workplace, step=step, steps=steps, seconds_a_step=seconds_a_step)
 
 
@@ -62,7 +66,10 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
 def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Iterator[None]:
     """Inside, the state is running; after an error or a signal, failed or stopped."""
     earlier = read_state(workplace)
-    carried = {key: earlier[key] for key in ("step", "steps", "stops") if key in earlier}
+    carried = {}
+    for key in ("step", "steps", "stops"):
+        if key in earlier:
+            carried[key] = earlier[key]
     owner = {"pid": holder.pid, "host": holder.host, "job": holder.job, "since": holder.since}
     update_state(
         workplace,

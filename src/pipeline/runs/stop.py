@@ -76,11 +76,11 @@ def handled_signals() -> list[signal.Signals]:
     """
     ignorable = (signal.SIGHUP, signal.SIGINT)
     signals = (*STOPPING, signal.SIGINT)
-    return [
-        number
-        for number in signals
-        if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN
-    ]
+    found = []
+    for number in signals:
+        if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN:
+            found.append(number)
+    return found
 
 
 def answer_early() -> None:

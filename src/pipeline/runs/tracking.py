@@ -80,11 +80,10 @@ class Tracker:
         def log_figure(run: Any) -> None:
             wandb = wandb_module()
             is_svg = path.suffix == ".svg"
-            shown = (
-                wandb.Html(path.read_text(encoding="utf-8"), inject=False)
-                if is_svg
-                else wandb.Image(str(path))
-            )
+            if is_svg:
+                shown = wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+            else:
+                shown = wandb.Image(str(path))
             run.log({path.stem: shown})
 
         self._call(log_figure)
@@ -93,9 +92,11 @@ class Tracker:
         """Log the weights of a run that has its manifest as an artifact."""
         files = sorted(name for name in manifest.files if not name.startswith(f"{SNAPSHOTS}/"))
         self._seconds += sum(manifest.files[name]["bytes"] for name in files) / UPLOAD_SPEED
-        home = (
-            run.folder if self._mode == "offline" else run.work
-        )  # where they are when W&B reads them
+        # where they are when W&B reads them
+        if self._mode == "offline":
+            home = run.folder
+        else:
+            home = run.work
         self._call(
             lambda wandb_run: wandb_run.log_artifact(
                 build_artifact(run.work, home, manifest, files)
@@ -147,7 +148,8 @@ def parent_id(parent: Parent) -> str:
     """
     folder = home_of(parent.folder)
     with suppress(Malformed):  # a file of this name in the folder of an external model
-        if (manifest := read_manifest(folder)) and (folder / "wandb").is_dir():
+        manifest = read_manifest(folder)
+        if manifest and (folder / "wandb").is_dir():
             return wandb_id(manifest.hash, manifest.attempt)
     return parent.hash
 
@@ -172,7 +174,10 @@ def give_up(error: Exception, mode: str, seconds: float) -> str:
     elif late:
         _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
     failure = f"failed ({f'{type(error).__name__}: {error}'.rstrip(': ')})"
-    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else failure
+    if late:
+        problem = f"did not respond within tracking.timeout={seconds:g} s"
+    else:
+        problem = failure
     return f"W&B {problem}; the run continues without it{consequence}"
 
 

@@ -24,7 +24,9 @@ def content_digest(parent: Parent) -> str | None:
     None for an unfinished run, and for an external model, whose hash already covers its content.
     """
     manifest = read_manifest(parent.folder)
-    return manifest.content if manifest else None
+    if manifest:
+        return manifest.content
+    return None
 
 
 def next_attempt(run: Run) -> int:
@@ -32,7 +34,9 @@ def next_attempt(run: Run) -> int:
     a finished one.
     """
     manifest = read_manifest(run.folder)
-    return manifest.attempt + 1 if manifest else 1
+    if manifest:
+        return manifest.attempt + 1
+    return 1
 
 
 def check_unchanged(folder: Path, weights: bool = True) -> None:
@@ -47,7 +51,8 @@ def check_unchanged(folder: Path, weights: bool = True) -> None:
     if weights and manifest.weights.get("freed"):
         problem = "was deleted by stage=clean or a table with free_snapshots"
         raise PipelineError(f"{manifest.name} {problem}: train it again with redo=true")
-    if problem := describe_change(folder, manifest, weights=weights):
+    problem = describe_change(folder, manifest, weights=weights)
+    if problem:
         raise PipelineError(f"{folder.name} was changed after it was finished: {problem}; {remedy}")
 
 
@@ -124,4 +129,8 @@ def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
     the file.
     """
     files = folder.glob("*.safetensors")
-    return [path.name for path in files if digests.keys() >= read_header(path).keys()]
+    found = []
+    for path in files:
+        if digests.keys() >= read_header(path).keys():
+            found.append(path.name)
+    return found

@@ -9,7 +9,10 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 
 
 def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
-    references = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if isinstance(config.checkpoint, list):
+        references = config.checkpoint
+    else:
+        references = [config.checkpoint]
     if not references or not all(isinstance(reference, str) for reference in references):
         raise PipelineError(
             f"checkpoint={config.checkpoint} is not a RUN: give checkpoint=RUN, or"

@@ -33,9 +33,10 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
     check_items(config.expert)
-    codes = [
-        source.language for source in config.expert.sources.values() if source.language is not None
-    ]
+    codes = []
+    for source in config.expert.sources.values():
+        if source.language is not None:
+            codes.append(source.language)
     return config, label, parents_of(config, resolver) | own_languages(codes)
 
 
@@ -59,12 +60,20 @@ def tell_scored(runs: Sequence[Run]) -> None:
     scored: dict[str, str] = {}
     for run in runs:
         if isinstance(run.config, EvalStage):
-            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            root = None
+            if "data_root" in run.parents:
+                root = run.parents["data_root"].folder
             for task in run.config.eval.tasks:
                 benchmark = find_benchmark(task.task)
-                name = benchmark.name if benchmark and not benchmark.of_harness else task.task
+                if benchmark and not benchmark.of_harness:
+                    name = benchmark.name
+                else:
+                    name = task.task
                 place = scored_rows(task.task, root) or root
-                scored[name] = str(place.absolute()) if place else ""
+                if place:
+                    scored[name] = str(place.absolute())
+                else:
+                    scored[name] = ""
     for run in runs:
         if isinstance(run.config, DataStage) and run.config.expert.is_own:
             run.config.data.scored = scored
@@ -72,9 +81,11 @@ def tell_scored(runs: Sequence[Run]) -> None:
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
     """Languages that are not shipped, as parents: their fields affect the run hash."""
-    custom = {
-        code: file for code in codes if (file := languages.custom_language_file(code)) is not None
-    }
+    custom = {}
+    for code in codes:
+        file = languages.custom_language_file(code)
+        if file is not None:
+            custom[code] = file
     return {
         f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()
     }
@@ -105,7 +116,8 @@ def without_left_out(config: DataStage) -> DataStage:
     """
     left_out = config.data.leave_out or []
     names = {*config.expert.sources, *conf.options("data")}
-    if unknown := [name for name in left_out if name not in names]:
+    unknown = [name for name in left_out if name not in names]
+    if unknown:
         raise PipelineError(
             f"data.leave_out={unknown[0]} is not a source: name one of"
             f" {', '.join(config.expert.sources)}"
@@ -170,8 +182,13 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     for name, source in config.expert.sources.items():
         address = Path(source.url or source.hub or "")
         if (source.url or source.hub) and address.exists():
-            folder = address if address.is_dir() else address.parent
-            matching = list(folder.glob(source.files)) if source.files and folder == address else []
+            if address.is_dir():
+                folder = address
+            else:
+                folder = address.parent
+            matching = []
+            if source.files and folder == address:
+                matching = list(folder.glob(source.files))
             files = matching or (folder.rglob("*") if folder == address else [address])
             visible = (
                 path
@@ -196,8 +213,6 @@ def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
     except PipelineError:  # a task that the Hub has no data for: the evaluation itself reports it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    return (
-        {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))}
-        if pins
-        else {}
-    )
+    if pins:
+        return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))}
+    return {}

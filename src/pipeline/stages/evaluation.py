@@ -71,7 +71,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     (task,) = config.eval.tasks
-    if folder := included_folder(task.task):
+    folder = included_folder(task.task)
+    if folder:
         parents["include_path"] = External.of_files(folder, files_of_task(task.task))
     (code,) = config.languages
     return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
@@ -86,16 +87,17 @@ def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
     with other models.
     """
     base, reference = config.eval.base, config.checkpoint
-    adapter = resolver.model(reference, "checkpoint") if reference is not None else None
+    adapter = None
+    if reference is not None:
+        adapter = resolver.model(reference, "checkpoint")
     if reference is not None and isinstance(adapter, Folder) and gives_adapter(adapter):
         merge = TaskArithmetic(experts=[reference], base=base)
         return replace(config, checkpoint=None, merge=merge, eval=replace(config.eval, base=None))
     if base is not None:
-        model = (
-            "a merge takes merge.base=RUN"
-            if adapter is None
-            else f"{adapter.name} is not one: leave it out"
-        )
+        if adapter is None:
+            model = "a merge takes merge.base=RUN"
+        else:
+            model = f"{adapter.name} is not one: leave it out"
         raise PipelineError(
             f"eval.base={base} is read with checkpoint=, an adapter from elsewhere; {model}"
         )
@@ -133,9 +135,9 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
         dtype = merged_dtype(config.merge, parents, runs_dir)
     else:
         dtype = stored_dtype(parents["checkpoint"], runs_dir)
-    return (
-        replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True) if dtype else config
-    )
+    if dtype:
+        return replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True)
+    return config
 
 
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
@@ -163,7 +165,9 @@ def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
     """
     dtypes = {run.config.eval.dtype for run in runs}
     several = "float32" in dtypes or len(dtypes - {"auto"}) > 1
-    return "float32" if len(dtypes) > 1 and several else None
+    if len(dtypes) > 1 and several:
+        return "float32"
+    return None
 
 
 def refuse_lower(task: str, what: str) -> None:
@@ -210,14 +214,15 @@ def check_tasks(config: EvalStage, resolver: Resolver) -> None:
 
     Data that does not exist yet is not read.
     """
-    data_run = resolver.data_root(config.data_root) if config.data_root is not None else None
-    root = (
-        data_run.folder
-        if data_run
-        else Path(config.data_root)
-        if config.data_root is not None
-        else None
-    )
+    data_run = None
+    if config.data_root is not None:
+        data_run = resolver.data_root(config.data_root)
+    if data_run:
+        root = data_run.folder
+    else:
+        root = None
+        if config.data_root is not None:
+            root = Path(config.data_root)
     if root is None or root.is_dir():
         settings = config.eval
         tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)

@@ -40,12 +40,13 @@ class HubInputs:
     )  # why scores that are wanted where_possible stay empty
 
     def not_pinned(self, lock: Lock) -> list[str]:
-        missing = [name for name in self.models if name not in lock.models]
-        missing += [
-            source.hub or source.url or ""
-            for source in self.sources.values()
-            if lock.entry(source) is None
-        ]
+        missing = []
+        for name in self.models:
+            if name not in lock.models:
+                missing.append(name)
+        for source in self.sources.values():
+            if lock.entry(source) is None:
+                missing.append(source.hub or source.url or "")
         return without_credentials(list(dict.fromkeys(missing)))
 
 
@@ -96,24 +97,27 @@ def kept_offline(names: Iterable[str]) -> str:
     ):  # as huggingface_hub reads it
         return ""
     folders = {name: name.partition("@")[0].replace("/", "--") for name in names}
-    absent = [
-        name for name, folder in folders.items() if not any(hub_cache().glob(f"*s--{folder}"))
-    ]
-    return (
-        f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here"
-        if absent
-        else ""
-    )
+    absent = []
+    for name, folder in folders.items():
+        if not any(hub_cache().glob(f"*s--{folder}")):
+            absent.append(name)
+    if absent:
+        return f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here"
+    return ""
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
     """Return the names on the Hub of the experts that a run merges in memory, as `local_folder`
     takes them.
     """
-    experts = (
-        [run.parents[role] for role in run.config.merge.references()] if run.config.merge else []
-    )
-    return [expert.folder for expert in experts if isinstance(expert, External) and expert.hub]
+    experts = []
+    if run.config.merge:
+        experts = [run.parents[role] for role in run.config.merge.references()]
+    found = []
+    for expert in experts:
+        if isinstance(expert, External) and expert.hub:
+            found.append(expert.folder)
+    return found
 
 
 def _source_label(name: str, source: Source) -> str:

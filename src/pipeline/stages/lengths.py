@@ -57,12 +57,15 @@ def count_rows(path: Path, changed: int, fields: str) -> int | None:
     if not is_begun(path):
         return None
     if path.stat().st_size > LARGE and not language_column(source):
-        return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
+        if path.suffix == ".jsonl":
+            return count_lines(path)
+        return sum(1 for _ in read_rows(path))
     try:
         columns = source_columns(path.name, source)
-        examples = [
-            example_of(row, source, columns) for row in read_rows(path) if is_wanted(row, source)
-        ]
+        examples = []
+        for row in read_rows(path):
+            if is_wanted(row, source):
+                examples.append(example_of(row, source, columns))
     except KeyError:  # a column that is not there, which the data run names
         return None
     return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
@@ -78,7 +81,9 @@ def is_begun(path: Path) -> bool:
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Return the rows of a file of JSON, CSV or TSV. Raises PipelineError as the data run would."""
-    kind = "json" if file.suffix in (".jsonl", ".json") else "csv"
+    kind = "csv"
+    if file.suffix in (".jsonl", ".json"):
+        kind = "json"
     return read_files([[str(file)]], kind, "\t" if file.suffix == ".tsv" else ",", open)
 
 

@@ -50,10 +50,16 @@ def label_and_parents(
     parents = merge_parents(config.merge, resolver)
     layers = layers_of(parents)
     config.merge.refuse(config.partition, layers)
-    prefix = "control-" if config.merge.controlled_roles() else ""
-    names = [label_of(expert) for role, expert in parents.items() if role != "base"]
+    prefix = ""
+    if config.merge.controlled_roles():
+        prefix = "control-"
+    names = []
+    for role, expert in parents.items():
+        if role != "base":
+            names.append(label_of(expert))
     joined = "-".join(names)
-    joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
+    if not (len(joined) <= LIMIT or len(names) < 3):
+        joined = f"{len(names)}-experts"
     return f"{prefix}{config.merge.label(config.partition, layers)}-{joined}", parents
 
 
@@ -69,16 +75,19 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
         raise PipelineError(
             f"merge.experts={[run for _, run in experts.values()]}: name two runs or more"
         )
-    if wrong := [
-        f"{key}={reference}"
-        for key, reference in experts.values()
-        if not isinstance(reference, str)
-    ]:
+    wrong = []
+    for key, reference in experts.values():
+        if not isinstance(reference, str):
+            wrong.append(f"{key}={reference}")
+    if wrong:
         raise PipelineError(
             f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them"
         )
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
-    adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
+    adapters = []
+    for role, parent in parents.items():
+        if gives_adapter(parent):
+            adapters.append(role)
     if (
         any(map(is_external, parents.values())) and not merge.writes_folder
     ):  # before contents are hashed
@@ -86,16 +95,20 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
             **parents,
             **({"base": resolver.model(named_base, "merge.base")} if named_base else {}),
         }
-        whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
+        whole_models = {}
+        for role, parent in models.items():
+            if has_full_weights(parent):
+                whole_models[role] = parent
         check_headers(
             tuple(
                 (role, parent.folder, is_external(parent)) for role, parent in whole_models.items()
             )
         )
     hashes = [parent.hash for parent in parents.values()]
-    if duplicate := next(
+    duplicate = next(
         (parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None
-    ):
+    )
+    if duplicate:
         raise PipelineError(
             f"merge={merge.method} was given {duplicate} twice: name each expert once"
         )
@@ -132,7 +145,10 @@ def check_adapter(role: str, adapter: Path, base: Path) -> None:
     from pipeline.merge.adapters import open_adapter
     from pipeline.merge.compatibility import key_of, refuse_another_base
 
-    own_base = base_folder(adapter) if read_manifest(adapter) else base
+    if read_manifest(adapter):
+        own_base = base_folder(adapter)
+    else:
+        own_base = base
     if own_base.is_dir():
         refuse_another_base(open_adapter(adapter, own_base), base, key_of(role))
 
@@ -147,7 +163,9 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
     )  # read only where no merged model is here
     files = (model.folder / "config.json" for model in chain(parents.values(), bases))
     file = next((file for file in files if file.is_file()), None)
-    return _layers_in(file, file.stat().st_mtime_ns) if file else None
+    if file:
+        return _layers_in(file, file.stat().st_mtime_ns)
+    return None
 
 
 @lru_cache(maxsize=256)

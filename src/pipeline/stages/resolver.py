@@ -76,4 +76,6 @@ class Resolver:
 
 def label_of(parent: Parent) -> str:
     """Return the label of a run; for a finished run, its name without the digits of its hash."""
-    return parent.label if isinstance(parent, Run) else label_in(parent.name)
+    if isinstance(parent, Run):
+        return parent.label
+    return label_in(parent.name)

@@ -30,11 +30,10 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     runs = dict.fromkeys(
         training.name.partition("@")[0] for _, training in sorted(trainings.items())
     )
-    candidates = {
-        f"{[*runs].index(training.name.partition('@')[0])}@{step}": candidate
-        for training in trainings.values()
-        for step, candidate in snapshots_of(training, config.select.snapshots).items()
-    }
+    candidates = {}
+    for training in trainings.values():
+        for step, candidate in snapshots_of(training, config.select.snapshots).items():
+            candidates[f"{[*runs].index(training.name.partition('@')[0])}@{step}"] = candidate
     if config.select.by == "validation_loss":
         refuse_other_losses(list(trainings.values()))
     parents: dict[str, Parent] = dict(candidates)
@@ -65,7 +64,9 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
         config = in_one_dtype(config, parents)
     if base is not None:
         parents["model"] = base
-    rank_suffix = f"-{config.select.place}" if config.select.place > 1 else ""
+    rank_suffix = ""
+    if config.select.place > 1:
+        rank_suffix = f"-{config.select.place}"
     return config, f"select-{config.select.name}{rank_suffix}", parents
 
 
@@ -104,11 +105,10 @@ def refuse_other_losses(trainings: list[Parent]) -> None:
         "seq_length",
         "packing",
     ):
-        named = {
-            str(recipe[key]): f"{name} with sft.{key}={recipe[key]!r}"
-            for name, recipe in recipes.items()
-            if key in recipe
-        }
+        named = {}
+        for name, recipe in recipes.items():
+            if key in recipe:
+                named[str(recipe[key])] = f"{name} with sft.{key}={recipe[key]!r}"
         if len(named) > 1:
             first, second, *_ = named.values()
             raise PipelineError(
@@ -123,7 +123,9 @@ def recipe_of(training: Parent) -> dict[str, Any]:
     if isinstance(planned, Run):
         return asdict(planned.config.sft)
     manifest = read_manifest(training.folder)
-    return manifest.config.get("sft", {}) if manifest else {}
+    if manifest:
+        return manifest.config.get("sft", {})
+    return {}
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
@@ -150,12 +152,10 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
 
 def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
     """Return the last step of a training that has not run yet, and the steps of its snapshots."""
-    if (
-        isinstance(training, Run)
-        and isinstance(training.config, TrainStage)
-        and (last := training_steps(training))
-    ):
-        return last, snapshot_steps(training.config.sft, last)
+    if isinstance(training, Run) and isinstance(training.config, TrainStage):
+        last = training_steps(training)
+        if last:
+            return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
         f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give"
         " sft.steps, or data.size without data.allow_fewer"
@@ -167,11 +167,10 @@ def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectSt
 
     Raises PipelineError if they have several.
     """
-    runs = [
-        parent
-        for parent in parents.values()
-        if isinstance(parent, Run) and isinstance(parent.config, EvalStage)
-    ]
+    runs = []
+    for parent in parents.values():
+        if isinstance(parent, Run) and isinstance(parent.config, EvalStage):
+            runs.append(parent)
     refuse_dtypes(runs, "select.eval.dtype")
     assert config.select.eval is not None
     settings = replace(config.select.eval, dtype=runs[0].config.eval.dtype)
@@ -181,11 +180,10 @@ def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectSt
 def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:
     select = config.select
     assert select.eval is not None
-    languages = [
-        measure.language
-        for measure in [*(select.primary or []), *(select.guards or [])]
-        if measure.language
-    ]
+    languages = []
+    for measure in [*(select.primary or []), *(select.guards or [])]:
+        if measure.language:
+            languages.append(measure.language)
     stage = EvalStage(
         stage="eval",
         runs_dir=config.runs_dir,

@@ -26,20 +26,21 @@ def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
     set: then the number is unknown beforehand. expected: then, those in its files, at most the
     requested size; without files, that size.
     """
-    if manifest := read_manifest(data.folder):
+    manifest = read_manifest(data.folder)
+    if manifest:
         return int(manifest.facts["counts"]["train"])
     config = data.config
     if config.expert.union:
         return sum_known([training_rows(parent, expected) for parent in parent_runs(data.parents)])
     size = config.data.size or config.expert.size
     if not expected or (size and not config.data.allow_fewer):
-        return None if config.data.allow_fewer else size
+        if config.data.allow_fewer:
+            return None
+        return size
     available = available_rows(data)
-    return (
-        size
-        if available is None
-        else max(0, min(available - config.data.validation, size or available))
-    )
+    if available is None:
+        return size
+    return max(0, min(available - config.data.validation, size or available))
 
 
 def available_rows(data: Run[DataStage]) -> int | None:
@@ -61,7 +62,9 @@ def available_rows(data: Run[DataStage]) -> int | None:
 
 def sum_known(counts: Sequence[int | None]) -> int | None:
     """Return the sum of numbers; None if one is unknown."""
-    return None if None in counts else sum(count or 0 for count in counts)
+    if None in counts:
+        return None
+    return sum(count or 0 for count in counts)
 
 
 def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int]:
@@ -69,17 +72,18 @@ def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict
     rows, or all -> rows of its one set; {} where those of one are unknown.
     """
     alternating = sft.method == "simultaneous"
-    sets = (
-        {part.config.expert.side: part for part in parent_runs(data.parents)}
-        if alternating
-        else {"all": data}
-    )
-    rows = {
-        side: count
-        for side, part in sets.items()
-        if (count := training_rows(part, expected)) is not None
-    }
-    return rows if len(rows) == len(sets) else {}
+    if alternating:
+        sets = {part.config.expert.side: part for part in parent_runs(data.parents)}
+    else:
+        sets = {"all": data}
+    rows = {}
+    for side, part in sets.items():
+        count = training_rows(part, expected)
+        if count is not None:
+            rows[side] = count
+    if len(rows) == len(sets):
+        return rows
+    return {}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
@@ -93,4 +97,6 @@ def training_steps(training: Run[TrainStage], expected: bool = False) -> int | N
     if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):
         return sft.steps
     rows = rows_of_sets(sft, data, expected)
-    return available_steps(sft, [*rows.values()]) if rows else None
+    if rows:
+        return available_steps(sft, [*rows.values()])
+    return None

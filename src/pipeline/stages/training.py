@@ -47,7 +47,8 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     method = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[
         config.stage
     ]
-    method += f"-{config.partition.name}" if config.partition else ""
+    if config.partition:
+        method += f"-{config.partition.name}"
     return config, f"{config.expert.name}-{method}-s{config.seed}", parents
 
 
@@ -197,7 +198,10 @@ def hub_file(name: str, revision: str | None) -> str:
 
 
 def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
-    expert = plain_text(config.expert) if config.stage == "cpt" else config.expert
+    if config.stage == "cpt":
+        expert = plain_text(config.expert)
+    else:
+        expert = config.expert
     data = DataStage(
         stage="data",
         runs_dir=config.runs_dir,
@@ -246,9 +250,10 @@ def plain_text(expert: Expert) -> Expert:
 
 def with_tokenizer(folder: Path) -> External:
     """Return a plain data_root as a parent, of which only tokenizer/ is read."""
-    files = [
-        path for path in (folder / "tokenizer").glob("*") if path.suffix in IDENTIFYING_SUFFIXES
-    ]
+    files = []
+    for path in (folder / "tokenizer").glob("*"):
+        if path.suffix in IDENTIFYING_SUFFIXES:
+            files.append(path)
     if not any(path.suffix == ".json" for path in files):
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it"

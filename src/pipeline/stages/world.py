@@ -19,10 +19,11 @@ WORLD = "world.json"  # in a small world's data run, and next to the base that w
 
 def check_items(expert: Expert) -> None:
     """Raise PipelineError where more items of the small world are requested than ship."""
-    counts = {"world.items": expert.world.items} if expert.world else {}
-    counts |= (
-        {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
-    )
+    counts = {}
+    if expert.world:
+        counts = {"world.items": expert.world.items}
+    if expert.items:
+        counts |= {"items.dev": expert.items.dev, "items.test": expert.items.test}
     for name, items in counts.items():
         if items > LARGEST:
             raise PipelineError(
@@ -38,11 +39,9 @@ def small_world(data_root: Parent | None) -> Parent:
     Raises PipelineError if data_root holds something else.
     """
     if data_root is None or not holds_small_world(data_root):
-        problem = (
-            f"data_root={data_root.name} is not one"
-            if data_root
-            else "no data run with one is given"
-        )
+        problem = "no data run with one is given"
+        if data_root:
+            problem = f"data_root={data_root.name} is not one"
         raise PipelineError(
             f"items are of a small world, and {problem}: give data_root=RUN of stage=data"
             " expert=sandbox"
@@ -63,10 +62,16 @@ def refuse_items(data_root: Parent | Path) -> None:
     if isinstance(data_root, Run) and isinstance(data_root.config, DataStage):
         holds_items = data_root.config.expert.items is not None
     else:
-        folder = data_root if isinstance(data_root, Path) else data_root.folder
+        if isinstance(data_root, Path):
+            folder = data_root
+        else:
+            folder = data_root.folder
         holds_items = world_record(folder).get("holds") == "items"
     if holds_items:
-        name = str(data_root) if isinstance(data_root, Path) else data_root.name
+        if isinstance(data_root, Path):
+            name = str(data_root)
+        else:
+            name = data_root.name
         raise PipelineError(
             f"data_root={name} holds items to score on and nothing to train on: give the RUN of"
             " stage=data expert=sandbox that they are of"
@@ -78,4 +83,6 @@ def world_record(folder: Path) -> dict[str, Any]:
     empty.
     """
     file = folder / WORLD
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    if file.is_file():
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    return {}

@@ -94,7 +94,9 @@ class Contrast:
             (max(between, ratio * within), within, count)
             for (between, within, count), ratio in zip(self.parts, ratios, strict=True)
         ]
-        return self if raised == [*self.parts] else replace(self, parts=raised)
+        if raised == [*self.parts]:
+            return self
+        return replace(self, parts=raised)
 
     def p_of(self, threshold: float) -> float:
         """Two-sided p of a true difference of `threshold`, as a claim with a threshold is
@@ -108,11 +110,9 @@ class Contrast:
         with two axes.
         """
         part, *further_parts = self.parts or [(0.0, 0.0, 0)]
-        return (
-            math.sqrt(max(0.0, part[0] - part[1]) * part[2])
-            if part[2] and not further_parts
-            else None
-        )
+        if part[2] and not further_parts:
+            return math.sqrt(max(0.0, part[0] - part[1]) * part[2])
+        return None
 
     def detectable(self, level: float = LEVEL, spread: float | None = None) -> float:
         """Return the minimum detectable difference of this test at a level, with POWER.
@@ -122,7 +122,10 @@ class Contrast:
         """
         parts = []
         for between, within, count in self.parts:
-            added = max(0.0, between - within) if spread is None else spread**2 / count
+            if spread is None:
+                added = max(0.0, between - within)
+            else:
+                added = spread**2 / count
             parts.append((added + within, within, count))
         tested = self.free.variance(0.0)
         df = mixed_degrees(tested, self.noise, parts, self.n)
@@ -181,11 +184,17 @@ def contrast(
             f"differences {array.shape}: an interval needs a problem, and two experts on each axis"
         )
     parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
-    draws = None if drawn is None else np.asarray(drawn, dtype=float)
+    if drawn is None:
+        draws = None
+    else:
+        draws = np.asarray(drawn, dtype=float)
     if math.isinf(reach):
         return unbounded_contrast(array, estimate, draws, parts)
     by_problem = (array / reach).reshape(-1, n).mean(axis=0)
-    value = float(by_problem.mean()) if estimate is None else float(estimate) / reach
+    if estimate is None:
+        value = float(by_problem.mean())
+    else:
+        value = float(estimate) / reach
     discordant = max(float(np.abs(array / reach).mean()), abs(value))
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if draws is not None:
@@ -207,10 +216,14 @@ def unbounded_contrast(
             f"differences {array.shape} of one problem, or all alike: they show no variance"
         )
     by_problem = array.reshape(-1, n).mean(axis=0)
-    value = float(by_problem.mean()) if estimate is None else float(estimate)
-    variance = (
-        float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(drawn, ddof=1))
-    )
+    if estimate is None:
+        value = float(by_problem.mean())
+    else:
+        value = float(estimate)
+    if drawn is None:
+        variance = float(np.var(by_problem, ddof=1)) / n
+    else:
+        variance = float(np.var(drawn, ddof=1))
     test = NormalTest(value, math.sqrt(variance), reach=math.inf)
     return Contrast(test, parts, n, noise=variance**2 / (n - 1))
 
@@ -237,7 +250,10 @@ def corpus_contrast(
     variance = max(float(np.var(draws, ddof=1)), 1 / n**2)
     axes = zip(by_axis(values, values.ndim), by_axis(array, values.ndim), strict=True)
     parts = [expert_part(of_experts, means) for of_experts, means in axes]
-    value = float(values.mean()) if estimate is None else estimate
+    if estimate is None:
+        value = float(values.mean())
+    else:
+        value = estimate
     return Contrast(NormalTest(value, math.sqrt(variance)), parts, n)
 
 
@@ -275,7 +291,9 @@ def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
 
 def degrees_of_freedom(variance: float, noise: float) -> float:
     """Satterthwaite's degrees of freedom; infinite without noise."""
-    return variance**2 / noise if noise > 0 else math.inf
+    if noise > 0:
+        return variance**2 / noise
+    return math.inf
 
 
 def mixed_degrees(problems: float, noise: float, parts: Sequence[ExpertPart], n: int) -> float:

@@ -76,15 +76,15 @@ class Detectable(NamedTuple):
         seeds are for.
         """
         (count, now), *larger = self.points.items()
-        choices = {
-            f"{seeds} seeds help": points for seeds, points in now.items() if seeds > self.seeds
-        }
+        choices = {}
+        for seeds, points in now.items():
+            if seeds > self.seeds:
+                choices[f"{seeds} seeds help"] = points
         for questions, points_by_seeds in larger:
-            more = (
-                "twice the questions helps"
-                if questions == 2 * count
-                else f"all {questions:,} questions help"
-            )
+            if questions == 2 * count:
+                more = "twice the questions helps"
+            else:
+                more = f"all {questions:,} questions help"
             choices[more] = points_by_seeds[self.seeds]
         best = min(choices, key=lambda name: choices[name], default="")
         text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions{self.assumed}"

@@ -60,7 +60,9 @@ def friedman(
         tied.
         """
         centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
-        return (treatments - 1) * centred / ties if ties > 0 else np.zeros_like(centred)
+        if ties > 0:
+            return (treatments - 1) * centred / ties
+        return np.zeros_like(centred)
 
     statistic = float(chi_squared(ranks.sum(axis=0)))
     names = list(range(blocks)) if clusters is None else list(clusters)
@@ -101,7 +103,10 @@ def wilcoxon(
     for name, rank in zip(range(len(array)) if clusters is None else clusters, signed, strict=True):
         if rank:
             sums[name] = sums.get(name, 0.0) + rank
-    flips = 2 ** len(sums) if len(sums) <= EXACT_CLUSTERS else PERMUTATIONS
+    if len(sums) <= EXACT_CLUSTERS:
+        flips = 2 ** len(sums)
+    else:
+        flips = PERMUTATIONS
     flipped = stats.permutation_test(
         ([*sums.values()],),
         np.sum,
@@ -147,7 +152,10 @@ def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
         same = (kind[:, None] == kind)[pairs]
         splits.append((r[pairs][same].mean(), r[pairs][~same].mean()))
     differences = np.array([within - between for within, between in splits])
-    least = (1 + (2 * count == n)) / len(splits) if np.isfinite(differences).all() else math.nan
+    if np.isfinite(differences).all():
+        least = (1 + (2 * count == n)) / len(splits)
+    else:
+        least = math.nan
     higher, lower = (
         float(np.mean(sign * (differences - differences[0]) >= -1e-12)) for sign in (1, -1)
     )
@@ -185,7 +193,10 @@ def _pooled_z(
 
     total = weights = np.zeros(len(counts))
     for group in dict.fromkeys(groups):
-        indices = [index for index, name in enumerate(groups) if name == group]
+        indices = []
+        for index, name in enumerate(groups):
+            if name == group:
+                indices.append(index)
         copies = counts[:, indices]
         n = copies.sum(axis=1)
         x, y = (
@@ -259,7 +270,10 @@ def compare_correlations(
     )
     observed = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
     observed = observed[np.isfinite(observed)]
-    low, high = np.quantile(observed, [0.025, 0.975]) if len(observed) else (math.nan, math.nan)
+    if len(observed):
+        low, high = np.quantile(observed, [0.025, 0.975])
+    else:
+        low, high = (math.nan, math.nan)
     tail = 1 + min(int((observed <= 0).sum()), int((observed >= 0).sum()))
     p = min(1.0, 2 * tail / (len(observed) + 1))
     return Correlations(

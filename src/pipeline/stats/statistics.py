@@ -66,7 +66,10 @@ def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict
         by_question.setdefault(question, []).append(value)
     if is_sum:
         return {question: math.fsum(values) for question, values in by_question.items()}
-    everything = [value for values in by_question.values() for value in values]
+    everything = []
+    for values in by_question.values():
+        for value in values:
+            everything.append(value)
     overall, scale = fmean(everything), len(by_question) / len(everything)
     return {
         question: overall + math.fsum(value - overall for value in values) * scale
@@ -153,7 +156,9 @@ class PairedScore:
         distance, variance = self.difference - difference, self.variance(difference)
         if abs(distance) < 1e-12:
             return 0.0
-        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
+        if variance > 0:
+            return distance / math.sqrt(variance)
+        return math.copysign(math.inf, distance)
 
     def p(self, difference: float) -> float:
         """Two-sided p of a true difference: below 0.05 if it lies outside the 95 % interval."""
@@ -168,7 +173,10 @@ class PairedScore:
                 return outside
             while abs(outside - low) > 1e-9:
                 middle = (low + outside) / 2
-                low, outside = (middle, outside) if self.p(middle) >= LEVEL else (low, middle)
+                if self.p(middle) >= LEVEL:
+                    low, outside = (middle, outside)
+                else:
+                    low, outside = (low, middle)
             return low
 
         return limit(-self.reach), limit(self.reach)
@@ -204,9 +212,9 @@ def t_tail(statistic: float, df: float) -> float:
     """P(T > statistic) of Student's t; of the normal distribution if df is infinite."""
     from scipy.special import stdtr  # scipy.stats takes a second to import
 
-    return (
-        math.erfc(statistic / math.sqrt(2)) / 2 if math.isinf(df) else float(stdtr(df, -statistic))
-    )
+    if math.isinf(df):
+        return math.erfc(statistic / math.sqrt(2)) / 2
+    return float(stdtr(df, -statistic))
 
 
 def t_quantile(share: float, df: float) -> float:
@@ -291,7 +299,9 @@ def largest(numbers: Sequence[Any]) -> Any:
     import numpy as np
 
     indices = np.round(numbers, 12).argmax(axis=0)
-    return indices if indices.ndim else int(indices)
+    if indices.ndim:
+        return indices
+    return int(indices)
 
 
 def wilson_interval(share: float, questions: float) -> tuple[float, float]:

@@ -28,7 +28,9 @@ def metric_of(name: str, pair: str) -> Any:
 
     if name == "chrf++":
         return CHRF(word_order=2)
-    return BLEU(tokenize="ja-mecab") if pair.endswith("-ja") else BLEU()
+    if pair.endswith("-ja"):
+        return BLEU(tokenize="ja-mecab")
+    return BLEU()
 
 
 def sentence_counts(metric: Any, references: Sequence[str], responses: Sequence[str]) -> np.ndarray:

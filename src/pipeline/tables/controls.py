@@ -28,11 +28,11 @@ def add_controls(table: Table) -> Table:
     if not table.controls:
         return table
     experts = language_experts(table, table.controls)
-    controlled = {
-        name: roles
-        for name, run in table.runs.items()
-        if (roles := controlled_roles(table, run, experts))
-    }
+    controlled = {}
+    for name, run in table.runs.items():
+        roles = controlled_roles(table, run, experts)
+        if roles:
+            controlled[name] = roles
     if not controlled:
         raise table.refuse(
             "controls", f"no merge is made of {', '.join(experts)}: leave controls out"
@@ -44,7 +44,10 @@ def add_controls(table: Table) -> Table:
     rows, columns = (
         [*sides_with_controls(sides, controlled)] for sides in (table.rows, table.columns)
     )
-    with_control = [side.control_of for side in columns if side.control_of]
+    with_control = []
+    for side in columns:
+        if side.control_of:
+            with_control.append(side.control_of)
     rows = [
         replace(row, columns=tuple(columns_with_controls(row.columns, with_control)))
         for row in rows
@@ -57,12 +60,11 @@ def language_experts(table: Table, requested: Any) -> list[str]:
     merge.language names.
     """
     if requested is True:
-        naming = [
-            name
-            for run in table.runs.values()
-            for item in items_of(run, "merge.language")
-            for name in runs_named(table, item)
-        ]
+        naming = []
+        for run in table.runs.values():
+            for item in items_of(run, "merge.language"):
+                for name in runs_named(table, item):
+                    naming.append(name)
         if not naming:
             raise table.refuse(
                 "controls",
@@ -80,7 +82,9 @@ def language_experts(table: Table, requested: Any) -> list[str]:
 
 def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
     names = run.words.get(key)
-    return names.items if isinstance(names, Names) else ()
+    if isinstance(names, Names):
+        return names.items
+    return ()
 
 
 def runs_named(table: Table, item: Reference | str) -> list[str]:
@@ -88,7 +92,11 @@ def runs_named(table: Table, item: Reference | str) -> list[str]:
     braces.
     """
     pattern = name_pattern(item.run if isinstance(item, Reference) else item)
-    return [name for name in table.runs if re.fullmatch(pattern, name)]
+    found = []
+    for name in table.runs:
+        if re.fullmatch(pattern, name):
+            found.append(name)
+    return found
 
 
 def name_pattern(text: str) -> str:
@@ -109,7 +117,9 @@ def controlled_roles(table: Table, run: TableRun, experts: list[str]) -> list[st
         return ["language"]
     items = items_of(run, "merge.experts")
     roles = [str(index) for index, item in enumerate(items) if is_controlled(item)]
-    return roles if len(roles) < len(items) else []
+    if len(roles) < len(items):
+        return roles
+    return []
 
 
 def sides_with_controls(sides: list[Side], controlled: dict[str, list[str]]) -> Iterator[Side]:

@@ -75,7 +75,11 @@ class Place:
 def scoring_words(words: Words) -> Words:
     """Return the words of a cell that set what is scored, and in which language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
-    return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}
+    found = {}
+    for key, value in words.items():
+        if key in names or key.startswith("eval."):
+            found[key] = value
+    return found
 
 
 class Expansion:
@@ -91,14 +95,14 @@ class Expansion:
 
     def build_plan(self) -> TablePlan:
         table, plan = self.table, self.table_plan
-        rows = [
-            (side, name, at) for side in table.rows for name, at in self.expand_names("row", side)
-        ]
-        columns = [
-            (side, name, at)
-            for side in table.columns
-            for name, at in self.expand_names("column", side)
-        ]
+        rows = []
+        for side in table.rows:
+            for name, at in self.expand_names("row", side):
+                rows.append((side, name, at))
+        columns = []
+        for side in table.columns:
+            for name, at in self.expand_names("column", side):
+                columns.append((side, name, at))
         if len(rows) * len(columns) > MOST_COMBINATIONS:
             problem = (
                 f"{len(rows):,} rows and {len(columns):,} columns have too many cells: give axes"
@@ -140,7 +144,10 @@ class Expansion:
         """
         plan, primary = self.table_plan, self.table.primary
         *sides, slot = primary or ("",)
-        keys = {key for name in sides for key in ((name, slot), (slot, name))}
+        keys = set()
+        for name in sides:
+            for key in ((name, slot), (slot, name)):
+                keys.add(key)
         if primary and (
             tuple(sides) not in [*plan.compare, *plan.controls]
             or len(keys & plan.cells.keys()) != 2
@@ -193,7 +200,8 @@ class Expansion:
     def add_cell(self, slot: Place) -> None:
         """Add the cell of a place, unless the place is empty."""
         specs, at = self.specs, slot.at
-        if of := self.rows_of(slot):
+        of = self.rows_of(slot)
+        if of:
             how = slot.reduce[0][0]
             self.table_plan.cells[slot.key] = Cell(
                 *slot.key, reduce=((how, ()),), of=of, published=self.published_number(slot)
@@ -218,20 +226,25 @@ class Expansion:
         best = tuple(
             axis for axis in specs.axes if axis in slot.best and axis in of_run and axis not in at
         )
-        free = [
-            axis for axis in specs.axes if axis in own_axes and axis not in at and axis not in best
-        ]
+        free = []
+        for axis in specs.axes:
+            if axis in own_axes and axis not in at and axis not in best:
+                free.append(axis)
         reduce = tuple(
             (how, tuple(axis for axis in axes if axis in free)) for how, axes in slot.reduce
         )
-        reduced = {axis for _, axes in reduce for axis in axes}
-        if pooled := tuple(
-            axis for axis in self.table.pooled if axis in free and axis not in reduced
-        ):
+        reduced = set()
+        for _, axes in reduce:
+            for axis in axes:
+                reduced.add(axis)
+        pooled = tuple(axis for axis in self.table.pooled if axis in free and axis not in reduced)
+        if pooled:
             reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
-        if unreduced := [
-            axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1
-        ]:
+        unreduced = []
+        for axis in free:
+            if axis not in reduced and len(specs.axes[axis]) > 1:
+                unreduced.append(axis)
+        if unreduced:
             problem = (
                 f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one"
                 " value"
@@ -249,7 +262,8 @@ class Expansion:
         for score in [
             score for item in items for reading in item.readings for score in reading.values()
         ]:
-            if parts := difference_of(score, metric):
+            parts = difference_of(score, metric)
+            if parts:
                 self.scores[parts[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = (
@@ -273,12 +287,18 @@ class Expansion:
                 )
                 raise slot.refuse(problem)
         over = slot.row.reduce[0][1] if slot.row.reduce else ()
-        return over if over and all(name in rows and name not in axes for name in over) else ()
+        if over and all(name in rows and name not in axes for name in over):
+            return over
+        return ()
 
     def run_of_place(self, slot: Place) -> str | None:
         """Return the run of a place, or None if it is null."""
         word, runs = slot.words.get("run", ""), self.specs.runs
-        if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
+        open_axes = []
+        for axis in self.axes_named_by(slot, word):
+            if axis not in slot.at:
+                open_axes.append(axis)
+        if open_axes:
             raise slot.refuse(f"{word} names {open_axes[0]}, which neither of them fixes")
         filled = self.specs.fill_placeholders(word, slot.at)
         run = None if filled is None else str(filled)
@@ -290,7 +310,11 @@ class Expansion:
         return run
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
-        return [axis for value in values for axis in self.specs.axes_named_by(slot.where, value)]
+        found = []
+        for value in values:
+            for axis in self.specs.axes_named_by(slot.where, value):
+                found.append(axis)
+        return found
 
     def published_number(self, slot: Place) -> Published | None:
         """(table, row, column) of the published number, from TABLE, or from TABLE ROW COLUMN if the
@@ -311,7 +335,9 @@ class Expansion:
             raise slot.refuse(str(error)) from None
         if not printed:
             self.table_plan.unprinted.append((parts[0], row, column))
-        return (parts[0], row, column) if printed else None
+        if printed:
+            return (parts[0], row, column)
+        return None
 
     def refuse_unprinted(self) -> None:
         """Raise PipelineError for a published table that no cell uses: a name is wrong, not a
@@ -319,9 +345,10 @@ class Expansion:
         """
         if "published" in self.table.inherited:
             return
-        tables_used = {
-            cell.published[0] for cell in self.table_plan.cells.values() if cell.published
-        }
+        tables_used = set()
+        for cell in self.table_plan.cells.values():
+            if cell.published:
+                tables_used.add(cell.published[0])
         for key, row, column in self.table_plan.unprinted:
             if key not in tables_used and papers.published_rows(key):
                 kind, name, known = "row", row, papers.published_rows(key)
@@ -352,13 +379,19 @@ class Expansion:
                 at,
                 tuple({(): self.add_score(slot, model, words, language)} for language in languages),
             )
-        chooser = str(specs.fill_placeholders(slot.control.best_of, at)) if slot.control else run
+        if slot.control:
+            chooser = str(specs.fill_placeholders(slot.control.best_of, at))
+        else:
+            chooser = run
         choice = self.add_choice(slot, chooser, at, best)
         models = {
             tuple(point.values()): specs.add_spec(run, {**at, **point})
             for point in specs.axis_combinations(best)
         }
-        candidate_scores = {score for scores in choice.candidates.values() for score in scores}
+        candidate_scores = set()
+        for scores in choice.candidates.values():
+            for score in scores:
+                candidate_scores.add(score)
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
             candidates = {
@@ -371,12 +404,14 @@ class Expansion:
             repeated = candidate_scores.issuperset(candidates.values()) or (
                 beside and same_questions
             )  # in each draw
-            if repeated and (other := another_number(ScoreRef(run, words, language), metric, pair)):
-                problem = (
-                    f"{other} is not what best compares: leave it out, or choose by other scores,"
-                    " by: ..."
-                )
-                raise slot.refuse(problem)
+            if repeated:
+                other = another_number(ScoreRef(run, words, language), metric, pair)
+                if other:
+                    problem = (
+                        f"{other} is not what best compares: leave it out, or choose by other"
+                        " scores, by: ..."
+                    )
+                    raise slot.refuse(problem)
             reading: dict[Candidate, ScoreRef] = {}
             if not repeated:
                 chosen = self.add_chosen(choice, run, at, models)
@@ -424,9 +459,10 @@ class Expansion:
         """
         specs, words = self.specs, slot.choosing
         own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
-        single_values = {
-            axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1
-        }
+        single_values = {}
+        for axis, values in specs.axes.items():
+            if len(values) == 1:
+                single_values[axis] = next(iter(values))
         fixed = {
             **single_values,
             **slot.at,
@@ -438,11 +474,10 @@ class Expansion:
         parts += [f"{key}={self.fill_pooled(slot, value, fixed)}" for key, value in words.items()]
         key = " ".join(["best", "+".join(best), "of", run, *parts])
         if key not in self.table_plan.choices:
-            pooled = [
-                axis
-                for axis in specs.axes
-                if axis in own_axes and axis not in fixed and axis not in best
-            ]
+            pooled = []
+            for axis in specs.axes:
+                if axis in own_axes and axis not in fixed and axis not in best:
+                    pooled.append(axis)
             specs.refuse_many([*best, *pooled])
             candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
             for candidate in specs.axis_combinations(best):
@@ -463,7 +498,10 @@ class Expansion:
 
         If it names axes that the choice pools, all its values are joined by commas.
         """
-        free = [axis for axis in self.axes_named_by(slot, value) if axis not in fixed]
+        free = []
+        for axis in self.axes_named_by(slot, value):
+            if axis not in fixed:
+                free.append(axis)
         return ",".join(
             dict.fromkeys(
                 str(self.specs.fill_placeholders(value, {**fixed, **point}))
@@ -472,7 +510,10 @@ class Expansion:
         )
 
     def add_chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
-        own_axes = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
+        own_axes = []
+        for axis in self.specs.axes_of(run):
+            if axis not in choice.axes:
+                own_axes.append(axis)
         controlled = [run] if run != choice.run else []
         key = " ".join(
             [choice.key, "for", *controlled, *(f"{axis}={at[axis]}" for axis in own_axes)]

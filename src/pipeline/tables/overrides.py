@@ -16,12 +16,13 @@ def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
     """Describe in a line the keys of `every` that affect hashes, and those that do not."""
     settings = planning.plan.table.every
     hashed = {key: any(changes_hash(run, key) for run in runs) for key in settings}
-    lines = [
-        f"{label}: {', '.join(key for key in settings if hashed[key] is changes)}"
-        for changes, label in ((True, "in run hashes"), (False, "not in run hashes"))
-        if changes in hashed.values()
-    ]
-    return [f"every: {'; '.join(lines)}"] if lines else []
+    lines = []
+    for changes, label in ((True, "in run hashes"), (False, "not in run hashes")):
+        if changes in hashed.values():
+            lines.append(f"{label}: {', '.join(key for key in settings if hashed[key] is changes)}")
+    if lines:
+        return [f"every: {'; '.join(lines)}"]
+    return []
 
 
 def changes_hash(run: Run, key: str) -> bool:

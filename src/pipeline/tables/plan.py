@@ -49,11 +49,9 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
     """(measure, the score whose measure is subtracted) if a metric is a difference, such as
     reading; else None.
     """
-    parts = (
-        difference_parts(str(score.words["task"]), metric)
-        if metric and "task" in score.words
-        else None
-    )
+    parts = None
+    if metric and "task" in score.words:
+        parts = difference_parts(str(score.words["task"]), metric)
     if parts is None:
         return None
     measure, task = parts
@@ -69,7 +67,9 @@ def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str
     """
     if metric is not None and metric != primary_metric(task_of(score))[0]:
         return f"metric: {metric}"
-    return "" if pair is None else f"pair: {pair}"
+    if pair is None:
+        return ""
+    return f"pair: {pair}"
 
 
 @dataclass
@@ -87,15 +87,13 @@ class Choice:
     @cached_property
     def sign(self) -> int:
         """What makes the best mean the largest: -1 where less is better."""
-        return (
-            -1
-            if any(
-                lower_is_better(task_of(score))
-                for scores in self.candidates.values()
-                for score in scores
-            )
-            else 1
-        )
+        if any(
+            lower_is_better(task_of(score))
+            for scores in self.candidates.values()
+            for score in scores
+        ):
+            return -1
+        return 1
 
 
 @dataclass

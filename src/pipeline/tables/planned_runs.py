@@ -83,13 +83,14 @@ def load_table(config: TableStage) -> Table:
         overrides["threads"] = config.threads
     if config.data_root is not None:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
-        overrides["data_root"] = f"./{config.data_root}" if plain else config.data_root
+        if plain:
+            overrides["data_root"] = f"./{config.data_root}"
+        else:
+            overrides["data_root"] = config.data_root
     table = read_table(*find_table(config.table), find_table, overrides)
-    return (
-        table
-        if config.free_snapshots is None
-        else replace(table, free_snapshots=config.free_snapshots)
-    )
+    if config.free_snapshots is None:
+        return table
+    return replace(table, free_snapshots=config.free_snapshots)
 
 
 def keys_read(stage: str) -> set[str]:
@@ -135,15 +136,19 @@ class Planning:
         from. A later call adds what new choices ask for.
         """
         self._winners.clear()
-        facts = [
-            item.model
-            for cell in self.plan.cells.values()
-            for item in cell.items
-            if item.model is not None
-        ]
-        runs = {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
+        facts = []
+        for cell in self.plan.cells.values():
+            for item in cell.items:
+                if item.model is not None:
+                    facts.append(item.model)
+        runs = {}
+        for key in dict.fromkeys(facts):
+            run = self.run_of(key)
+            if run:
+                runs[run.hash] = run
         scoring = self.scoring()
-        if dtype := one_dtype_for([*scoring, *self.waiting_evaluations()]):
+        dtype = one_dtype_for([*scoring, *self.waiting_evaluations()])
+        if dtype:
             self.dtype = dtype
             self._scored.clear()
             self._winners.clear()
@@ -158,7 +163,8 @@ class Planning:
         """Return the evaluations of models that are known, those of one model together."""
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
-            if model := self.model_of(score):
+            model = self.model_of(score)
+            if model:
                 by_model.setdefault(model, []).append(score)
         return list(
             filter(
@@ -169,7 +175,11 @@ class Planning:
 
     def waiting_scores(self) -> list[ScoreRef]:
         """Return the scores of models whose choice is still open."""
-        return [score for score in self.plan.scores if self.model_of(score) is None]
+        found = []
+        for score in self.plan.scores:
+            if self.model_of(score) is None:
+                found.append(score)
+        return found
 
     def try_building(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, or None if it raised a PipelineError, now or before.
@@ -206,7 +216,9 @@ class Planning:
         if isinstance(key, ScoreRef):
             return self.evaluation_of(key)
         model = self.try_building(key, lambda: self.model_of_spec(key))
-        return model if isinstance(model, Run) else None
+        if isinstance(model, Run):
+            return model
+        return None
 
     # --- choices ---
 
@@ -217,8 +229,12 @@ class Planning:
         if score.model in self.plan.specs:
             return score.model
         chosen = self.plan.chosen.get(score.model)
-        candidate = self.chosen_candidate(chosen.choice) if chosen else None
-        return chosen.models[candidate] if chosen and candidate is not None else None
+        candidate = None
+        if chosen:
+            candidate = self.chosen_candidate(chosen.choice)
+        if chosen and candidate is not None:
+            return chosen.models[candidate]
+        return None
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
         """Return the candidate with the best mean score, or None until all are known.
@@ -235,11 +251,10 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """Return the mean score of each candidate, as shares, or None until all are known."""
-        numbers = {
-            score: self.primary_number(score)
-            for scores in choice.candidates.values()
-            for score in scores
-        }
+        numbers = {}
+        for scores in choice.candidates.values():
+            for score in scores:
+                numbers[score] = self.primary_number(score)
         if None in numbers.values():
             return None
         return {
@@ -250,7 +265,9 @@ class Planning:
     def primary_number(self, score: ScoreRef) -> float | None:
         """Return the primary number of a finished score, or None."""
         run = self.evaluation_of(score)
-        return primary_value(run) if run else None
+        if run:
+            return primary_value(run)
+        return None
 
     def representative_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """Return the evaluation that a score would be if the first candidate were chosen.
@@ -272,7 +289,9 @@ class Planning:
         built.
         """
         model = self.model_of(score)
-        return None if model is None else self.evaluation_on(score, model)
+        if model is None:
+            return None
+        return self.evaluation_on(score, model)
 
     def evaluation_on(self, score: ScoreRef, model: str) -> Run[EvalStage] | None:
         """Return the run that computes a score of a spec's model, or None where it cannot be built.
@@ -286,19 +305,22 @@ class Planning:
                     score, self.plan.specs[model]
                 )
             config, parents = self._composed[model, score.words]
-            choice = score.model if score.model in self.plan.chosen else None
-            settings = (
-                replace(config.eval, dtype=self.dtype)
-                if config.eval.dtype == "auto"
-                else config.eval
-            )
+            choice = None
+            if score.model in self.plan.chosen:
+                choice = score.model
+            if config.eval.dtype == "auto":
+                settings = replace(config.eval, dtype=self.dtype)
+            else:
+                settings = config.eval
             return build(
                 replace(config, eval=settings, languages=[score.language], chosen_by=choice),
                 parents,
             )
 
-        if (score, model) not in self._scored and (run := self.try_building(score, make)):
-            self._scored[score, model] = run
+        if (score, model) not in self._scored:
+            run = self.try_building(score, make)
+            if run:
+                self._scored[score, model] = run
         return self._scored.get((score, model))
 
     def compose_evaluation(
@@ -310,8 +332,14 @@ class Planning:
         made.
         """
         live = spec.kind == "merge"
-        own = {key: value for key, value in spec.words.items() if live or key == "eval.base"}
-        own |= {} if live else {"checkpoint": Ref(spec.key)}
+        own = {}
+        for key, value in spec.words.items():
+            if live or key == "eval.base":
+                own[key] = value
+        if live:
+            own |= {}
+        else:
+            own |= {"checkpoint": Ref(spec.key)}
         knobs, parents = self.replace_refs(
             {"stage": "eval", **own, **score.words, "languages": [score.language]}
         )
@@ -370,17 +398,15 @@ class Planning:
 
     def named_snapshots(self) -> set[str]:
         """Return the hashes of the snapshots that the table names itself, RUN@STEP."""
-        references = {
-            ref
-            for spec in self.plan.specs.values()
-            for ref in spec.parent_refs()
-            if ref.step is not None
-        }
-        models = [
-            (self.model_of_spec(ref.spec), ref.step or 0)
-            for ref in references
-            if ref.spec not in self.problems
-        ]
+        references = set()
+        for spec in self.plan.specs.values():
+            for ref in spec.parent_refs():
+                if ref.step is not None:
+                    references.add(ref)
+        models = []
+        for ref in references:
+            if ref.spec not in self.problems:
+                models.append((self.model_of_spec(ref.spec), ref.step or 0))
         return {snapshot_hash(model.hash, step) for model, step in models}
 
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
@@ -388,11 +414,10 @@ class Planning:
 
     def replace_refs(self, knobs: Words) -> tuple[Words, dict[str, Parent]]:
         """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
-        parents = {
-            ref.spec: self.model_of_spec(ref.spec)
-            for value in knobs.values()
-            for ref in refs_in(value)
-        }
+        parents = {}
+        for value in knobs.values():
+            for ref in refs_in(value):
+                parents[ref.spec] = self.model_of_spec(ref.spec)
         return {key: refs_as_names(value) for key, value in knobs.items()}, parents
 
     def refuse_place(self, where: str, problem: str) -> Refused:
@@ -419,7 +444,9 @@ class Planning:
 def refs_as_names(value: Any) -> Any:
     if isinstance(value, list):
         return [refs_as_names(item) for item in value]
-    return str(value) if isinstance(value, Ref) else value
+    if isinstance(value, Ref):
+        return str(value)
+    return value
 
 
 # --- numbers ---
@@ -433,11 +460,9 @@ def primary_value(run: Run[EvalStage]) -> float | None:
     """
     rows = score_rows(run)
     values = [row.value for row in rows if row.value is not None]
-    return (
-        statistics.fmean(values)
-        if rows and len(values) == len(rows) and read_manifest(run.folder)
-        else None
-    )
+    if rows and len(values) == len(rows) and read_manifest(run.folder):
+        return statistics.fmean(values)
+    return None
 
 
 def score_rows(
@@ -450,13 +475,14 @@ def score_rows(
     They are of the task's primary filter, or of another where a further metric has none of that.
     """
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
-    rows = [
-        row
-        for row in stored_scores(run)[0]
-        if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair)
-    ]
+    rows = []
+    for row in stored_scores(run)[0]:
+        if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair):
+            rows.append(row)
     own_rows = [row for row in rows if row.filter == primary_filter]
-    return own_rows if own_rows or metric in (None, primary) else rows
+    if own_rows or metric in (None, primary):
+        return own_rows
+    return rows
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:
@@ -472,7 +498,9 @@ def stored_scores(run: Run[EvalStage]) -> tuple[list[ScoreRow], dict[str, Any]]:
     Raises as `read_scores`.
     """
     path = run.folder / "scores.json"
-    return _read_scores(path, path.stat().st_mtime_ns) if path.is_file() else ([], {})
+    if path.is_file():
+        return _read_scores(path, path.stat().st_mtime_ns)
+    return ([], {})
 
 
 @lru_cache(maxsize=65536)

@@ -48,7 +48,9 @@ class Ref:
     step: int | None = None  # a snapshot of it
 
     def __str__(self) -> str:
-        return self.spec if self.step is None else f"{self.spec}@{self.step}"
+        if self.step is None:
+            return self.spec
+        return f"{self.spec}@{self.step}"
 
 
 @dataclass
@@ -105,16 +107,18 @@ class Specs:
         unless it is inherited.
         """
         defaults, specs = self.table.every, dict(runs)
-        ancestors = {
-            key: with_ancestors(
-                runs, [item.run for item in value.items if isinstance(item, Reference)]
-            )
-            for key, value in defaults.items()
-            if isinstance(value, Names)
-        }
+        ancestors = {}
+        for key, value in defaults.items():
+            if isinstance(value, Names):
+                ancestors[key] = with_ancestors(
+                    runs, [item.run for item in value.items if isinstance(item, Reference)]
+                )
         unread = {key for key in defaults if not self.read_by_eval(key)} - self.table.inherited
         for name, row in runs.items():
-            settings = {key: value for key, value in defaults.items() if self.reads_key(row, key)}
+            settings = {}
+            for key, value in defaults.items():
+                if self.reads_key(row, key):
+                    settings[key] = value
             unread -= settings.keys()
             settings = {
                 key: value for key, value in settings.items() if name not in ancestors.get(key, ())
@@ -134,15 +138,17 @@ class Specs:
 
         Raise PipelineError if it is of the command, or of no stage.
         """
-        known = {
-            name: keys_of(name)
-            for name, kind in conf.OWN_STAGES.items()
-            if issubclass(kind, RunStage)
-        }
+        known = {}
+        for name, kind in conf.OWN_STAGES.items():
+            if issubclass(kind, RunStage):
+                known[name] = keys_of(name)
         knob_name = ".".join(
             key.split(".")[:2]
         )  # without what is inside a mapping: expert.sources.own.url
-        stages = [stage for stage, keys in known.items() if knob_name in keys]
+        stages = []
+        for stage, keys in known.items():
+            if knob_name in keys:
+                stages.append(stage)
         if key.partition(".")[0] in OF_COMMAND:
             problem = (
                 f"{key} is not of the runs but of the command: leave it out here, and write"
@@ -151,7 +157,9 @@ class Specs:
             raise self.table.refuse("every", problem)
         if not stages:
             near = close_matches(key, sorted(set().union(*known.values())))
-            remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out"
+            remedy = "leave it out"
+            if near:
+                remedy = f"did you mean {' or '.join(near)}?"
             raise self.table.refuse("every", f"no stage has a key {key}: {remedy}")
         readers = " and ".join(f"stage={stage}" for stage in stages)
         self.notes.append(f"every: no run of this table reads {key}, which {readers} would read")
@@ -175,7 +183,9 @@ class Specs:
         """
         for key in row.words if row.kind in ("stage", "merge") else ():
             if key != "stage" and not self.reads_key(row, key.lstrip("+")):
-                of_rows = sorted(OF_ROWS) if OWN_FILE in row.words else []
+                of_rows = []
+                if OWN_FILE in row.words:
+                    of_rows = sorted(OF_ROWS)
                 near = suggest(
                     key.lstrip("+").partition(".")[0], [*sorted(self.read_by(row)), *of_rows]
                 )
@@ -211,9 +221,9 @@ class Specs:
                             f"run {reference.run!r} has no axis {axis}:"
                             f" {suggest(axis, axes_of_run)}",
                         )
-                axes += [
-                    axis for axis in axes_of_run if axis not in reference.over and axis not in fixed
-                ]
+                for axis in axes_of_run:
+                    if axis not in reference.over and axis not in fixed:
+                        axes.append(axis)
             else:
                 axes += self.axes_named_by(where, reference)
                 for possible in self.possible_references(where, reference):
@@ -272,7 +282,9 @@ class Specs:
             return None
         axis = match.group(1)
         drawn = any(MEMBERS in words for words in self.axes.get(axis, {}).values())
-        return axis if drawn else None
+        if drawn:
+            return axis
+        return None
 
     def refuse_two_uses(self) -> None:
         """Raise PipelineError for an axis that names runs in one place and is text in another."""
@@ -306,16 +318,14 @@ class Specs:
             circle = " -> ".join([*above[above.index(name) :], name])
             raise self.table.refuse(where, f"it is made of itself: {circle}")
         if name not in self._axes_of:
-            settings = [
-                value
-                for key, value in self.runs[name].words.items()
-                if not OF_COLUMNS.fullmatch(key)
-            ]
-            own_axes = {
-                axis
-                for value in settings
-                for axis in self.axes_named_by(where, value, (*above, name))
-            }
+            settings = []
+            for key, value in self.runs[name].words.items():
+                if not OF_COLUMNS.fullmatch(key):
+                    settings.append(value)
+            own_axes = set()
+            for value in settings:
+                for axis in self.axes_named_by(where, value, (*above, name)):
+                    own_axes.add(axis)
             self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
 
@@ -353,18 +363,17 @@ class Specs:
             return self._fill_refs(value, axis_values)
         if not isinstance(value, str):
             return value
-        if match := PLACEHOLDER.fullmatch(value):
+        match = PLACEHOLDER.fullmatch(value)
+        if match:
             return self._fill_axis(match.group(1), match.group(2), axis_values)
         return PLACEHOLDER.sub(
             lambda match: str(self._fill_axis(match.group(1), match.group(2), axis_values)), value
         )
 
     def _fill_axis(self, axis: str, axis_key: str | None, axis_values: At) -> Any:
-        return (
-            axis_values[axis]
-            if axis_key is None
-            else self.fill_placeholders(self.axes[axis][axis_values[axis]][axis_key], axis_values)
-        )
+        if axis_key is None:
+            return axis_values[axis]
+        return self.fill_placeholders(self.axes[axis][axis_values[axis]][axis_key], axis_values)
 
     def _fill_refs(self, names: Names, axis_values: At) -> Any:
         refs: list[Ref | str] = []
@@ -387,7 +396,9 @@ class Specs:
                         item.step,
                     )
                 )
-        return refs if is_list else refs[0]
+        if is_list:
+            return refs
+        return refs[0]
 
     def add_spec(self, run: str, axis_values: At) -> str:
         """Plan a run and its parents at `axis_values`, a value of each of its axes, and return its

@@ -142,7 +142,9 @@ class TableRun:
     @property
     def stage(self) -> str:
         """Whose keys of `every` it reads."""
-        return str(self.words["stage"]) if self.kind == "stage" else self.kind
+        if self.kind == "stage":
+            return str(self.words["stage"])
+        return self.kind
 
 
 @dataclass
@@ -226,9 +228,10 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     )
     table = replace(Reader(file, raw).build_table(settings), pooled=pooled)
     written = parsed_yaml(text, file)
-    own_keys = {
-        name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))
-    }
+    own_keys = set()
+    for key in ("axes", "every"):
+        for name in as_mapping(file, key, written.get(key)):
+            own_keys.add(name)
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
     # a machine is also of the plan and the jobs of a table without trainings
     return replace(table, inherited=frozenset({*shared, HARDWARE}))
@@ -238,13 +241,15 @@ def refuse_consent(raw: Words, file: str) -> None:
     """Raise PipelineError for a key that lets code run: only the command line may give it, as a
     table may be another person's.
     """
-    entries = [entry for section in ("runs", "columns", "rows") for entry in raw[section].values()]
-    axes = [
-        words
-        for values in raw["axes"].values()
-        if isinstance(values, dict)
-        for words in values.values()
-    ]
+    entries = []
+    for section in ("runs", "columns", "rows"):
+        for entry in raw[section].values():
+            entries.append(entry)
+    axes = []
+    for values in raw["axes"].values():
+        if isinstance(values, dict):
+            for words in values.values():
+                axes.append(words)
     for words in [raw["every"], raw["score"], *entries, *axes]:
         for key in words if isinstance(words, dict) else ():
             if str(key).lstrip("+") in CONSENT:
@@ -260,11 +265,10 @@ def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:
     """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place;
     gives its name.
     """
-    trainings = [
-        run
-        for run in raw["runs"].values()
-        if isinstance(run, dict) and run.get("stage") in TRAININGS
-    ]
+    trainings = []
+    for run in raw["runs"].values():
+        if isinstance(run, dict) and run.get("stage") in TRAININGS:
+            trainings.append(run)
     for run in trainings:
         run.setdefault("seed", "{seed}")
     if not any(run["seed"] == "{seed}" for run in trainings):
@@ -336,7 +340,9 @@ class Reader:
 
         Raises: PipelineError: an empty list, other values, or a repeated one.
         """
-        listed = list(values) if isinstance(values, list | dict) else []
+        listed = []
+        if isinstance(values, list | dict):
+            listed = list(values)
         if not listed:
             raise self.refuse(where, f"it has no values: give {example}")
         for value in listed:
@@ -360,7 +366,9 @@ class Reader:
                 raise self.refuse(
                     where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}"
                 )
-        return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
+        if isinstance(values, dict):
+            return dict(values)
+        return {value: {} for value in listed}
 
     def axes_in(self, where: str, key: str, value: Any) -> Axes:
         for name in as_list(value):
@@ -426,7 +434,10 @@ class Reader:
         )
 
     def read_reference(self, where: str, key: str, value: Any) -> Reference | str:
-        spec = value if isinstance(value, dict) else {"run": value}
+        if isinstance(value, dict):
+            spec = value
+        else:
+            spec = {"run": value}
         name = spec.get("run", spec.get("all"))
         if (
             not isinstance(name, str)
@@ -435,7 +446,10 @@ class Reader:
         ):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
             raise self.refuse(where, f"{key}: {value!r} names no run: give {forms}")
-        fixed = {axis: part for axis, part in spec.items() if axis not in ("run", "all", "over")}
+        fixed = {}
+        for axis, part in spec.items():
+            if axis not in ("run", "all", "over"):
+                fixed[axis] = part
         at = tuple((axis, self.value_of(where, axis, part)) for axis, part in fixed.items())
         if name in self.names:
             return Reference(name, at, self.axes_in(where, f"{key}.over", spec.get("over") or []))
@@ -452,11 +466,8 @@ class Reader:
             problem = (
                 f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             )
-            problem += (
-                f" (a folder is written ./{name})"
-                if key in ("data_root", "checkpoint", "model.path")
-                else ""
-            )
+            if key in ("data_root", "checkpoint", "model.path"):
+                problem += f" (a folder is written ./{name})"
             raise self.refuse(where, problem)
         return name
 

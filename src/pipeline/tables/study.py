@@ -124,9 +124,10 @@ def expand_study(study: Words, file: str) -> Words:
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or {}
-    knobs_of_methods = (
-        methods if isinstance(methods, dict) else dict.fromkeys(map(str, as_list(methods)))
-    )
+    if isinstance(methods, dict):
+        knobs_of_methods = methods
+    else:
+        knobs_of_methods = dict.fromkeys(map(str, as_list(methods)))
     for title, given in as_mapping(file, "methods", knobs_of_methods).items():
         with mistakes.collected():
             knobs = as_mapping(file, f"methods: {title}", given)
@@ -150,7 +151,8 @@ def expand_study(study: Words, file: str) -> Words:
             and is_adapter_of_elsewhere(Path(str(settings["checkpoint"])))
         ):
             settings["eval.base"] = "base"
-    if taken := {"base", *experts}.intersection(merges) or {"base"}.intersection(experts):
+    taken = {"base", *experts}.intersection(merges) or {"base"}.intersection(experts)
+    if taken:
         problem = "the base or an expert has this name already: rename the expert or the method"
         mistakes.found.append(str(refuse(min(taken), problem)))
     mistakes.report()
@@ -165,7 +167,10 @@ def expand_study(study: Words, file: str) -> Words:
     }
     several = len({*spoken.values()} & {*languages}) > 1
     own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
-    optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
+    optional: Words = {}
+    for key in ("note", "controls"):
+        if key in study:
+            optional[key] = study[key]
     if compare:
         primary_column = first_column or next(iter(columns))
         optional["family"] = tested_columns(columns, primary_column)
@@ -243,7 +248,10 @@ def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Be
     benchmarks = []
     for item in names_in(study, "benchmarks", refuse):
         if isinstance(item, str) or {*item} == OWN_ITEMS:
-            words = {"eval": item} if isinstance(item, str) else dict(item)
+            if isinstance(item, str):
+                words = {"eval": item}
+            else:
+                words = dict(item)
             benchmarks.append(benchmark_of_name(str(words.pop("eval")), languages, words))
             continue
         name, tasks = next(iter(item.items()), ("", None))
@@ -251,7 +259,8 @@ def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Be
             raise refuse(
                 "benchmarks", f"{item!r} is no name: write benchmarks: [{EXAMPLES['benchmarks']}]"
             )
-        if unlisted := [code for code in tasks if code not in languages]:
+        unlisted = [code for code in tasks if code not in languages]
+        if unlisted:
             raise refuse(
                 "benchmarks",
                 f"{name} has a task for {unlisted[0]}, which is not in languages: add it there",
@@ -259,7 +268,10 @@ def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Be
         benchmarks.append(
             Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {})
         )
-    scored = {code for benchmark in benchmarks for code in benchmark.tasks}
+    scored = set()
+    for benchmark in benchmarks:
+        for code in benchmark.tasks:
+            scored.add(code)
     unscored = [code for code in languages if code not in scored]
     if unscored and all(benchmark.by_language for benchmark in benchmarks):
         raise refuse(
@@ -279,7 +291,10 @@ def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmar
     own = [code for code in languages if task.endswith(f"_{code}")] or (
         languages if len(languages) == 1 else []
     )
-    code = own[0] if own else "en" if "en" in languages else languages[0]
+    if own:
+        code = own[0]
+    else:
+        code = "en" if "en" in languages else languages[0]
     return Benchmark(name, {code: name}, words, by_language=bool(own))
 
 
@@ -327,7 +342,10 @@ def experts_of(
 def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[str, Words]:
     """Return the side of an expert, and the expert as a run of a table."""
     where = f"experts: {name}"
-    settings = dict(expert) if isinstance(expert, dict) else {"run": expert}
+    if isinstance(expert, dict):
+        settings = dict(expert)
+    else:
+        settings = {"run": expert}
     if isinstance(settings.get("seed"), list):
         raise refuse(
             where, f"seed={settings['seed']}: write {SEEDS}, for all trainings that set no seed"
@@ -337,11 +355,10 @@ def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[
     side = settings.pop("side", None) or side_of(name, settings)
     if side not in SIDES:
         raise refuse(where, f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
-    run = (
-        {"checkpoint": settings["run"]}
-        if set(settings) == {"run"}
-        else {"stage": "sft", **settings}
-    )
+    if set(settings) == {"run"}:
+        run = {"checkpoint": settings["run"]}
+    else:
+        run = {"stage": "sft", **settings}
     if "run" in run:
         raise refuse(where, "give run alone, or the words of a training without run")
     if "stage" in run and not trainable and "model" not in settings:
@@ -392,7 +409,8 @@ def pairs(
     """(name of the merge, its experts): of each math expert with each language expert; the name
     says what differs.
     """
-    if empty := next((side for side, names in sides.items() if not names), None):
+    empty = next((side for side, names in sides.items() if not names), None)
+    if empty:
         raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
     for pair in product(*(sides[side] for side in SIDES)):
         multiple = [name for name, side in zip(pair, SIDES, strict=True) if len(sides[side]) > 1]
@@ -404,11 +422,10 @@ def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refu
     if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
     if not reads_experts(method) and not has_file:
-        two = [
-            option
-            for option in conf.options("merge")
-            if reads_sides(option) or reads_experts(option)
-        ]
+        two = []
+        for option in conf.options("merge"):
+            if reads_sides(option) or reads_experts(option):
+                two.append(option)
         raise refuse("methods", f"{method} is not a merge of two experts: {suggest(method, two)}")
     return {"merge": method, "merge.experts": list(pair)}
 
@@ -425,7 +442,9 @@ def reads_experts(method: str) -> bool:
 
 def knobs_of(method: str) -> set[str]:
     kind = conf.method_of(method)
-    return {knob.name for knob in fields(kind)} if kind else set()
+    if kind:
+        return {knob.name for knob in fields(kind)}
+    return set()
 
 
 def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:

@@ -71,7 +71,9 @@ def draw_of_size(
     generator = random.Random(f"{draw.get('seed', 0)} {size}")
     if possible <= FEW:
         every = [list(members) for members in itertools.combinations(pool, size)]
-        return every if draws == possible else generator.sample(every, draws)
+        if draws == possible:
+            return every
+        return generator.sample(every, draws)
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < draws:
         drawn[tuple(sorted(generator.sample(range(len(pool)), size)))] = None

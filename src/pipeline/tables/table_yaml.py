@@ -86,7 +86,10 @@ def merge_words(under: Words, over: Words, file: str) -> None:
             under[key] = value
             continue
         lower, upper = as_mapping(file, key, under.get(key)), as_mapping(file, key, value)
-        removed = {name for name, entry in upper.items() if entry is None and name in lower}
+        removed = set()
+        for name, entry in upper.items():
+            if entry is None and name in lower:
+                removed.add(name)
         under[key] = {
             name: entry for name, entry in {**lower, **upper}.items() if name not in removed
         }

@@ -25,4 +25,6 @@ def as_mapping(file: str, where: str, value: Any) -> Words:
 
 
 def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]

@@ -70,11 +70,9 @@ class Progress(TrainerCallback):
         )
         self.rate = 0.0  # tokens a second since then, without warm-up costs and earlier attempts
         self.bar = Bar(run.name, steps, "step", stays=True)
-        earlier = (
-            (resume.resume_folder(run.work, record) / LOG).read_text(encoding="utf-8")
-            if record
-            else ""
-        )
+        earlier = ""
+        if record:
+            earlier = (resume.resume_folder(run.work, record) / LOG).read_text(encoding="utf-8")
         for line in earlier.splitlines():
             self.write(json.loads(line))
         self.earlier_tokens = self.tokens  # the trainer counts those of this attempt
@@ -86,9 +84,10 @@ class Progress(TrainerCallback):
         )
         with open(self.log_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        numbers = {
-            f"train/{key}": value for key, value in row.items() if key not in ("step", "side")
-        }
+        numbers = {}
+        for key, value in row.items():
+            if key not in ("step", "side"):
+                numbers[f"train/{key}"] = value
         self.tracker.log(numbers, step=row["step"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -248,7 +247,9 @@ def supervised(
     step with a resume point and the exit status UNFINISHED.
     """
     first, checkpoints = trainer.is_world_process_zero(), Checkpoints(trainer, run, record, save)
-    progress = Progress(run, tracker, trainer.args.max_steps, record) if first else None
+    progress = None
+    if first:
+        progress = Progress(run, tracker, trainer.args.max_steps, record)
     for callback in filter(None, (progress, checkpoints)):
         trainer.add_callback(callback)
     try:
@@ -279,4 +280,6 @@ def refuse_broken(model: Any, step: int) -> None:
 
 def own_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process' shard of a tensor, or the tensor itself where it is not sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if hasattr(tensor, "to_local"):
+        return tensor.to_local()
+    return tensor

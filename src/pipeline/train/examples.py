@@ -55,7 +55,8 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
 
     if len(parts) == 1:
         examples = [row | {"side": parts[0]} for row in examples]
-    if (sides := {row.get("side", "none") for row in examples}) != set(parts):
+    sides = {row.get("side", "none") for row in examples}
+    if sides != set(parts):
         raise PipelineError(
             f"sft={sft.name} needs rows of both sides, and these are of"
             f" {' and '.join(sorted(sides))}: create the data with a joint expert, such as"
@@ -99,7 +100,10 @@ def check_rows(
     is_plain = "text" in examples[0] or sft.template == "plain"
     if is_plain:
         check_roles(examples)
-    template = None if is_plain else check_template(tokenizer, sft)
+    if is_plain:
+        template = None
+    else:
+        template = check_template(tokenizer, sft)
     ends, cut, lost = () if is_plain else ends_of_response(tokenizer, base), 0, []
     tokens = partial(tokenizer.encode, add_special_tokens=is_plain)
     unwritten = Counter[str]()
@@ -141,16 +145,15 @@ def refuse_marked(example: Example, sft: Sft) -> None:
 
 def unwritten_keys(example: Example, text: str) -> list[str]:
     """Return the keys of a row's turns whose texts the chat template has not written."""
-    keys = [
-        (key, value)
-        for turn in example.get("messages", ())
-        for key, value in other_keys(turn).items()
-    ]
-    return [
-        key
-        for key, value in keys
-        if isinstance(value, str) and key not in MARKS and value.strip() not in text
-    ]
+    keys = []
+    for turn in example.get("messages", ()):
+        for key, value in other_keys(turn).items():
+            keys.append((key, value))
+    found = []
+    for key, value in keys:
+        if isinstance(value, str) and key not in MARKS and value.strip() not in text:
+            found.append(key)
+    return found
 
 
 def check_roles(examples: Sequence[Example]) -> None:
@@ -174,10 +177,15 @@ def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
     """Return the tokens that end a response: the tokenizer's own, and those of the base's
     generation.
     """
-    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
+    files = []
+    if base:
+        files = [base / name for name in ("generation_config.json", "config.json")]
     file = next((file for file in files if file.is_file()), None)
-    stops = read_json(file).get("eos_token_id") if file else None
-    stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
+    stops = None
+    if file:
+        stops = read_json(file).get("eos_token_id")
+    if not isinstance(stops, list):
+        stops = [stops] if stops is not None else []
     return tuple(
         sorted(
             {tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}
@@ -193,7 +201,8 @@ def check_row(
     """
     turns = row.get("messages") or row["prompt"] + row["completion"]
     messages = [message["content"].strip() for message in turns]
-    if dropped := next((message for message in messages if message not in text), ""):
+    dropped = next((message for message in messages if message not in text), "")
+    if dropped:
         raise template_error(
             tokenizer,
             f"does not write all of {shorten(dropped, 80)!r}: what it drops would not be"
@@ -244,7 +253,9 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     """
     if not cut:
         return ""
-    without_loss = f", {lost:,} of them before any response: these are dropped" if lost else ""
+    without_loss = ""
+    if lost:
+        without_loss = f", {lost:,} of them before any response: these are dropped"
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 
 
@@ -289,7 +300,10 @@ def check_template(tokenizer: Any, sft: Sft) -> str | None:
         return None
     with suppress(ValueError):  # TRL has no copy
         own = of_trl.has_generation_markers(tokenizer.chat_template)
-        template: str | None = None if own else of_trl.get_training_chat_template(tokenizer)
+        if own:
+            template: str | None = None
+        else:
+            template = of_trl.get_training_chat_template(tokenizer)
         if of_trl.is_chat_template_stop_token_trained(tokenizer, chat_template=template):
             return template
     fault = (

@@ -53,7 +53,10 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
-    folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
+    if of_root:
+        folder: Any = run.parents["data_root"].folder / "tokenizer"
+    else:
+        folder = base
     tokenizer = load.with_end_token(load.load_tokenizer(folder), run.config.sft.eos_token)
     if tokenizer.eos_token is None:
         raise PipelineError(
@@ -79,10 +82,16 @@ def check_base(base: Path, tokenizer: Any, rows: Sequence[Example] = ()) -> None
             " quantized from"
         )
     size = model.get_input_embeddings().weight.shape[0]
-    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= size}
+    beyond = {}
+    for token, index in tokenizer.get_vocab().items():
+        if index >= size:
+            beyond[index] = token
     if beyond:
         folder = Path(tokenizer.name_or_path or base)
-        files = [path for path in folder.glob("*") if path.suffix in (".json", ".jinja", ".txt")]
+        files = []
+        for path in folder.glob("*"):
+            if path.suffix in (".json", ".jinja", ".txt"):
+                files.append(path)
         texts = [
             *(path.read_text(errors="replace") for path in files),
             *(json.dumps(row) for row in rows),
@@ -147,7 +156,9 @@ def check_kernels(config: TrainStage) -> None:
     if sft.compile and not (
         find_spec("triton") if cuda else which("c++") or which("g++") or which("clang++")
     ):
-        needed = "Triton (pip install triton)" if cuda else "a C++ compiler (apt-get install g++)"
+        needed = "a C++ compiler (apt-get install g++)"
+        if cuda:
+            needed = "Triton (pip install triton)"
         raise PipelineError(
             f"sft.compile=true needs {needed}: install it, or leave sft.compile out"
         )
@@ -231,21 +242,29 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     )  # layer, where TRL and transformers would have it go on
     names = [name for name, _ in model.named_parameters()]
     side_of: dict[str, Any] = dict.fromkeys(names, "all")
-    side_of |= sides_of_all(partition, anatomy(names)) if partition else {}
+    if partition:
+        side_of |= sides_of_all(partition, anatomy(names))
     side_of |= dict.fromkeys(towers(names), "frozen")
     trained_parts = {"partial": (sft.side,), "simultaneous": SIDES}.get(sft.method, ("all",))
     if sft.adapter == "lora":
         model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
     parameters = dict(model.named_parameters())
-    moves = [name for name in parameters if sft.adapter == "none" or ".lora_" in name]
+    moves = []
+    for name in parameters:
+        if sft.adapter == "none" or ".lora_" in name:
+            moves.append(name)
     parts = {
         str(part): [name for name in moves if side_of[plain_name(name)] == part]
         for part in trained_parts
     }
-    trained = {name for part in parts.values() for name in part}
+    trained = set()
+    for part in parts.values():
+        for name in part:
+            trained.add(name)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
-    if empty := [part for part, members in parts.items() if not members]:
+    empty = [part for part, members in parts.items() if not members]
+    if empty:
         raise PipelineError(
             f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or"
             " the partition"
@@ -314,15 +333,21 @@ def adapted_modules(model: Any, targets: list[str] | None, names: set[str]) -> l
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear | Conv1D)
     )
-    layers = {
-        name: name.rpartition(".")[2] for name in matrices if re.search(r"\.\d+\.", name)
-    }  # -> its own name
+    # -> its own name
+    layers = {}
+    for name in matrices:
+        if re.search(r"\.\d+\.", name):
+            layers[name] = name.rpartition(".")[2]
     if targets is None:
         kinds = {name.removesuffix(".weight"): site.kind for name, site in anatomy(names).items()}
-        return [
-            name
-            for name, own in layers.items()
-            if kinds.get(name) in ("attention", "mlp") or (name in kinds and own in LLAMA_MATRICES)
-        ]
+        found = []
+        for name, own in layers.items():
+            if kinds.get(name) in ("attention", "mlp") or (name in kinds and own in LLAMA_MATRICES):
+                found.append(name)
+        return found
     refuse_unknown_targets(targets, layers.values())
-    return [name for name, own in layers.items() if own in targets and f"{name}.weight" in names]
+    found = []
+    for name, own in layers.items():
+        if own in targets and f"{name}.weight" in names:
+            found.append(name)
+    return found

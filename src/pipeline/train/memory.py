@@ -45,7 +45,9 @@ OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 def trained_width(sft: Sft) -> int:
     """Bytes of a trained weight, and of its gradient: adapters stay float32."""
-    return 4 if sft.adapter == "lora" else WIDTH[sft.weights]
+    if sft.adapter == "lora":
+        return 4
+    return WIDTH[sft.weights]
 
 
 def moment_bytes(sft: Sft) -> int:
@@ -99,16 +101,15 @@ def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> in
     """Count the trained parameters, with norms and biases; with lora_rank those of adapters on all
     seven matrices.
     """
-    sizes = (
-        adapter_parameters(shape, lora_rank)
-        if lora_rank
-        else {
+    if lora_rank:
+        sizes = adapter_parameters(shape, lora_rank)
+    else:
+        sizes = {
             "attention": shape.attention + shape.around_attention,
             "mlp": shape.mlp + shape.norms // 2 * shape.width,
             "shared_norm": shape.width,
             OUTSIDE.kind: shape.outside,
         }
-    )
     return sum(sizes.get(site.kind, 0) for site in trained)
 
 
@@ -204,10 +205,16 @@ def training_memory(
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
-    narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
+    if sharded:
+        narrow = 0
+    else:
+        narrow = frozen_matrices(shape, [] if lora else parts)
     looked_up = shape.embedding * (lora and not shape.tied and not sharded)
     layer = cast * (shape.parameters - shape.outside) / shape.layers
-    embedding = 0 if lora or not any(OUTSIDE in part for part in parts) else shape.embedding
+    if lora or not any(OUTSIDE in part for part in parts):
+        embedding = 0
+    else:
+        embedding = shape.embedding
     saved = (
         layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora
     )  # of frozen norms no normalised form
@@ -226,9 +233,10 @@ def training_memory(
         low = max(low, min(layer, casts))
     tile = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
     early = gradients if passes > 1 else 0.0
-    others = (
-        cast * (shape.parameters - shape.embedding) - layer if gathered else 0.0
-    )  # besides the head and a layer
+    # besides the head and a layer
+    others = 0.0
+    if gathered:
+        others = cast * (shape.parameters - shape.embedding) - layer
     moments = [
         (early, top + others, (inputs + 16 * shape.width) * tokens + tile),
         (early, low + others, (inputs + one) * tokens),

@@ -44,7 +44,8 @@ def launched_count() -> int | None:
         )
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return int(count)
-    if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))) > 1:
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if tasks > 1:
         raise PipelineError(
             f"srun started {tasks} tasks: start a torchrun on each node, as"
             " slurm/several_nodes.sbatch does"
@@ -61,7 +62,8 @@ def check_launch(processes: int) -> None:
     """Raise PipelineError where a launcher started another number of processes than sft.processes,
     which is hashed.
     """
-    if (count := launched_count() or processes) != processes:
+    count = launched_count() or processes
+    if count != processes:
         raise PipelineError(
             f"sft.processes={processes}, but {count} processes were launched: give"
             f" sft.processes={count}"

@@ -26,11 +26,10 @@ def save_model(
     """
     adapters = hasattr(model, "peft_config")
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # a tied head once
-    weights = {
-        name: tensor
-        for name, tensor in (full_weights or model.state_dict()).items()
-        if name in own and (not adapters or ".lora_" in name)
-    }
+    weights = {}
+    for name, tensor in (full_weights or model.state_dict()).items():
+        if name in own and (not adapters or ".lora_" in name):
+            weights[name] = tensor
     if torch.float32 in {
         p.dtype for p in model.parameters() if p.requires_grad
     }:  # frozen matrices, held narrow
@@ -40,11 +39,10 @@ def save_model(
         }
     kind = getattr(torch, dtype) if dtype else None
     is_cast = kind is not None and kind not in {tensor.dtype for tensor in weights.values()}
-    saved = (
-        {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()}
-        if is_cast
-        else weights
-    )
+    if is_cast:
+        saved = {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()}
+    else:
+        saved = weights
     if adapters:
         model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
     model.save_pretrained(folder, state_dict=dict(saved))
@@ -70,11 +68,10 @@ def check_headers(folder: Path, saved: Tensors) -> None:
     """Raise PipelineError where the files hold other dtypes than were saved, or other tensors than
     the model has, by their headers. Some types are stored in other parts than they are held in.
     """
-    headers = {
-        key: info
-        for file in folder.glob("*.safetensors")
-        for key, info in read_header(file).items()
-    }
+    headers = {}
+    for file in folder.glob("*.safetensors"):
+        for key, info in read_header(file).items():
+            headers[key] = info
     stored, held = (
         {torch_dtype(info.dtype) for info in headers.values()},
         {one.dtype for one in saved.values()},

@@ -72,9 +72,9 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
             """Save the model; called by all processes together, the first writes."""
             weights = trainer.accelerator.get_state_dict(trainer.model)
             first = trainer.is_world_process_zero()
-            return (
-                save.save_model(model, tokenizer, folder, sft.save_dtype, weights) if first else {}
-            )
+            if first:
+                return save.save_model(model, tokenizer, folder, sft.save_dtype, weights)
+            return {}
 
         record = resume.usable_resume_point(run)
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
@@ -139,16 +139,20 @@ def check_early(
     """
     config = run.config
     warn_of_rate(config.sft)
-    if not torch.cuda.is_available() and (emulated := memory.emulated(config.sft)):
-        warn(emulated)
+    if not torch.cuda.is_available():
+        emulated = memory.emulated(config.sft)
+        if emulated:
+            warn(emulated)
     load.check_kernels(config)
     if base is not None:
         load.check_base(base, tokenizer, rows)
     cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
-    if problem := examples.side_without_loss(rows, lost, config.sft):
+    problem = examples.side_without_loss(rows, lost, config.sft)
+    if problem:
         raise PipelineError(problem)
-    if sentence := examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"):
+    sentence = examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows")
+    if sentence:
         warn(sentence)
     return cut
 
@@ -162,8 +166,14 @@ def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
     """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name
     of their class.
     """
-    held = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    moments = [own_shard(value) for value in held if torch.is_tensor(value) and value.ndim]
+    held = []
+    for state in trainer.optimizer.state.values():
+        for value in state.values():
+            held.append(value)
+    moments = []
+    for value in held:
+        if torch.is_tensor(value) and value.ndim:
+            moments.append(own_shard(value))
     found = {
         "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
         "moments": {

@@ -53,11 +53,9 @@ def trainer_of(
         getattr(model.config, "num_local_experts", None) == 0
     ):  # Granite 4 H: no router, whose loss TRL would add
         args.router_aux_loss_coef = 0.0
-    held_out = (
-        examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"])
-        if validation
-        else {}
-    )
+    held_out = {}
+    if validation:
+        held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"])
     trainer: Any = Trainer(
         model=model,
         args=args,
@@ -86,9 +84,11 @@ def trainer_of(
     turns, unused = steps.steps_of(sft, counts)
     plan_steps(trainer.args, sft, sum(turns.values()))
     tokens = sum(map(sum, trainer.lengths.values()))
-    dropped = (
-        0 if sft.packing else len(rows) - sum(counts.values())
-    )  # by TRL, as sft.seq_length leaves no loss
+    # by TRL, as sft.seq_length leaves no loss
+    if sft.packing:
+        dropped = 0
+    else:
+        dropped = len(rows) - sum(counts.values())
     return trainer, {
         "dataset_tokens": tokens,
         "dropped": dropped,
@@ -214,10 +214,17 @@ class Trainer(SFTTrainer):
         micro-batch, and those of whole copies are views of DDP's buckets.
         """
         settings, sft = super()._build_accelerator_args(**given), self.sft
-        if (plugin := given["fsdp_plugin"]) is not None:
-            computed = torch.bfloat16 if sft.precision == "bf16" else None
-            reduced = torch.float32 if computed or sft.weights == "bfloat16" else None
-            output = torch.float32 if computed and sft.weights == "float32" else None
+        plugin = given["fsdp_plugin"]
+        if plugin is not None:
+            computed = None
+            if sft.precision == "bf16":
+                computed = torch.bfloat16
+            reduced = None
+            if computed or sft.weights == "bfloat16":
+                reduced = torch.float32
+            output = None
+            if computed and sft.weights == "float32":
+                output = torch.float32
             plugin.mixed_precision_policy = MixedPrecisionPolicy(
                 computed, reduced, output, cast_forward_inputs=False
             )
@@ -246,7 +253,10 @@ def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for _ in range(sft.epochs):
-        order += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
+        if sft.shuffle:
+            order += torch.randperm(rows, generator=generator).tolist()
+        else:
+            order += range(rows)
     return order
 
 

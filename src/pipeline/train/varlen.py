@@ -64,7 +64,10 @@ def attend(
             " varlen_attn computes (dropout, chunks, capped scores, sinks): leave it out"
         )
     device = query.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    else:
+        dtype = value.dtype
     query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
     window = ((sliding_window or 0) - 1, 0)  # (-1, 0): all that came before
     attended: Any = varlen.varlen_attn(
@@ -110,7 +113,10 @@ def refuse_mixed_rows(model: Any, collator: Any, ids: list[int]) -> None:
 
 def logits_of(model: Any, collator: Any, rows: list[Any]) -> torch.Tensor:
     """Return the logits of all tokens of a batch."""
-    batch = {key: value for key, value in collator(rows).items() if key != "labels"}
+    batch = {}
+    for key, value in collator(rows).items():
+        if key != "labels":
+            batch[key] = value
     on_device = {
         key: value.to(model.device) if torch.is_tensor(value) else value
         for key, value in batch.items()

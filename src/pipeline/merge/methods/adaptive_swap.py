@@ -52,7 +52,9 @@ class AdaptiveSwap(Merge):
         return True
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
-        what = "layer" if self.unit == "layer" else "layer's attention and MLP"
+        what = "layer's attention and MLP"
+        if self.unit == "layer":
+            what = "layer"
         return (
             f"each {what} of the expert that moved it more, blended where the shares differ by at"
             f" most {self.threshold:g}"
@@ -126,7 +128,9 @@ class AdaptiveSwap(Merge):
             )
             if moved_math - moved_language > self.threshold:
                 return "math"
-            return "language" if moved_language - moved_math > self.threshold else "blend"
+            if moved_language - moved_math > self.threshold:
+                return "language"
+            return "blend"
 
         shares = {
             "math": {"math": 1.0},

@@ -95,7 +95,10 @@ class LayerSwap(Merge):
                     "merge.math and merge.language name at least one run each: give"
                     " merge.language=RUN"
                 )
-            roles = [name] if len(runs) == 1 else [f"{name}.{index}" for index in range(len(runs))]
+            if len(runs) == 1:
+                roles = [name]
+            else:
+                roles = [f"{name}.{index}" for index in range(len(runs))]
             all_references |= {
                 role: (f"merge.{name}", run) for role, run in zip(roles, runs, strict=True)
             }
@@ -121,7 +124,8 @@ class LayerSwap(Merge):
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         if partition is not None:
             for key in (*COUNTS, "scale_to_depth"):
-                if (value := getattr(self, key)) is not None and value is not False:
+                value = getattr(self, key)
+                if value is not None and value is not False:
                     raise PipelineError(
                         f"merge.{key}={value} beside partition={partition.name}: give layer counts"
                         " or a partition, not both"
@@ -152,13 +156,19 @@ class LayerSwap(Merge):
     def described_layers(self, partition: Partition | None, layers: int | None) -> str:
         """Which layers are of the language expert, and which of both."""
         if partition:
-            counts = layer_counts(partition, layers) if layers else None
-            outer = f", outer layers {outer_layers(*counts, layers)}" if counts and layers else ""
+            counts = None
+            if layers:
+                counts = layer_counts(partition, layers)
+            outer = ""
+            if counts and layers:
+                outer = f", outer layers {outer_layers(*counts, layers)}"
             return f"the language side of partition {partition.name}{outer}"
         b, u, t_b, t_u = self.counts_in(layers)
         if not layers:
             return f"the first {b} and the last {u} layers of the language expert"
-        zones = outer_layers(b + t_b, u + t_u, layers, without=(b, u)) if t_b + t_u else ""
+        zones = ""
+        if t_b + t_u:
+            zones = outer_layers(b + t_b, u + t_u, layers, without=(b, u))
         noun = "layer" if b + u == 1 else "layers"
         text = f"{noun} {outer_layers(b, u, layers) or 'none'} of {layers} of the language expert"
         return text + (f", {zones} of both" if zones else "")
@@ -179,16 +189,19 @@ class LayerSwap(Merge):
             given = ", ".join(
                 f"merge.{key}={count}" for key, count in zip(COUNTS, counts, strict=True)
             )
-            remedy = ", or set merge.scale_to_depth=true" if sum(scaled) <= layers else ""
+            remedy = ""
+            if sum(scaled) <= layers:
+                remedy = ", or set merge.scale_to_depth=true"
             raise PipelineError(
                 f"{given} are {sum(counts)} layers, but the model has {layers}: lower them{remedy}"
             )
         return counts
 
     def settled(self, partition: Partition | None) -> LayerSwap:
-        given: dict[str, Any] = (
-            {} if partition else dict(zip(COUNTS, self.counts_in(None), strict=True))
-        )
+        if partition:
+            given: dict[str, Any] = {}
+        else:
+            given = dict(zip(COUNTS, self.counts_in(None), strict=True))
         return replace(self, **given)
 
     def decide(
@@ -251,7 +264,10 @@ def layer_swap_weights(
     }
     if measure and config.needs_base():
         shares["magnitude"] = inverse_weights({side: measure(roles[side]) for side in SIDES})
-    b, u, t_b, t_u = [0] * 4 if partition else config.counts_in(layers)
+    if partition:
+        b, u, t_b, t_u = [0] * 4
+    else:
+        b, u, t_b, t_u = config.counts_in(layers)
 
     def owner(site: Site) -> str:
         if site.layer is None:
@@ -259,10 +275,14 @@ def layer_swap_weights(
         if site.kind in NORMS and config.layer_norms != "with_layer":
             return config.layer_norms
         if partition is not None:
-            return "language" if side_of(partition, site, layers) == "language" else "math"
+            if side_of(partition, site, layers) == "language":
+                return "language"
+            return "math"
         if is_outer(site.layer, b, u, layers):
             return "language"
-        return config.zones if is_outer(site.layer, b + t_b, u + t_u, layers) else "math"
+        if is_outer(site.layer, b + t_b, u + t_u, layers):
+            return config.zones
+        return "math"
 
     spread: dict[str, dict[str, float]] = {}
     for name, share in shares.items():

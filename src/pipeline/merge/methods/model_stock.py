@@ -83,4 +83,6 @@ def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:
         cosines.append(min(1.0, max(-1.0, float(cosine))))
     mean = fmean(cosines)
     denominator = 1 + (count - 1) * mean
-    return count * mean / denominator if abs(denominator) >= SMALLEST else 0.0
+    if abs(denominator) >= SMALLEST:
+        return count * mean / denominator
+    return 0.0

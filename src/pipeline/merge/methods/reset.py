@@ -59,11 +59,10 @@ class Reset(Merge):
         return self.threshold is None
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        given = [
-            f"merge.{key}"
-            for key in ("side", "layers", "threshold")
-            if getattr(self, key) is not None
-        ]
+        given = []
+        for key in ("side", "layers", "threshold"):
+            if getattr(self, key) is not None:
+                given.append(f"merge.{key}")
         if len(given) != 1:
             raise PipelineError(
                 "merge=reset needs one of merge.side, merge.layers and merge.threshold, got "
@@ -132,11 +131,10 @@ class Reset(Merge):
 
         def rows_and_parameters(name: str) -> list[int]:  # kept, of
             count, length = rows_in(origin, name, self.axis)
-            kept = (
-                count * ("expert" in weights[name])
-                if name in weights
-                else int(kept_rows(name).sum())
-            )
+            if name in weights:
+                kept = count * ("expert" in weights[name])
+            else:
+                kept = int(kept_rows(name).sum())
             return [kept, count, kept * length, count * length]
 
         def kept_shares(threads: int | None) -> dict[str, float]:
@@ -144,7 +142,10 @@ class Reset(Merge):
             has them, a vector is one) and of their parameters. `layer_swapping` 3.3: 70 to 80 % of
             the parameters are needed.
             """
-            names = [name for name in by_size(origin) if sites[name].layer is not None]
+            names = []
+            for name in by_size(origin):
+                if sites[name].layer is not None:
+                    names.append(name)
             counts = np.sum(in_threads(rows_and_parameters, names, threads), axis=0)
             return {
                 "rows_kept": 100 * counts[0] / counts[1],

@@ -72,7 +72,10 @@ class Soup(Merge):
         shares: Weights = {}
         for name, numbers in weights.items():
             if not abs(math.fsum(numbers) - 1) <= 1e-6:  # "not <=" also catches NaN
-                where = "" if sites[name].layer is None else f" in layer {sites[name].layer}"
+                if sites[name].layer is None:
+                    where = ""
+                else:
+                    where = f" in layer {sites[name].layer}"
                 raise PipelineError(
                     f"merge.weights must sum to 1, got {numbers}{where}, which sum to"
                     f" {math.fsum(numbers):g}"

@@ -87,18 +87,15 @@ class Answers:
         """
         with one_sentence(self.file, metric):
             stored = self.scores[metric]
-            parts = [
-                (int(score[0]), float(score[1]))
-                for score in stored.values()
-                if isinstance(score, list)
-            ]
+            parts = []
+            for score in stored.values():
+                if isinstance(score, list):
+                    parts.append((int(score[0]), float(score[1])))
             if len(stored) < self.n:
                 raise KeyError(metric)
-            return (
-                value_per_question(parts, is_measure(metric))
-                if parts
-                else {at: float(stored[at]) for at in stored}
-            )
+            if parts:
+                return value_per_question(parts, is_measure(metric))
+            return {at: float(stored[at]) for at in stored}
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -127,7 +124,9 @@ def one_sentence(where: str, metric: str = "") -> Iterator[None]:
     except PipelineError:
         raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        what = f"an answer without {metric}" if metric else "something other than answers"
+        what = "something other than answers"
+        if metric:
+            what = f"an answer without {metric}"
         raise PipelineError(f"{where} contains {what}: rerun it with redo=true") from error
 
 
@@ -222,12 +221,13 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
     """Return the share of right answers by guessing among the options that were weighed; None
     without options, and for answers that are neither right nor wrong.
     """
-    counts = [
-        len(sample.get("loglikelihoods") or ())
-        for sample in samples
-        if sample.get("correct") is not None
-    ]
-    return fmean(1 / count for count in counts) if counts and min(counts) > 1 else None
+    counts = []
+    for sample in samples:
+        if sample.get("correct") is not None:
+            counts.append(len(sample.get("loglikelihoods") or ()))
+    if counts and min(counts) > 1:
+        return fmean(1 / count for count in counts)
+    return None
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
@@ -249,37 +249,37 @@ def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
         share is not None and share < 0.5
         for share in (share_in(scripts, text) for text in responses)
     )
-    return strange if strange > len(responses) / 2 else 0
+    if strange > len(responses) / 2:
+        return strange
+    return 0
 
 
 def page_item(sample: Sample) -> list[Any]:
     """[doc_id, correct, prompt, target, response, extracted, further scores] as the page shows
     them.
     """
-    scores = {
-        k: v
-        for k, v in (sample.get("scores") or {}).items()
-        if isinstance(v, int | float) and math.isfinite(v)
-    }
+    scores = {}
+    for k, v in (sample.get("scores") or {}).items():
+        if isinstance(v, int | float) and math.isfinite(v):
+            scores[k] = v
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     if len(prompt) > LONGEST:
         prompt = f"[{len(prompt) - LONGEST} characters cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
         response = f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]"
-    numbers += ", cut off" if sample.get("cut_off") else ""
+    if sample.get("cut_off"):
+        numbers += ", cut off"
     target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
     return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, numbers]
 
 
 def text_of(value: Any) -> str:
-    return (
-        ""
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
@@ -289,11 +289,19 @@ def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]
     such as bits.
     """
     metric, _ = primary_metric(task)
-    factor = None if is_measure(metric) else percent_factor(metric) / 100
+    if is_measure(metric):
+        factor = None
+    else:
+        factor = percent_factor(metric) / 100
     for sample in samples:
         right, cut_off = sample.get("correct"), sample.get("cut_off")
-        number = finite_or_none((sample.get("scores") or {}).get(metric)) if factor else None
-        score = number if number is None else (factor or 1) * number
+        number = None
+        if factor:
+            number = finite_or_none((sample.get("scores") or {}).get(metric))
+        if number is None:
+            score = number
+        else:
+            score = (factor or 1) * number
         yield {
             "doc_id": str(sample["doc_id"]),
             "correct": None if right is None else bool(right),

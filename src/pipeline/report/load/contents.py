@@ -95,7 +95,9 @@ class CellResult:
 
     def decimal(self, value: float | None) -> str:
         """Write a number of the cell's own scale, with the decimals that it shows."""
-        return "" if value is None else f"{value:.{self.digits}f}"
+        if value is None:
+            return ""
+        return f"{value:.{self.digits}f}"
 
 
 class ScoreBehind(NamedTuple):
@@ -160,12 +162,17 @@ class Results:
     @property
     def merged(self) -> list[str]:
         """What the merges of the table do, each after the row (or column) that has it."""
-        of_run = {run.name: run.merge for run in self.runs if run.merge}
+        of_run = {}
+        for run in self.runs:
+            if run.merge:
+                of_run[run.name] = run.merge
         texts_by_side: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
         for cell in self.cells:
             for side, names in texts_by_side.items():
                 texts = names.setdefault(getattr(cell, side), {})
-                texts |= {of_run[name]: None for name in cell.runs if name in of_run}
+                for name in cell.runs:
+                    if name in of_run:
+                        texts[of_run[name]] = None
         shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
         return [
             f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}"
@@ -176,7 +183,10 @@ class Results:
     @property
     def seeds(self) -> int:
         """The largest number of seeds of a training; 0 without trainings."""
-        labels = {run.label for run in self.runs if run.stage in TRAININGS and run.finished}
+        labels = set()
+        for run in self.runs:
+            if run.stage in TRAININGS and run.finished:
+                labels.add(run.label)
         return max(Counter(re.sub(r"-s\d+$", "", label) for label in labels).values(), default=0)
 
     @property
@@ -184,10 +194,15 @@ class Results:
         """The columns (or rows) that have the task of the primary comparison, each in a
         language.
         """
-        tasks = {place: cell.task for cell in self.cells for place in (cell.row, cell.column)}
-        return [
-            place for place in tasks if self.primary and tasks[place] == tasks.get(self.primary[2])
-        ]
+        tasks = {}
+        for cell in self.cells:
+            for place in (cell.row, cell.column):
+                tasks[place] = cell.task
+        found = []
+        for place in tasks:
+            if self.primary and tasks[place] == tasks.get(self.primary[2]):
+                found.append(place)
+        return found
 
     @property
     def finished(self) -> int:
@@ -199,9 +214,9 @@ def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
     """Yield the score rows behind the number of each cell, from each of its finished
     evaluations.
     """
-    return [
-        ScoreBehind(cell, score, row)
-        for cell in cells
-        for score in cell.scores
-        for row in score.rows
-    ]
+    found = []
+    for cell in cells:
+        for score in cell.scores:
+            for row in score.rows:
+                found.append(ScoreBehind(cell, score, row))
+    return found

@@ -69,7 +69,8 @@ def notes_of(results: Results) -> list[str]:
     batches: set[int] = set()
     for evaluation in results.evaluations.values():
         dtype, batch = evaluation.settings.get("dtype"), evaluation.settings.get("batch_size", [])
-        dtypes |= {dtype} if dtype else set()
+        if dtype:
+            dtypes |= {dtype}
         if dtype != "float32":
             batches |= set(batch if isinstance(batch, list) else [batch])
     if len(batches) > 1:
@@ -96,6 +97,6 @@ def task_notes(results: Results) -> list[str]:
 def title_of(task: str) -> str:
     """Return the title of a task, such as MGSM or MGSM en cot."""
     benchmark = find_benchmark(task)
-    return (
-        benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task
-    )
+    if benchmark:
+        return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ")
+    return task

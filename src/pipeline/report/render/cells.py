@@ -59,8 +59,13 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 def cell_difference(cell: CellResult) -> float | None:
     """Return the number by the papers' method, minus the published one."""
-    number = cell.value if cell.maximum is None else cell.maximum
-    return None if number is None or cell.published is None else round(number - cell.published, 10)
+    if cell.maximum is None:
+        number = cell.value
+    else:
+        number = cell.maximum
+    if number is None or cell.published is None:
+        return None
+    return round(number - cell.published, 10)
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:
@@ -72,16 +77,14 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     if cell is None:
         return ""
     parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
-    parts += (
-        [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"]
-        if interval and cell.low is not None
-        else []
-    )
-    parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
-    parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
-    parts += (
-        [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
-    )
+    if interval and cell.low is not None:
+        parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"]
+    if cell.n > 1 and cell.value is not None:
+        parts += [f"×{cell.n}"]
+    if cell.maximum is not None:
+        parts += [f"max {cell.decimal(cell.maximum)}"]
+    if cell.published is not None:
+        parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"]
     return " ".join(parts)
 
 
@@ -92,8 +95,10 @@ def legend(results: Results, published: str) -> list[str]:
     """
     cells = results.cells
     notes = baseline_notes(results)
-    notes += [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
-    notes += [published] if any(cell.published is not None for cell in cells) else []
+    if any(cell.n > 1 and cell.value is not None for cell in cells):
+        notes += [COUNTS]
+    if any(cell.published is not None for cell in cells):
+        notes += [published]
     return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
 
 
@@ -125,7 +130,11 @@ def group_reasons(results: Results, name: str) -> list[str]:
     cells = by_message(
         (getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells
     )
-    return [f"{' '.join(first_few(names, 1))}: {reason}" for reason, names in cells if reason]
+    found = []
+    for reason, names in cells:
+        if reason:
+            found.append(f"{' '.join(first_few(names, 1))}: {reason}")
+    return found
 
 
 def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
@@ -193,11 +202,9 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         if has_subsets:
             row.append(subsets_text(line))
         rows.append(row)
-    omitted = (
-        [f"and {len(tested) - len(first)} more, in contrasts.csv"]
-        if len(tested) > len(first)
-        else []
-    )
+    omitted = []
+    if len(tested) > len(first):
+        omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"]
     heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
     if has_subsets:
         heads.append("subsets better")
@@ -218,7 +225,10 @@ def missing_lines(results: Results) -> list[str]:
 def choice_lines(results: Results) -> list[str]:
     """Each choice with its winner."""
     winners = {key: choice["chosen"] for key, choice in results.choices.items()}
-    texts = {key: " ".join(map(str, winner.values())) for key, winner in winners.items() if winner}
+    texts = {}
+    for key, winner in winners.items():
+        if winner:
+            texts[key] = " ".join(map(str, winner.values()))
     return [
         f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
         for key, choice in results.choices.items()

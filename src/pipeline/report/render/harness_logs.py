@@ -46,7 +46,10 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
     }
     for (_, task, where), samples in sample_files(run):
         name = f"{task}_{where}"
-        of_task = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
+        of_task = []
+        for row in rows:
+            if (row.task, row.where, row.subject) == (task, where, None):
+                of_task.append(row)
         shots = next((row.num_fewshot for row in of_task), None)
         content["results"][name] = {"alias": name} | dict(results_of(of_task))
         content["configs"][name] = {"task": name, "num_fewshot": shots}

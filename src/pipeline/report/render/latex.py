@@ -39,8 +39,8 @@ def cell_latex(cell: CellResult | None) -> str:
     parts = [(rf"\textbf{{{number}}}" if cell.best else number) + latex_text(cell.marks)]
     if cell.low is not None:
         parts += [rf"{{\scriptsize [{cell.decimal(cell.low)}, {cell.decimal(cell.high)}]}}"]
-    parts += (
-        [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"] if cell.maximum is not None else []
-    )
-    parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"] if cell.published is not None else []
+    if cell.maximum is not None:
+        parts += [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"]
+    if cell.published is not None:
+        parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"]
     return " ".join(parts)

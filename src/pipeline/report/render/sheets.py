@@ -32,8 +32,6 @@ def lines_csv(lines: Sequence[Mapping[str, Any]], digits: int | None = None) -> 
 
 
 def _harmless(value: Any) -> Any:
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

@@ -43,11 +43,10 @@ def tidy_rows(results: Results) -> str:
     lines = []
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
-        knobs = {
-            key: value
-            for key, value in run.config.items()
-            if key not in shared and not key.startswith(NOT_KNOBS)
-        }
+        knobs = {}
+        for key, value in run.config.items():
+            if key not in shared and not key.startswith(NOT_KNOBS):
+                knobs[key] = value
         about_run = {
             **vars(run),
             **run.machine,
@@ -83,8 +82,16 @@ def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
 
 def shared_settings(runs: Sequence[RunResult]) -> set[str]:
     """Return the settings of evaluations that have one value in all of these runs."""
-    keys = {key for run in runs for key in run.config if key.startswith("eval.")}
-    return {key for key in keys if len({str(run.config.get(key)) for run in runs}) == 1}
+    keys = set()
+    for run in runs:
+        for key in run.config:
+            if key.startswith("eval."):
+                keys.add(key)
+    found = set()
+    for key in keys:
+        if len({str(run.config.get(key)) for run in runs}) == 1:
+            found.add(key)
+    return found
 
 
 def joined(values: Iterable[Any]) -> str:
@@ -97,7 +104,12 @@ def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
     if run.stage in TRAININGS:
         return [run.config.get("seed", TrainStage.seed)]
     parents = (name.partition("@")[0] for name in run.parents.values())
-    return [seed for name in parents if name in runs for seed in training_seeds(runs[name], runs)]
+    found = []
+    for name in parents:
+        if name in runs:
+            for seed in training_seeds(runs[name], runs):
+                found.append(seed)
+    return found
 
 
 def in_percent(row: ScoreRow) -> dict[str, Any]:
@@ -119,4 +131,6 @@ def scale_number(number: Any, scale: int) -> float | None:
     None if it is not finite.
     """
     finite = finite_or_none(number)
-    return None if finite is None else float(f"{scale * finite:.10g}")
+    if finite is None:
+        return None
+    return float(f"{scale * finite:.10g}")
