@@ -82,8 +82,8 @@ def test_every_file_is_in_a_package() -> None:
     assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(PACKAGES)
 
 
-def test_no_file_has_more_than_500_lines() -> None:
-    assert [name for name, source in modules().items() if source.count("\n") > 500] == []
+def test_no_file_has_more_than_600_lines() -> None:
+    assert [name for name, source in modules().items() if source.count("\n") > 600] == []
 
 
 def test_imports_point_one_way() -> None:
