@@ -1,9 +1,9 @@
-"""Counts the attempts at a run that a signal ended, so that a job without progress is not requeued
-forever.
+"""Counts the attempts at a run that a signal ended.
 
-`stops` in state.json holds the step of the resume point (None: there is none) of each attempt since
-the run last made progress. An attempt starts before its libraries are imported. SIGTERM does not
-count: it is a requeue or a preemption.
+Without the count, a job without progress would be requeued forever. `stops` in state.json holds the
+step of the resume point (None without one) for each attempt since the last progress. An attempt
+starts before its libraries are imported. SIGTERM does not count, because it means a requeue or a
+preemption.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_ATTEMPTS = 3  # attempts at the same step
 
 @contextmanager
 def count_attempt(run: Run) -> Iterator[None]:
-    """Context in which the run is computed; counts the attempt if a signal ends it.
+    """Count the attempt at the enclosed run if a signal ends it.
 
     Raises:
-        NoProgress: in a Slurm job, after MAX_ATTEMPTS attempts without progress, or when the time
-            limit was reached before the first resume point of a training: the next attempt would
-            have the same limit.
+        NoProgress: in a Slurm job, after MAX_ATTEMPTS attempts without progress, or if a training
+            reached the time limit before its first resume point. The next attempt would have the
+            same limit.
     """
     start_step = last_step(run)
     try:
-        stop.raise_if_signalled()  # a signal that came while libraries were imported
+        stop.raise_if_signalled()  # a signal may arrive while libraries are imported
         yield
     except SystemExit as error:
         if error.code == stop.UNFINISHED and stop.stop_signal_name() not in (
@@ -45,7 +45,7 @@ def count_attempt(run: Run) -> Iterator[None]:
 
 
 def last_step(run: Run) -> int | None:
-    """Step of the run's resume point; None if there is none."""
+    """Return the step of the run's resume point, or None without one."""
     record = resume.read_resume_point(run.work)
     if record is None:
         return None
@@ -53,14 +53,18 @@ def last_step(run: Run) -> int | None:
 
 
 def add_attempt(run: Run, start_step: int | None) -> None:
-    """Add an attempt to the state of its run. Raises NoProgress if it should not be requeued."""
+    """Add an attempt to the state of its run.
+
+    Raises:
+        NoProgress: the run should not be requeued.
+    """
     if not run.config.redo and why_not_finished(run) is None:
-        return  # the signal came after it was published: it would leave a state behind
+        return  # the signal arrived after publication: no state may stay behind
     step, training = last_step(run), isinstance(run.config, TrainStage)
-    stops = [
-        *(state.read_state(run.workplace).get("stops", []) if step == start_step else []),
-        step,
-    ][-MAX_ATTEMPTS:]
+    stops: list[int | None] = []
+    if step == start_step:
+        stops += state.read_state(run.workplace).get("stops", [])
+    stops = [*stops, step][-MAX_ATTEMPTS:]
     reason = None
     if training and step is None and stop.stop_signal_name() == "SIGUSR1":
         reason = "its first resume point was not reached when the job was asked to stop"

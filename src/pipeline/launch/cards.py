@@ -1,10 +1,9 @@
-"""The cards of this machine, shared among the workers of a command: one a worker, and more for a
-training of several.
+"""The GPUs of this machine, shared among the workers of a command.
 
-Locks of files count them, which end with their process. A worker holds its card's lock while it
-computes, and as long as a model stays in its memory. For a training of several cards, it first
-closes the gates of its neighbours, so that they begin nothing else and give back their memory, and
-then waits until their cards are free.
+A worker uses one GPU, or several for a training of several processes. File locks count the GPUs;
+they end with their process. A worker locks its GPU while it computes, and as long as a model stays
+in its memory. For a training on several GPUs, a worker first closes its neighbours' gates, so that
+they begin no other run and free their memory. It then waits until their GPUs are free.
 """
 
 from __future__ import annotations
@@ -15,41 +14,43 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from pipeline.merge.resident import release_models
 from pipeline.runs import stop
 
-LOOK = 0.1  # seconds between two looks at cards that are waited for
+LOOK = 0.1  # seconds between two looks at GPUs that a worker waits for
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def places_of(cards: Sequence[str], workers: int) -> list[list[str]]:
-    """Return the cards of each place.
+    """Return the GPUs of each place.
 
-    With fewer workers than cards a place has several; with more workers, several share a place.
+    With fewer workers than GPUs, a place has several GPUs. With more workers, several workers share
+    a place.
     """
     size = max(1, len(cards) // workers)
     return [list(cards[first : first + size]) for first in range(0, len(cards) - size + 1, size)]
 
 
 class Cards:
-    """The cards as one worker sees them.
+    """The GPUs as one worker sees them.
 
-    folder: of the locks; places: those of `places_of`; number: the worker's.
+    Args:
+        folder: the folder of the lock files.
+        places: the GPUs of each place, from `places_of`.
+        number: the number of the worker.
     """
 
     def __init__(self, folder: Path, places: Sequence[Sequence[str]], number: int) -> None:
         self.places, self.own = places, number % len(places)
-        self._gates = [
-            os.open(folder / f"gate-{index}", os.O_CREAT) for index in range(len(places))
-        ]
-        self._cards = [
-            os.open(folder / f"card-{index}", os.O_CREAT) for index in range(len(places))
-        ]
+        numbers = range(len(places))
+        self._gates = [os.open(folder / f"gate-{index}", os.O_CREAT) for index in numbers]
+        self._cards = [os.open(folder / f"card-{index}", os.O_CREAT) for index in numbers]
 
     def give_way(self) -> bool:
-        """Whether another worker waits for this one's card, which is then free."""
+        """Free this worker's GPU and return True if another worker waits for it."""
         if _lock(self._gates[self.own], fcntl.LOCK_SH):
             fcntl.flock(self._gates[self.own], fcntl.LOCK_UN)
             return False
@@ -58,27 +59,33 @@ class Cards:
 
     @contextmanager
     def taken(self, gpus: int, still_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """Inside, this process has that many cards, its own the first that it sees; False: it could
-        not get them.
+        """Lock that many GPUs and make them visible, this worker's GPU first.
 
-        still_wanted: asked while it waits for neighbours.
+        Args:
+            gpus: number of GPUs.
+            still_wanted: called while waiting for neighbours; False ends the wait.
+
+        Yields:
+            False if the GPUs could not be locked.
         """
         count = -(-gpus // len(self.places[self.own]))
         first = min(self.own // count * count, len(self.places) - count)
-        group = [self.own, *(place for place in range(first, first + count) if place != self.own)]
+        neighbours = list(range(first, first + count))
+        neighbours.remove(self.own)
+        group = [self.own, *neighbours]
         visible_before, taken = os.environ.get(VISIBLE), self._take(group, still_wanted)
-        os.environ[VISIBLE] = ",".join(card for place in group for card in self.places[place])
+        cards = chain.from_iterable(self.places[place] for place in group)
+        os.environ[VISIBLE] = ",".join(cards)
         try:
             yield taken
         finally:
-            (
+            if visible_before is None:
                 os.environ.pop(VISIBLE)
-                if visible_before is None
-                else os.environ.update({VISIBLE: visible_before})
-            )
+            else:
+                os.environ[VISIBLE] = visible_before
             for place in (
                 group if taken and count > 1 else ()
-            ):  # its own alone it keeps: a model may be in its memory
+            ):  # its only GPU stays locked, because a model may be in its memory
                 fcntl.flock(self._cards[place], fcntl.LOCK_UN)
 
     def _take(self, group: Sequence[int], still_wanted: Callable[[], bool]) -> bool:
@@ -91,7 +98,7 @@ class Cards:
                 return False
             if len(group) > 1:
                 self._give_back()
-            # A list, not a generator: each card is tried.
+            # A list, not a generator: each GPU is tried.
             while not all([_lock(self._cards[place], how) for place in group]):  # noqa: C419
                 if len(group) == 1 or not still_wanted():
                     for place in group:
@@ -105,8 +112,9 @@ class Cards:
                 fcntl.flock(self._gates[place], fcntl.LOCK_UN)
 
     def _give_back(self) -> None:
-        """Free the card, and all memory that this process has of it: one that has used CUDA keeps
-        its context, some hundred MB, so that it starts anew.
+        """Free the GPU and this process's memory on it.
+
+        A process that has used CUDA keeps a context of some hundred MB, so it starts anew.
         """
         release_models()
         torch = sys.modules.get("torch")

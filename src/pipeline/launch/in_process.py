@@ -35,7 +35,7 @@ OUT_OF_MEMORY = (
     "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was"
     " published"
 )
-DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
+DEVICE_ERRORS = {  # what torch and NCCL print -> the remedy
     r"OutOfMemoryError: ": OUT_OF_MEMORY,
     r"NVIDIA driver on your system is too old": (
         "the NVIDIA driver is too old for this torch: update the driver, or "
@@ -54,9 +54,10 @@ DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
 
 @contextmanager
 def imports_uncollected() -> Iterator[None]:
-    """Import without garbage collections, a sixth of the time that torch and transformers take, and
-    exclude what was imported from later collections: the one at the start of each training would
-    take 0.2 s.
+    """Import without garbage collection, which takes a sixth of the time.
+
+    Imported objects are then excluded from later collections. Otherwise each training would start
+    with a collection of 0.2 s.
     """
     gc.disable()
     try:
@@ -73,21 +74,20 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
     with (
         uncollected,
         redirect_stdout(io.StringIO()),
-    ):  # transformers prints, when it is imported, where W&B is offline
+    ):  # transformers prints on import if W&B is offline
         if row.torch:
             os.environ.setdefault(
                 "OMP_WAIT_POLICY", "passive"
-            )  # spinning threads on shared cores cost twenty times
+            )  # spinning threads on shared cores cost a factor of twenty
         return row.import_make()
 
 
 @contextmanager
 def settings_of(run: Run) -> Iterator[None]:
-    """Context in which torch has the run's threads.
+    """Give torch the run's number of threads, and restore torch's settings afterwards.
 
-    Afterwards it is as it was before: a training also leaves TF32 and deterministic kernels on,
-    which the next run of this process has not asked for; and a model and a trainer that hold each
-    other, whose memory the next run needs.
+    A training also switches on TF32 and deterministic kernels, which the next run of this process
+    did not request. Before the run, garbage collection frees models and trainers of earlier runs.
     """
     torch = sys.modules.get("torch")
     if not torch:
@@ -96,7 +96,7 @@ def settings_of(run: Run) -> Iterator[None]:
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(run.config.threads or threads)
-    gc.collect()  # takes milliseconds: what was imported is frozen
+    gc.collect()  # takes milliseconds, because imported objects are frozen
     try:
         yield
     finally:
@@ -110,7 +110,10 @@ def make_run(
 ) -> Path:
     """Compute a run unless it is finished, and return its folder.
 
-    Args: begin: as of make_once.
+    Args:
+        run: the run.
+        predicted_seconds: its expected duration.
+        begin: called when the lease is taken, as in make_once.
     """
     of_training = isinstance(run.config, TrainStage)
     if of_training:
@@ -118,22 +121,22 @@ def make_run(
     else:
         bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
-        make = stage_function(run)  # imports, before the run's time is taken
+        make = stage_function(run)  # imports are not part of the run's time
         if of_training and why_not_finished(run):
-            refuse_too_large(
-                [run]
-            )  # its base is here now, whose shape may not have been known before
+            refuse_too_large([run])  # the shape of a downloaded base is known only now
         with settings_of(run), convert_errors_after_signal():
             return make_once(run, make, bytes_needed, predicted_seconds or guess(run), begin)
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
-    """Raise PipelineError if a run requests more GPUs than are visible, or GPUs that torch cannot
-    use, before anything is computed.
+    """Check that each run finds the GPUs that it requests, before anything is computed.
 
     On a machine without GPUs, processes share the CPU.
+
+    Raises:
+        PipelineError: too few GPUs are visible, or torch cannot use them.
     """
-    if launched_count() is not None:  # a launcher's processes may be of several nodes
+    if launched_count() is not None:  # the processes of a launcher may run on several nodes
         return
     for run in runs:
         count = gpus_requested(run)
@@ -147,23 +150,23 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
         if by_gpu and torch.version.cuda and not torch.cuda.is_available():
             raise PipelineError(
                 f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the"
-                f" GPUs under NVIDIA driver {driver_version()}: update the driver, install a torch"
-                " for an older CUDA, or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
+                f" GPUs under NVIDIA driver {driver_version()}. Update the driver, install a torch"
+                " for an older CUDA, or set CUDA_VISIBLE_DEVICES= to compute on the CPU."
             )
         if 0 < (gpus := torch.cuda.device_count()) < count:
             raise PipelineError(
-                f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}): give at"
-                f" most {gpus}"
+                f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}). Give at"
+                f" most {gpus}."
             )
         if count > 1 and torch.cuda.is_available() and not torch.distributed.is_nccl_available():
             raise PipelineError(
-                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here:"
-                " install a torch with it, or give sft.processes=1"
+                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here."
+                " Install a torch with NCCL, or set sft.processes=1."
             )
 
 
 def reason_of(error: Exception) -> str:
-    """Why a run failed, in one sentence; prints the traceback of an unexpected exception."""
+    """Return why a run failed, in one sentence, and print the traceback of an unexpected error."""
     text = error_sentence(error)
     if text is None:
         say(traceback.format_exc().rstrip())
@@ -171,14 +174,12 @@ def reason_of(error: Exception) -> str:
 
 
 def error_sentence(error: BaseException) -> str | None:
-    """One sentence for an error that the user can fix; None for an unexpected exception."""
+    """Return a sentence for an error that the user can fix, or None for an unexpected exception."""
     if isinstance(error, PipelineError):
         return printable(shorten_words(without_credentials(str(error))))
     if isinstance(error, OSError) and error.errno is not None:
-        text = (
-            f"{error.strerror}: {shorten_words(str(error.filename or 'no file named'))}; nothing"
-            " was published"
-        )
+        file = shorten_words(str(error.filename or "no file named"))
+        text = f"{error.strerror}: {file}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -186,7 +187,7 @@ def error_sentence(error: BaseException) -> str | None:
     for (
         pattern,
         sentence,
-    ) in DEVICE_ERRORS.items():  # also of another process, whose traceback is the error's text
+    ) in DEVICE_ERRORS.items():  # the text may be the traceback of another process
         if re.search(pattern, str(error)):
             return sentence
     reason = disk_full_reason(error)

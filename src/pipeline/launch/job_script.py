@@ -1,9 +1,8 @@
-"""The text of a job script, for launcher=slurm and for slurm/*.sbatch, which scripts/make_sbatch.py
-writes.
+"""The text of a job script, for launcher=slurm and for slurm/*.sbatch.
 
-The script forwards signals to the program and acts on its exit status. USR1 (before the time limit)
-is handled from the first line on. After status 75 the job is requeued, unless TERM ended it: then
-Slurm itself decides what is next.
+The script forwards signals to the program and acts on its exit status. It handles USR1, which
+arrives before the time limit, from its first line on. After status 75 the job is requeued, unless
+TERM ended it: then Slurm decides what happens next.
 """
 
 from __future__ import annotations
@@ -29,9 +28,13 @@ def job_script(
 ) -> str:
     """Return the text of a job script.
 
-    Args: start: the command, as bash reads it. head: comments and #SBATCH lines. setup: lines of
-    bash before the command. on_usr1, on_term: bash that notifies the running command ($PID). then:
-    bash that runs after the command, with its $STATUS.
+    Args:
+        start: the command, as bash reads it.
+        head: comments and #SBATCH lines.
+        setup: lines of bash before the command.
+        on_usr1: bash that notifies the running command ($PID) of USR1.
+        on_term: the same for TERM.
+        then: bash that runs after the command, with its $STATUS.
     """
     lines = [
         "#!/bin/bash",
@@ -57,11 +60,18 @@ def job_script(
 
 
 def requeue_lines(job: str, condition: str = "") -> str:
-    """Bash that requeues a job after status 75. condition: a further condition, in bash."""
+    """Return bash that requeues a job after status 75.
+
+    Args:
+        job: the job's id, in bash.
+        condition: a further condition, in bash.
+    """
     return REQUEUE.format(job=job, condition=condition)
 
 
 def quote_with_expansion(text: str) -> str:
-    """Quote a bash word in which $NAME and a leading ~/ are expanded and all else is literal."""
+    """Quote a bash word, but expand $NAME and a leading ~/."""
     text = re.sub(r'[\\"`]|\$\(', r"\\\g<0>", text)
-    return f'"{"$HOME" + text[1:] if text.startswith("~/") else text}"'
+    if text.startswith("~/"):
+        text = "$HOME" + text[1:]
+    return f'"{text}"'

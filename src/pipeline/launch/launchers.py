@@ -1,6 +1,4 @@
-"""Where the runs of a plan are computed: in this process, by local workers, or on Slurm
-(launcher=).
-"""
+"""Where the runs of a plan are computed (launcher=): in this process, by workers, or on Slurm."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ from pipeline.train.processes import is_follower
 
 Execute = Callable[
     ..., dict[str, str]
-]  # (targets, earlier failures) -> failures: run name -> reason
+]  # (targets, earlier failures) -> failures; both map a run's name to the reason
 
 
 @contextmanager
@@ -52,12 +50,16 @@ def executor_for(
     again: Sequence[str] | None = None,
     later: Callable[[], Sequence[Run]] = tuple,
 ) -> Iterator[Execute]:
-    """Return a function that computes targets, given earlier failures, and returns run name ->
-    reason.
+    """Yield a function that computes targets.
 
-    Args: again: the arguments of the command that a last Slurm job runs when the others are done,
-    or None for no such job. later: runs that a later call will compute; they count for the
-    remaining time.
+    The function takes targets and earlier failures, and returns the failures by run name.
+
+    Args:
+        launcher: the configuration.
+        targets: the runs of the first call.
+        again: arguments of the command that a last Slurm job runs when all other jobs are done, or
+            None for no such job.
+        later: returns runs of later calls, which count for the remaining time.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm import execute
@@ -73,8 +75,8 @@ def executor_for(
 def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
     """Return the number of processes of this machine that compute a plan's runs.
 
-    It is launcher.workers, else one a GPU. Without GPUs it is cores // threads of a run, or one if
-    a run uses several processes.
+    `launcher.workers` has priority. Otherwise it is one per GPU. Without GPUs it is the number of
+    cores divided by a run's threads, or one if a run uses several processes.
     """
     count = launcher.workers or len(visible_gpus())
     if count:
@@ -89,8 +91,13 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
 
 
 def stage_output(config: Stage, options: Mapping[str, str]) -> str:
-    """Run the stage and return what it prints: the folder of its run, for a stage that computes
-    one. options: key -> value of its command.
+    """Run the stage and return what it prints.
+
+    A stage that computes a run prints the run's folder.
+
+    Args:
+        config: the stage.
+        options: key -> value of its command.
     """
     row = STUDY_STAGES.get(config.stage)
     if row:
@@ -101,15 +108,17 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
 
 
 def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
-    """Compute the run of one stage and its unfinished parents. Returns its folder.
+    """Compute the run of one stage and its unfinished parents, and return its folder.
 
-    options: key -> value of the command, for the line that describes a training.
+    If a launcher has started several processes, the first does this and the others train with it.
 
-    With several processes started by a launcher, the first does this, and the others train with it.
+    Args:
+        config: the stage.
+        options: key -> value of the command, for the line that describes a training.
 
     Raises:
-        PipelineError: it failed, or a run that it needs.
-        Held: Slurm jobs compute it.
+        PipelineError: the run failed, or a run that it needs.
+        Held: Slurm jobs compute the run.
     """
     run = build(config)
     by_jobs = config.launcher.name == "slurm"
@@ -118,16 +127,19 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         if not was_finished:
             make = stage_function(run)
             with settings_of(run):
-                make(run, run.work, None)  # the first logs
+                make(run, run.work, None)  # the first process logs
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
         name = options.get(HARDWARE)
         if card_of(name) and not (by_jobs or visible_gpus()):
-            say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
+            say(
+                f"{HARDWARE}={name} has GPUs, but none is visible here. This training runs on the"
+                " CPU."
+            )
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):
-        raise PipelineError(problem)  # a finished training set that needs to be built again
+        raise PipelineError(problem)  # a finished training set that must be built again
     if by_jobs:
         with executor_for(config.launcher, [run]) as execute:
             failed = execute([run])
@@ -140,9 +152,9 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
             failed = execute_here([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # later failures follow from the first
-        raise PipelineError(
-            reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}"
-        )
+        if name != run.name:
+            reason = f"{name}, which {run.name} needs, failed: {reason}"
+        raise PipelineError(reason)
     if was_finished:
         check_unchanged(run.folder)
         print(f"{run.name} was finished before", file=sys.stderr)
@@ -152,16 +164,16 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 
 
 def what_failed(failed: Mapping[str, str]) -> str:
-    """Text with the failed runs and reasons, and the number of runs that were not computed as they
-    depend on them.
+    """Return a sentence about the failed runs.
+
+    It gives up to three reasons, and counts the runs that depend on failed runs.
     """
     own_failures = []
     for name, reason in failed.items():
         if not reason.startswith(BLOCKED):
             own_failures.append(f"{name}: {reason}")
-    summary = (
-        f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(first_few(own_failures, 3))})"
-    )
+    reasons = "; ".join(first_few(own_failures, 3))
+    summary = f"{pluralize(len(own_failures), 'run')} failed ({reasons})"
     dependents = len(failed) - len(own_failures)
     if dependents:
         return f"{summary}, so {dependents} that depend on them were not computed"

@@ -1,13 +1,13 @@
-"""Computes runs on this machine: the loop of work.py in this process, or in several that it starts
-and watches.
+"""Computes runs on this machine, in this process or in several workers.
 
-Workers are in a session of their own, so that Ctrl-C reaches this process alone, which shuts them
-down. One that dies is replaced, and its run begun again.
+The loop is the one of work.py. Workers run in sessions of their own, so Ctrl-C reaches only this
+process, which shuts them down. A worker that dies is replaced, and its run begins again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -47,13 +47,16 @@ Failures = dict[str, str]  # run name -> reason
 
 
 class Local:
-    """Computes runs by `count` processes, which stay between calls; one: this process.
+    """Computes runs with `count` processes that stay between calls, and prints the progress.
 
-    Prints what becomes of them.
+    With count=1 this process computes the runs.
 
-    cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time
-    left. aloud: whether failures are printed, where the caller does not. planned: whether
-    stage=status is to know of the runs.
+    Args:
+        count: number of processes.
+        cards: the GPUs that the processes share.
+        later: returns the known runs of later calls, for the time that is left.
+        aloud: print failures, if the caller does not.
+        planned: publish the plan for stage=status.
     """
 
     def __init__(
@@ -77,13 +80,13 @@ class Local:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send SIGTERM to the workers: idle ones end, others checkpoint."""
+        """Send SIGTERM to the workers. Idle workers end; the others checkpoint first."""
         try:
             for worker in self.workers.values():
                 worker.terminate()
             for worker in self.workers.values():
                 worker.wait()
-        except BaseException:  # interrupted a second time
+        except BaseException:  # a second interrupt
             for worker in self.workers.values():
                 worker.kill()
             raise
@@ -91,16 +94,22 @@ class Local:
             self.folder.cleanup()
 
     def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
-        """Compute the unfinished runs among some targets and their parents; after a failure,
-        continue with those that do not depend on it. Returns the failures. An unexpected exception
-        is a failure too, after its traceback.
+        """Compute the unfinished runs among targets and their parents.
 
-        earlier: failures of an earlier call, which are not retried.
+        After a failure, runs that do not depend on the failed run are still computed. An unexpected
+        exception counts as a failure, after its traceback is printed.
+
+        Args:
+            targets: the runs to compute.
+            earlier: failures of an earlier call, which are not retried.
+
+        Returns:
+            The failures.
 
         Raises:
-            PipelineError: before anything is computed, for a run that does not fit this machine, or
-                cannot be written.
-            Held: when all else is done, for a run that another process holds.
+            PipelineError: a run does not fit this machine or cannot be written. Nothing has been
+                computed.
+            Held: another process computes a run, and all other runs are done.
         """
         runs, failed = order_runs(targets), dict(earlier or {})
         if not runs:
@@ -113,7 +122,8 @@ class Local:
         if unfinished:
             check_writable(runs_dir)
             refuse_without_gpus(unfinished)
-            # a signal before the first run is an attempt at the training, which takes longest
+            # A signal before the first run counts as an attempt at the training, which takes
+            # longest.
             with count_attempt(
                 next((run for run in unfinished if trains(run.config)), unfinished[0])
             ):
@@ -137,7 +147,9 @@ class Local:
         tasks = tasks_of(remaining, history.predict)
         if (
             self.count > 1
-        ):  # the longest path to the end first; parents stay before, as their paths are no shorter
+            # Longest path to the end first. Parents stay first, because their paths are not
+            # shorter.
+        ):
             paths = longest_paths(remaining, {task.hash: task.seconds or 0.0 for task in tasks})
             tasks.sort(key=lambda task: -paths[task.hash])
         self.session.add(tasks)
@@ -147,11 +159,7 @@ class Local:
             held = self.watch_workers()
         else:
             held = work(self.session, self.compute, tell=self.tell)
-        failed |= {
-            task.name: self.session.failed[task.hash]
-            for task in tasks
-            if task.hash in self.session.failed
-        }
+        failed |= self.session.failures(tasks)
         if held:
             error = Held(held[0])
             error.failed = failed
@@ -159,7 +167,7 @@ class Local:
         return failed
 
     def compute(self, task: Task, begin: Callable[[], None]) -> None:
-        """Make the run of a task in this process."""
+        """Compute the run of a task in this process."""
 
         def begin_aloud() -> None:
             begin()
@@ -170,14 +178,16 @@ class Local:
     # --- workers ---
 
     def watch_workers(self) -> list[str]:
-        """Have workers make the runs of the session.
+        """Let the workers compute the runs of the session.
 
-        Returns why those that are left cannot be made now.
+        Returns:
+            One reason for each run that cannot be computed now.
         """
         session, announced = self.session, False
-        places_needed = sum(
-            -(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left
-        )
+        places_needed = len(session.left)
+        if self.places:
+            cards = len(self.places[0])
+            places_needed = sum(math.ceil(task.gpus / cards) for task in session.left)
         for number in set(range(min(self.count, places_needed))) - self.workers.keys():
             self.start(number)
         with tqdm(
@@ -201,8 +211,9 @@ class Local:
         return ["its workers were stopped: rerun the same command"] * len(session.left)
 
     def held_by_others(self) -> dict[str, Holder]:
-        """Name -> holder of the runs that are ready, if other processes than the workers hold all
-        of them; else empty.
+        """Return the holders of the ready runs, by name, if other processes hold all of them.
+
+        Returns an empty dictionary if a worker of this process can go on.
         """
         pids, held = {worker.pid for worker in self.workers.values()}, {}
         for task in self.session.ready():
@@ -213,7 +224,7 @@ class Local:
         return held
 
     def start(self, number: int) -> None:
-        """Start a worker, in a session of its own."""
+        """Start a worker in its own process session."""
         visible = {}
         if self.places:
             visible = {VISIBLE: ",".join(self.places[number % len(self.places)])}
@@ -224,70 +235,81 @@ class Local:
             self.folder.name,
             json.dumps(self.places),
         ]
+        # PYTHONSAFEPATH: no library comes from the working directory.
+        environment = {**os.environ, **visible, "PYTHONSAFEPATH": "1"}
         self.workers[number] = subprocess.Popen(
             [*command, str(number)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
-            env={
-                **os.environ,
-                **visible,
-                "PYTHONSAFEPATH": "1",
-            },  # no library from the working directory
+            env=environment,
         )
 
     def replace(self, number: int) -> None:
-        """Start a worker in the place of one that died of a run; not after a signal to it alone.
+        """Start a worker in place of one that died while computing a run.
+
+        A worker that was stopped by a signal between runs is not replaced.
 
         Raises:
-            PipelineError: it was the last, and had begun none.
+            PipelineError: the last worker died before it began a run.
         """
         dead = self.workers.pop(number)
         status = dead.wait()
         self.session.look()
-        death = f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
+        death = f"ended with status {status}"
+        if status < 0:
+            death = f"ended with {signal.Signals(-status).name}"
         for task in self.session.left:
             if dead.pid in self.session.begun_by(task):
-                say(f"{task.name}: its worker {death}; another begins it again")
+                say(f"{task.name}: its worker {death}. Another worker begins the run again.")
                 self.start(number)
         if not self.workers and status != stop.UNFINISHED:
             raise PipelineError(
-                f"a worker {death} before it began a run: its output above says why"
+                f"A worker {death} before it began a run. Its output above says why."
             )
 
     # --- what is printed ---
 
     def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
-        """Begin to print what becomes of these runs. total: of the plan, finished ones included."""
-        self.runs, self.history, self.total = {run.hash: run for run in runs}, history, total
+        """Begin to print the progress of runs.
+
+        Args:
+            runs: the unfinished runs.
+            history: durations of finished runs.
+            total: number of runs in the plan, with the finished ones.
+        """
+        self.runs = {run.hash: run for run in runs}
+        self.history, self.total = history, total
         self.later_runs = self.later() if runs else ()
-        self.started: dict[str, float] = {}  # when each run that is being made was begun
+        self.started: dict[str, float] = {}  # start times of the runs that are being computed
         self.ended: set[str] = set()
         self.told, self.told_until = (
             ("", ""),
             0.0,
-        )  # the time left, and until when it is not computed again
+        )  # the time left, and until when it stays valid
         self.shown_at = time.monotonic()
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
         session = self.session
-        self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
-        for key in [key for key in self.runs if key not in self.ended]:
+        for key in self.started.keys() - session.begun:
+            del self.started[key]
+        for key in self.runs:
+            if key in self.ended:
+                continue
             name = session.names[key]
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 left, more = self.time_left()
-                say(
-                    f"{self.head()} {name} ({self.runs[key].config.stage}), {left} left in"
-                    f" all{more}"
-                )
+                stage = self.runs[key].config.stage
+                say(f"{self.head()} {name} ({stage}), {left} left in all{more}")
             if key in session.failed:
                 self.tell_failure(name, session.failed[key])
             elif key in session.done:
                 ended_at = time.monotonic()
                 seconds = ended_at - self.started.get(key, ended_at)
-                say(f"{name if self.count > 1 else self.head()} done in {seconds:.1f} s")
+                which = name if self.count > 1 else self.head()
+                say(f"{which} done in {seconds:.1f} s")
                 manifest = read_manifest(self.runs[key].folder)
                 if manifest:
                     self.history.add(manifest)
@@ -305,8 +327,9 @@ class Local:
         return f"[{begun}/{self.total}]"
 
     def show(self, line: Any) -> None:
-        """Show how far the runs are: at a terminal in its last line, elsewhere in a line every
-        LOG_SECONDS.
+        """Show the progress.
+
+        At a terminal, the last line is updated. Elsewhere a line is printed every LOG_SECONDS.
         """
         if not line.disable:
             line.set_description_str(self.progress_line()[: shutil.get_terminal_size().columns - 1])
@@ -315,10 +338,10 @@ class Local:
             say(self.progress_line())
 
     def time_left(self) -> tuple[str, str]:
-        """Return the expected time until the end, and what is not in it.
+        """Return the expected time until the end, and what it leaves out.
 
-        A training that runs is measured by its steps. The time is computed again when twenty times
-        as long has passed as the computation took.
+        A running training is measured by its steps. The time is computed again after twenty times
+        the duration of its last computation.
         """
         asked_at = time.monotonic()
         if asked_at >= self.told_until:
@@ -341,9 +364,7 @@ class Local:
         return self.told
 
     def progress_line(self) -> str:
-        """One line of text: what is left, and each run that is being made, its step and its
-        time.
-        """
+        """Return a line with the remaining runs and time, and the progress of each run."""
         left, more = self.time_left()
         parts = [f"{pluralize(len(self.session.left), 'run')} and {left} left{more}"]
         for key, begun in self.started.items():
@@ -351,7 +372,8 @@ class Local:
             step = ""
             if record.get("steps"):
                 step = f" {record['step']}/{record['steps']}"
-            parts.append(f"{self.runs[key].label}{step} {time.monotonic() - begun:.0f} s")
+            seconds = time.monotonic() - begun
+            parts.append(f"{self.runs[key].label}{step} {seconds:.0f} s")
         return " | ".join(parts)
 
 
@@ -362,8 +384,9 @@ def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
 
 
 def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
-    """Why a run fails before any is computed: by a parent, or as its files were changed since it
-    was finished.
+    """Return why a run fails before any run is computed, or None.
+
+    Either a parent has failed, or a file of the finished run was changed.
     """
     parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
     blocked = next((parent.name for parent in parents if parent.name in failed), None)
@@ -378,9 +401,7 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
 
 
 def seconds_of_steps_left(run: Run) -> float | None:
-    """Seconds of the steps that a training has left, by those that it has done; None where none is
-    measured.
-    """
+    """Return the seconds that the remaining steps of a training take, or None if unknown."""
     record = state.read_state(run.workplace)
     if record.get("state") != "running" or not record.get("seconds_a_step"):
         return None

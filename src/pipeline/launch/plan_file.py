@@ -1,8 +1,8 @@
-"""The plan of a command: a file with a line of JSON for each run to compute, parents first.
+"""The plan of a command: a file with one line of JSON per run, parents first.
 
-A line holds what the process that computes the run needs to know: its resolved configuration and
-its parents by hash. `runs_dir/.plans/<name>.jsonl` is the newest plan of a name, which stage=status
-compares with finished runs.
+A line holds the resolved configuration and the hashes of the parents, which is all that the
+computing process needs. `runs_dir/.plans/<name>.jsonl` is the newest plan of a name; stage=status
+compares it with the finished runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ LOGS = ".logs"
 class Task:
     """A run as a line of a plan.
 
-    parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs
-        that are made before;
-    gpus: how many it uses; models: those that an evaluation reads; seconds: predicted.
-    level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a
-        node.
+    Attributes:
+        parents: role -> {hash, name}, and the folder if the parent is no run.
+        needs: hashes of the parents that are runs.
+        gpus: number of GPUs.
+        models: the models that an evaluation loads.
+        seconds: predicted duration.
+        level: with launcher=slurm, the longest chain of runs before this run.
+        kind: with launcher=slurm, the name of the requested resources.
     """
 
     hash: str
@@ -55,18 +58,22 @@ class Task:
         from pipeline.runs.run import parent_runs, recorded_config
         from pipeline.stages.evaluation import source_models
 
+        parents = {role: _as_json(parent) for role, parent in run.parents.items()}
+        needs = [parent.hash for parent in parent_runs(run.parents)]
+        if seconds is not None:
+            seconds = round(seconds, 1)
         return cls(
-            run.hash,
-            run.name,
-            run.config.stage,
-            run.version,
-            run.label,
-            recorded_config(run.config),
-            {role: _as_json(parent) for role, parent in run.parents.items()},
-            [parent.hash for parent in parent_runs(run.parents)],
-            gpus_requested(run),
-            list(source_models(run)),
-            None if seconds is None else round(seconds, 1),
+            hash=run.hash,
+            name=run.name,
+            stage=run.config.stage,
+            version=run.version,
+            label=run.label,
+            config=recorded_config(run.config),
+            parents=parents,
+            needs=needs,
+            gpus=gpus_requested(run),
+            models=list(source_models(run)),
+            seconds=seconds,
             **more,
         )
 
@@ -80,7 +87,7 @@ class Task:
 
     @property
     def array(self) -> str:
-        """The name of the job array whose tasks make it."""
+        """The name of the job array that computes this run."""
         return f"{self.level}-{self.kind}"
 
     @property
@@ -88,10 +95,11 @@ class Task:
         return self.runs_dir / LOGS / f"{folder_name(self.label, self.hash)}.log"
 
     def run(self) -> Run:
-        """Return the run, whose parents are finished.
+        """Return the run, whose parents must be finished.
 
-        Raises: PipelineError: a parent is unfinished, the folder of eval.include_path changed, or
-        this version computes another hash from the same configuration.
+        Raises:
+            PipelineError: a parent is unfinished, the folder of eval.include_path has changed, or
+                this version computes another hash from the same configuration.
         """
         from pipeline.config.compose import read_stage
         from pipeline.config.harness_tasks import files_of_task, include
@@ -102,23 +110,23 @@ class Task:
         row = RUN_STAGES[self.stage]
         config: Any = read_stage(row.config, self.config, extra="ignore")
         if self.stage == "eval" and config.eval.include_path is not None:
-            include(config.eval.include_path)  # this process does not know its tasks yet
-        parents = {
-            role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()
-        }
+            include(config.eval.include_path)  # this process has not registered these tasks yet
+        parents = {}
+        for role, entry in self.parents.items():
+            parents[role] = _parent_of(role, entry, self.runs_dir)
         run = Run(config, self.label, parents, version=row.version)
         folder = parents.get("include_path")
         if folder:
             files = files_of_task(config.eval.tasks[0].task)
             if content_hash([*files], folder.folder) != folder.hash:
                 raise PipelineError(
-                    f"{folder.folder} was changed after {run.label} was planned: rerun the same"
-                    " command"
+                    f"{folder.folder} was changed after {run.label} was planned. Rerun the same"
+                    " command."
                 )
         if run.hash != self.hash:
             raise PipelineError(
-                f"{self.label} was planned by another version of this program: rerun the command"
-                " with this one"
+                f"{self.label} was planned by another version of this program. Rerun the command"
+                " with this version."
             )
         return run
 
@@ -126,25 +134,28 @@ class Task:
 def tasks_of(
     runs: Sequence[Run], predict: Callable[[Run], float | None], kinds: Mapping[str, str] = {}
 ) -> list[Task]:
-    """Return the tasks of runs, which are given parents first.
+    """Return the tasks of runs.
 
-    Args: predict: expected seconds of a run. kinds: by hash of a run.
+    Args:
+        runs: the runs, parents first.
+        predict: returns the expected seconds of a run.
+        kinds: the resources to request, by the hash of a run.
     """
     from pipeline.runs.run import parent_runs
 
     levels: dict[str, int] = {}
+    tasks = []
     for run in runs:
-        levels[run.hash] = 1 + max(
-            (levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1
-        )
-    return [
-        Task.of(run, predict(run), level=levels[run.hash], kind=kinds.get(run.hash, ""))
-        for run in runs
-    ]
+        before = [levels.get(parent.hash, -1) for parent in parent_runs(run.parents)]
+        level = 1 + max(before, default=-1)
+        levels[run.hash] = level
+        kind = kinds.get(run.hash, "")
+        tasks.append(Task.of(run, predict(run), level=level, kind=kind))
+    return tasks
 
 
 def gpus_requested(run: Run) -> int:
-    """Return the number of processes that use one GPU each."""
+    """Return the number of processes of a run, each with one GPU."""
     if run.config.stage in ("sft", "cpt"):
         return run.config.sft.processes
     return 1
@@ -178,13 +189,11 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
         return External(entry["name"], entry["hash"], Path(entry["folder"]), entry["hub"], files)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
-        raise PipelineError(f"its {role} {entry['name']} is not finished")
+        raise PipelineError(f"Its {role} {entry['name']} is not finished.")
     if "of" in entry:
-        return External(
-            f"{folder.name}@{entry['step']}",
-            entry["hash"],
-            folder / "snapshots" / f"step-{entry['step']}",
-        )
+        step = entry["step"]
+        snapshot = folder / "snapshots" / f"step-{step}"
+        return External(f"{folder.name}@{step}", entry["hash"], snapshot)
     return External(folder.name, entry["hash"], folder)
 
 
@@ -192,7 +201,7 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
 
 
 def plan_name(targets: Sequence[Run]) -> str:
-    """Name of the table that the runs belong to; else runs- and a hash of the runs."""
+    """Return the name of the table that the runs belong to, or `runs-` and a hash."""
     groups = {run.config.group for run in targets}
     if len(groups) == 1:
         group = groups.pop()
@@ -204,12 +213,14 @@ def plan_name(targets: Sequence[Run]) -> str:
 
 def write_plan(file: Path, tasks: Sequence[Task]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, "".join(f"{json.dumps(vars(task))}\n" for task in tasks))
+    lines = [json.dumps(vars(task)) for task in tasks]
+    write_atomically(file, "".join(f"{line}\n" for line in lines))
 
 
 def publish_plan(runs_dir: Path, name: str, tasks: Sequence[Task]) -> None:
-    """Write the newest plan of a name for stage=status, without configurations: addresses may hold
-    credentials.
+    """Write the newest plan of a name for stage=status.
+
+    Configurations are left out, because addresses in them may hold credentials.
     """
     shown = [
         replace(task, config={"runs_dir": task.config["runs_dir"]}, parents={}) for task in tasks
@@ -220,19 +231,20 @@ def publish_plan(runs_dir: Path, name: str, tasks: Sequence[Task]) -> None:
 def read_plan(file: Path) -> list[Task]:
     """Read the tasks of a plan.
 
-    Raises: PipelineError: the file cannot be read.
+    Raises:
+        PipelineError: the file cannot be read.
     """
     try:
         return [Task(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError) as error:
         raise PipelineError(
-            f"{file} is not readable ({error}): it lists the runs of a command, so remove it and"
-            " rerun that command"
+            f"{file} is not readable ({error}). It lists the runs of a command: remove it and rerun"
+            " that command."
         ) from error
 
 
 def read_plans(runs_dir: Path) -> Iterator[tuple[str, Task]]:
-    """Return the newest plans of this runs_dir, sorted by name: (name, task)."""
+    """Yield (name, task) of the newest plans of this runs_dir, sorted by name."""
     for file in sorted((runs_dir / PLANS).glob("*.jsonl")):
         for task in read_plan(file):
             yield file.stem, task

@@ -1,10 +1,12 @@
-"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of
-stage=eval, training sets that hold items of benchmarks that were added later, trainings without a
-library that they need, or memory.
+"""Find what cannot run in a plan before anything is computed.
 
-Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the
-tokenizer and the harness and takes seconds: they are cached in runs_dir/.lengths by task, language,
-data, tokenizer and config of the model.
+Four kinds of problems are found: evaluations that fail the early checks of stage=eval, training
+sets with items of benchmarks that were added later, trainings that lack a library, and models that
+do not fit in memory.
+
+Data that an unfinished data run will write are not checked. Measuring prompt lengths needs the
+tokenizer and the harness and takes seconds. The lengths are cached in runs_dir/.lengths by task,
+language, data, tokenizer and model configuration.
 """
 
 from __future__ import annotations
@@ -58,26 +60,30 @@ from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
-MOST_ROWS = 1_000_000  # of a file whose rows are drawn in a plan
-Cache = tuple[
-    dict[str, Path | None], dict[str, str | None]
-]  # as in model_here, and as in check_once
+MOST_ROWS = 1_000_000  # largest file whose rows are drawn while planning
+Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # of model_here and check_once
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
-    """Return one sentence for each training that cannot run: rows without a loss, a library that is
-    not installed, adapters on matrices that its base does not have. Warn of benchmarks that came
-    after a training set was built.
+    """Return one sentence for each training or data run that cannot run.
 
-    remaining: the hashes of the runs that are not finished.
+    Causes are rows without a loss, a missing library, LoRA targets that the base does not have, and
+    sources with too few rows. A finished training set that was never compared with a newer
+    benchmark gives a warning.
+
+    Args:
+        runs: all runs of the plan.
+        remaining: the hashes of the unfinished runs.
     """
-    problems: dict[str, None] = {}
+    problems: list[str] = []
+    unfinished = []
     for run in runs:
-        if isinstance(run.config, DataStage) and run.hash not in remaining:
+        if run.hash in remaining:
+            unfinished.append(run)
+        elif isinstance(run.config, DataStage):
             sentence = uncompared_benchmarks(run)
             if sentence:
                 warn(sentence)
-    unfinished = [run for run in runs if run.hash in remaining]
     for run in unfinished:
         if isinstance(run.config, TrainStage):
             try:
@@ -85,55 +91,56 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 refuse_targets_of_base(run)
                 check_base_files(run)
             except PipelineError as error:
-                problems[str(error)] = None
+                problems.append(str(error))
         if isinstance(run.config, DataStage):
-            root = None
-            if "data_root" in run.parents:
-                root = run.parents["data_root"].folder
-            files = {name: file for name, _, file in source_files(run)}
-            for name, source in run.config.expert.sources.items():
-                of_hub = source.hub is not None or "://" in (source.url or "")
-                if name not in files and (root is not None or of_hub):
-                    continue  # what another run will write, or what is to be fetched
-                try:
-                    refuse_unusable(
-                        name,
-                        source,
-                        root,
-                        name in files
-                        and files[name].is_file()
-                        and files[name].stat().st_size <= LARGE,
-                    )
-                except (PipelineError, OSError) as error:
-                    problems[str(error)] = None
-            problem = too_few_rows(run)
-            if problem:
-                problems[problem] = None
-    return [*problems, *row_problems(unfinished)]
+            problems += source_problems(run)
+            problems += filter(None, [too_few_rows(run)])
+    return [*dict.fromkeys(problems), *row_problems(unfinished)]
+
+
+def source_problems(run: Run[DataStage]) -> list[str]:
+    """Return what is wrong with the local sources of a data run."""
+    problems = []
+    root = None
+    if "data_root" in run.parents:
+        root = run.parents["data_root"].folder
+    files = {name: file for name, _, file in source_files(run)}
+    for name, source in run.config.expert.sources.items():
+        file = files.get(name)
+        on_hub = source.hub is not None or "://" in (source.url or "")
+        if file is None and (root is not None or on_hub):
+            continue  # another run will write this file, or it will be downloaded
+        read_rows = file is not None and file.is_file() and file.stat().st_size <= LARGE
+        try:
+            refuse_unusable(name, source, root, read_rows)
+        except (PipelineError, OSError) as error:
+            problems.append(str(error))
+    return problems
 
 
 def too_few_rows(run: Run[DataStage]) -> str:
-    """Return why a data run cannot draw its rows from the files that are here, of which some may
-    still be dropped.
+    """Return why a data run cannot draw its rows from the local files, or an empty string.
+
+    Later filters may drop more rows, so an empty string does not promise enough rows.
     """
     sources = run.config.expert.sources
     counts = {name: rows_of(file, source) or 0 for name, source, file in source_files(run)}
-    if (
-        not counts
-        or counts.keys() != sources.keys()
-        or not all(0 < count <= MOST_ROWS for count in counts.values())
-    ):
+    countable = all(0 < count <= MOST_ROWS for count in counts.values())
+    if not counts or counts.keys() != sources.keys() or not countable:
         return ""
+    rows = {name: [*range(count)] for name, count in counts.items()}
     try:
-        draw_rows(run.config, {name: [*range(count)] for name, count in counts.items()})
+        draw_rows(run.config, rows)
     except PipelineError as error:
         return str(error)
     return ""
 
 
 def check_base_files(run: Run[TrainStage]) -> None:
-    """Raise PipelineError for a base that no run made and that is here, where its files lack a
-    tensor, or hold others than its config.json asks for.
+    """Check the shapes of a local base model that no run has made.
+
+    Raises:
+        PipelineError: a tensor is missing, or the tensors do not match config.json.
     """
     base = run.parents.get("model")
     if base and is_external(base) and has_full_weights(base):
@@ -141,7 +148,7 @@ def check_base_files(run: Run[TrainStage]) -> None:
 
 
 def refuse_targets_of_base(run: Run[TrainStage]) -> None:
-    """Raise as `refuse_unknown_targets` where the base's files are here."""
+    """Check sft.lora_targets against the base model's matrices, if its files are local."""
     sft, base = run.config.sft, run.parents.get("model")
     if sft.adapter == "lora" and sft.lora_targets and base and has_full_weights(base):
         infos = Checkpoint.open(base.folder).infos.items()
@@ -153,9 +160,13 @@ def refuse_targets_of_base(run: Run[TrainStage]) -> None:
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:
-    """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this
-    machine's GPUs or, without one, its memory; before anything is fetched. Models of unknown shape,
-    and scores on GPUs, are not checked.
+    """Check that the largest run fits this machine's GPUs or, without a GPU, its memory.
+
+    Weights, gradients and optimizer state are counted. Models of unknown shape are not checked, and
+    on GPUs neither are evaluations.
+
+    Raises:
+        PipelineError: the largest run needs more memory. Nothing has been downloaded yet.
     """
     on_gpu = bool(visible_gpus())
     room = gpu_memory() if on_gpu else cpu.memory()
@@ -169,24 +180,28 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
         options = [option for option, _ in hardware_that_fits([largest], room)]
-        remedy = "no hardware= makes it fit, use a larger GPU"
+        remedy = "No hardware= makes it fit: use a larger GPU"
         if options:
-            remedy = f"give {' or '.join(options)}"
-        raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
+            remedy = f"Set {' or '.join(options)}"
+        raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}. {remedy}.")
     raise PipelineError(
-        f"{need}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs"
-        " (launcher=slurm, hardware=a100_80x8 for example), or take a smaller model=NAME"
+        f"{need}, and this machine has {room / 1e9:.0f} and no GPU. Run it on a node with GPUs"
+        " (launcher=slurm, hardware=a100_80x8 for example), or choose a smaller model=NAME."
     )
 
 
 def evaluation_problems(
     runs: Sequence[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run] = ()
 ) -> list[str]:
-    """One sentence per cause why evaluations among these runs cannot run, with the count and the
-    first one, and per training set that needs to be built again.
+    """Return one sentence per cause that stops evaluations, trainings or data runs.
 
-    reasons: the hashes of the unfinished ones. prompts: check the lengths of prompts too. waiting:
-    further evaluations, like those of models that are still to be chosen.
+    A sentence gives the number of evaluations and names the first.
+
+    Args:
+        runs: all runs of the plan.
+        reasons: the hashes of the unfinished runs.
+        prompts: also check the lengths of prompts.
+        waiting: further evaluations, for example of models that are not chosen yet.
     """
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
@@ -200,15 +215,17 @@ def evaluation_problems(
                 check_evaluation(run, prompts, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
-    return training_problems(runs, reasons) + [
-        f"{pluralize(len(names), 'evaluation')} cannot run: {cause}"
-        f" ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for cause, names in causes.items()
-    ]
+    problems = training_problems(runs, reasons)
+    for cause, names in causes.items():
+        first = names[0]
+        if len(names) > 1:
+            first += ", ..."
+        problems.append(f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({first})")
+    return problems
 
 
 def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
-    """Raise the PipelineError that stage=eval would raise before it loads a model."""
+    """Run the checks of stage=eval that need no loaded model."""
     models, problems = cache
     model = model_here(run, models)
     if model is not None:
@@ -217,7 +234,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     check_base(run, [])
     for adapter, base in adapters_here(run):
         check_once(f"{adapter} on {base}", problems, partial(check_adapter, adapter, base))
-    for expert in experts_on_hub(run):  # before others are trained for their merges
+    for expert in experts_on_hub(run):  # before other experts are trained for the same merge
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
@@ -228,9 +245,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
 
 
 def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
-    """Yield the adapters from elsewhere that an evaluation merges, with the base that they are read
-    on.
-    """
+    """Yield each external adapter that an evaluation merges, with its base."""
     base = run.parents.get("base")
     if base is None or not (base.folder / "config.json").is_file():
         return
@@ -240,33 +255,29 @@ def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
 
 
 def check_adapter(adapter: Path, base: Path) -> None:
-    """Raise PipelineError if an adapter does not fit the base, by the names and shapes of its
-    tensors.
-    """
+    """Check the names and shapes of an adapter's tensors against its base."""
     from pipeline.merge.adapters import open_source
 
     open_source(adapter, base)
 
 
 def check_lengths(run: Run[EvalStage], model: Path) -> None:
-    """Raise PipelineError if prompts do not fit the model."""
+    """Check that the prompts of an evaluation fit the model."""
     with TemporaryDirectory() as folder:
         for definition in define_tasks(run, Path(folder), []):
             refuse_too_long(definition.name, *tokens_needed(run, definition, model))
 
 
 def check_data(run: Run[EvalStage]) -> None:
-    """Raise PipelineError if the data of an evaluation, or another input besides the model, is
-    missing.
-    """
+    """Check that the inputs of an evaluation other than the model exist."""
     with TemporaryDirectory() as folder:
         check_all(OF_TASKS, run, define_tasks(run, Path(folder), []))
 
 
 def check_once(key: str, problems: dict[str, str | None], check: Callable[[], object]) -> None:
-    """Raise the PipelineError that a check raises.
+    """Run a check the first time that a key is seen, and raise its stored error each time.
 
-    It is done once for a key, since evaluations of many models, or of one model, share it.
+    Evaluations of many models, or of one model, share a check.
     """
     if key not in problems:
         problems[key] = None
@@ -280,11 +291,14 @@ def check_once(key: str, problems: dict[str, str | None], check: Callable[[], ob
 
 
 def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
-    """Return the first folder with a config among the model and its ancestors, or None.
+    """Return the first local folder with a model configuration, from a run back to its base.
 
-    Training keeps the tokenizer, the positions and the chat template of the base.
+    Training keeps the base's tokenizer, positions and chat template, so an ancestor's folder serves
+    as well.
 
-    Args: folders: a cache by run hash.
+    Args:
+        run: the run to begin with.
+        folders: a cache by run hash.
     """
     if run.hash not in folders:
         has_model = (run.folder / "config.json").is_file() and not (
@@ -299,7 +313,7 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
 
 
 def data_key(run: Run[EvalStage]) -> str:
-    """All inputs of an evaluation besides the model."""
+    """Return a key of all inputs of an evaluation except the model."""
     config, root = run.config, run.parents.get("data_root")
     inputs = [
         asdict(config.eval),
@@ -316,15 +330,13 @@ def data_key(run: Run[EvalStage]) -> str:
 def tokens_needed(
     run: Run[EvalStage], definition: TaskSpec, model: Path
 ) -> tuple[dict[int, int], int]:
-    """(row -> tokens of its prompt and answer, maximum tokens of the model), from the cache or
-    measured now.
+    """Return the tokens that each row needs, and the model's maximum.
+
+    A row needs its prompt and its answer. The numbers come from the cache or are measured now.
     """
     key = lengths_key(run, definition, model)
-    file = (
-        run.runs_dir
-        / LENGTHS
-        / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    )
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    file = run.runs_dir / LENGTHS / f"{definition.name}-{digest}.json"
     try:
         record = json.loads(file.read_bytes())
         if record["key"] == key:
@@ -336,37 +348,39 @@ def tokens_needed(
     lengths, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
     if any(
         role in run.parents for role in ("data_root", "benchmarks")
-    ):  # data from the Hub have no hash to cache by
+    ):  # data from the Hub have no hash for the cache key
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            file, json.dumps({"key": key, "needed": list(lengths.items()), "most": max_tokens})
-        )
+        record = {"key": key, "needed": list(lengths.items()), "most": max_tokens}
+        write_atomically(file, json.dumps(record))
     return lengths, max_tokens
 
 
 def lengths_key(run: Run[EvalStage], definition: TaskSpec, model: Path) -> str:
-    """JSON of all inputs that affect the tokens of a task's prompts."""
+    """Return a JSON key of all inputs that change the lengths of a task's prompts."""
     options, body = run.config.eval, dict(definition.body)
-    body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
+    body.pop("dataset_kwargs", None)  # a path: `data` has the hash of its contents
+    data_hashes = {}
+    for role in ("data_root", "benchmarks"):
+        if role in run.parents:
+            data_hashes[role] = run.parents[role].hash
+    model_files = filter(lambda name: (model / name).is_file(), DECIDING)
+    template_options = [
+        options.chat_template_args,
+        options.system_instruction,
+        options.fewshot_as_multiturn,
+    ]
     facts: dict[str, Any] = {
         "task": body,
         "first": definition.first,
         "limit": options.limit,
         "split": options.split,
-        **({"counts": column} if (column := definition.benchmark.question_column) else {}),
         "exemplars": options.exemplars,
         "chat_template": options.chat_template,
         "harness": version("lm_eval"),
-        "turns": [
-            options.chat_template_args,
-            options.system_instruction,
-            options.fewshot_as_multiturn,
-        ],
-        "data": {
-            role: run.parents[role].hash
-            for role in ("data_root", "benchmarks")
-            if role in run.parents
-        },
-        "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},
+        "turns": template_options,
+        "data": data_hashes,
+        "model": {name: sha256(model / name) for name in model_files},
     }
+    if definition.benchmark.question_column:
+        facts["counts"] = definition.benchmark.question_column
     return json.dumps(facts, sort_keys=True, default=str)

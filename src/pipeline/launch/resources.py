@@ -1,4 +1,4 @@
-"""What the runs of a job array request of Slurm: GPUs, cores, and time by their estimate."""
+"""The GPUs, cores and time that the runs of a job array request of Slurm."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pipeline.runs import state
 from pipeline.runs.run import Run
 from pipeline.text import pluralize
 
-WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
-# seconds of work for each of them: a job takes about a minute to start and to load its model
+WORKERS = 64  # default maximum of tasks in an array (launcher.workers)
+# Minimum seconds of work per task. A job takes about a minute to start and load its model.
 LEAST = 300
 EARLY, LEAD = (
     60,
     600,
-)  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
+)  # seconds between SIGUSR1 and the time limit; LEAD for trainings, which may write 96 GB
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run requests of sbatch.
+    """The resources of a run that sbatch is asked for.
 
-    lead: seconds before the time limit at which it receives SIGUSR1.
+    `lead` is the number of seconds between SIGUSR1 and the time limit.
     """
 
     gpus: int
@@ -46,18 +46,23 @@ class Resources:
 
 
 def resources_of(run: Run, launcher: Launcher) -> Resources:
-    """GPUs by the run's processes, cores by its threads, and the time that a training takes to
-    write a resume point.
+    """Return the resources of a run.
+
+    A run gets one GPU per process, cores for its threads, and, if it trains, the time to write a
+    resume point.
 
     Raises:
         PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a
             training.
     """
-    config, gpus, processes, lead = run.config, int(isinstance(run.config, EvalStage)), 1, EARLY
+    config = run.config
+    gpus = int(isinstance(config, EvalStage))
+    processes, lead = 1, EARLY
     if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
         raise PipelineError(
-            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and"
-            " the cores of nodes differ (threads=8; of a table every.threads=8)"
+            "launcher.gpus=0 needs threads=N, because results on CPUs depend on the number of"
+            " threads and nodes differ in cores. Set for example threads=8, or every.threads=8 for"
+            " a table."
         )
     if isinstance(config, TrainStage):
         gpus = processes = config.sft.processes
@@ -68,9 +73,9 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         lead = int(min(LEAD, limit / 4))
         if lead < EARLY:
             raise PipelineError(
-                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs"
-                f" {4 * EARLY} s to start and to write one resume point; give a longer"
-                " launcher.time"
+                f"launcher.time={launcher.time} is {limit:.0f} s, but a job of {run.name} needs"
+                f" {4 * EARLY} s to start and to write one resume point. Set a longer"
+                " launcher.time."
             )
     cpus = None
     if config.threads:
@@ -79,9 +84,9 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 
 
 def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
-    """Return what a job requests that makes all of these runs.
+    """Return the resources of one job that computes all of these runs.
 
-    None if they take longer than LEAST, or their GPUs differ.
+    Returns None if the runs take longer than LEAST or need different numbers of GPUs.
     """
     most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
     seconds = seconds_of_all(tasks)
@@ -92,15 +97,18 @@ def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resource
 
 
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
-    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at
-    most WORKERS.
+    """Return the number of tasks of an array.
+
+    `launcher.workers` has priority. Otherwise each task has at least LEAST seconds of work, and
+    there are at most WORKERS tasks.
     """
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
-    return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(work / LEAST))))
+    by_work = max(1, math.ceil(work / LEAST))
+    return min(len(tasks), limit or min(WORKERS, by_work))
 
 
 def seconds_of_all(tasks: Sequence[Task]) -> float | None:
-    """How long runs take together; None unless it is known of all."""
+    """Return the expected seconds of all runs together, or None if one is unknown."""
     seconds = []
     for task in tasks:
         if task.seconds is not None:
@@ -111,29 +119,29 @@ def seconds_of_all(tasks: Sequence[Task]) -> float | None:
 
 
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
-    """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at
-    most launcher.time.
+    """Return the time limit of an array's jobs.
 
-    That alone where it is shorter, the time of a run is not known, or one was begun before: its
-    estimate may be wrong.
+    It is twice the expected time of a worker, rounded up to an hour, and at most launcher.time. If
+    a run's time is unknown, or a run was begun before so that its estimate may be wrong, it is
+    launcher.time.
     """
     seconds = seconds_of_all(tasks)
-    if longest is None or not seconds or any(state.read_state(task.workplace) for task in tasks):
+    was_begun = any(state.read_state(task.workplace) for task in tasks)
+    if longest is None or not seconds or was_begun:
         return longest
-    hours = math.ceil(2 * max(seconds / workers, *(task.seconds or 0.0 for task in tasks)) / 3600)
+    longest_run = max(task.seconds or 0.0 for task in tasks)
+    hours = math.ceil(2 * max(seconds / workers, longest_run) / 3600)
     if hours * 3600 < parse_time_limit(longest):
         return f"{hours}:00:00"
     return longest
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
-    """Describe the GPUs of an array's jobs, and how long its runs take together if that is known of
-    all.
-    """
+    """Describe the GPUs of an array's jobs and, if known, the time of its runs."""
     seconds = seconds_of_all(tasks)
-    gpus_text = f"{pluralize(gpus, 'GPU')} each" + (
-        f" ({gpus * workers} at once)" if gpus and workers > 1 else ""
-    )
+    gpus_text = f"{pluralize(gpus, 'GPU')} each"
+    if gpus and workers > 1:
+        gpus_text += f" ({gpus * workers} at once)"
     if seconds is None:
         return gpus_text
     return f"{gpus_text}, about {format_duration(seconds)} in all"

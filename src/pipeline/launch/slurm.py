@@ -1,17 +1,17 @@
-"""launcher=slurm: submits workers of a plan as job arrays, one for each level of the plan and what
-its runs request.
+"""launcher=slurm: submits the workers of a plan as job arrays.
 
-A task of an array is a worker (launch/work.py): it makes any free run of its level and kind, and
-ends when none is left. Arrays wait for those of the level before by `afterany`; a failure costs
-what depends on it. A last job runs the command again when all are done, and submits what was lost
-with its job, as long as that gets any further.
+Each level of the plan and each kind of resources has an array. A task of an array is a worker
+(launch/work.py): it computes any free run of its level and kind, and ends when no such run is left.
+Arrays wait for the arrays of the level before with `afterany`, so a failure stops only the runs
+that depend on it. When all jobs are done, a last job runs the command again. It submits runs whose
+job was lost, as long as that makes progress.
 
-A plan of less than five minutes is the last job alone: each process imports libraries for seconds,
-and each job waits in the queue. The last job computes it itself, and so what choices add to a plan,
-if its own resources suffice.
+A plan of less than five minutes consists of the last job only, because each process imports
+libraries for seconds and each job waits in the queue. The last job computes this plan, and the runs
+that choices add, if its own resources suffice.
 
-The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs
-beside their ids.
+The session's folder is `runs_dir/.slurm/<name of the plan>`. It holds the job scripts and their
+ids.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from pipeline.text import pluralize
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
-# in the environment of the last job, with what it requested: what failed before is not tried again
+# Environment variable of the last job with its resources. Earlier failures are not retried.
 CONTINUES = "PIPELINE_CONTINUES"
-# how Slurm names a limit of submitted jobs, and of the tasks of an array
+# Slurm's names for a limit of submitted jobs, and of tasks in an array.
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
-# asked to stop, it is requeued; else 75 says that the jobs which it submitted continue
+# After a stop signal the last job is requeued. Otherwise 75 says that submitted jobs continue.
 GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLETED}"
 
 
@@ -78,15 +78,23 @@ def execute(
     targets: list[Run],
     earlier: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Submit the unfinished runs, unless jobs of the same plan are in the queue; the last job may
-    compute them instead. Returns the failures where none is left.
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue.
 
-    again: the words of the command that a last job runs when the others are done; None: no such
-        job.
+    The last job may compute the runs instead.
+
+    Args:
+        launcher: the configuration.
+        again: the command that a last job runs when all other jobs are done, or None for no such
+            job.
+        targets: the runs to compute.
+        earlier: failures of an earlier call.
+
+    Returns:
+        The failures, if no run is left to compute.
 
     Raises:
-        Held: jobs are in the queue; rerun the same command when they are done.
-        PipelineError: Slurm rejected the jobs; has its message.
+        Held: jobs are in the queue. Rerun the same command when they are done.
+        PipelineError: Slurm rejected the jobs, with Slurm's message.
     """
     runs = order_runs(targets)
     missing = reasons_unfinished(runs, targets)
@@ -123,9 +131,9 @@ def execute(
         }
         if own_jobs := [job for job, script in queue.items() if script.parent == folder.resolve()]:
             raise Held(
-                f"{pluralize(len(own_jobs), 'job')} of {name} in the queue, as they were submitted"
-                " (to change how, scancel them first); stage=status shows the runs; rerun the same"
-                " command when they are done"
+                f"{pluralize(len(own_jobs), 'job')} of {name} in the queue, as submitted earlier"
+                " (to change options, scancel them first). stage=status shows the runs. Rerun the"
+                " same command when they are done."
             )
         if CONTINUES not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
@@ -134,7 +142,7 @@ def execute(
         other_jobs = sorted(
             {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
         )
-        # the name of a kind begins with the name of one that requests less
+        # A kind's name begins with the name of a kind that requests less.
         makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
         if session.left and not makes_it:
             if goes_further(session):
@@ -152,19 +160,20 @@ def execute(
         work_in_job(folder, 0, session.left[0].kind, requeued=False)
         session.look()
         submitted = f"{pluralize(len(session.left), 'run')} computed by others"
-    failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
+    failed = session.failures(tasks)
     if not session.left:
         return failed
     error = Held(
-        f"{submitted}; stage=status shows the runs; rerun the same command when they are done"
+        f"{submitted}. stage=status shows the runs. Rerun the same command when they are done."
     )
     error.failed = failed
     raise error
 
 
 def goes_further(session: Session) -> bool:
-    """Whether more runs have ended than when their jobs were last submitted; else the last job
-    would go on forever.
+    """Return True if more runs have ended than at the last submission.
+
+    Without this check the last job could resubmit itself forever.
     """
     file, ended = session.folder / "ended", len(session.done) + len(session.failed)
     if file.is_file():
@@ -176,16 +185,20 @@ def goes_further(session: Session) -> bool:
 
 
 def why_lost(array: str, folder: Path) -> str:
-    """Why runs of an array were not made: the last words of its newest log, or that the job was
-    lost.
-    """
+    """Return why an array's runs were not computed: its newest log's last line, or a lost job."""
     job, log = log_of(array, folder)
     return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of an array, or of the last job, which computes or submits what is in no array, and the
-    newest log of the array's tasks; None where there is none. folder: of its submission.
+    """Return the job id of an array and the newest log of its tasks.
+
+    Without an array of that name, the last job is meant, which computes or submits the remaining
+    runs.
+
+    Args:
+        array: the name of the array.
+        folder: the folder of the submission.
     """
     files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
     job = next((file.read_text() for file in files if file.is_file()), None)
@@ -194,13 +207,15 @@ def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
 
 
 def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
-    """Whether a queued job of another plan makes some of these runs, which then wait for it."""
+    """Return True if a queued job of another plan computes some of these runs.
+
+    The runs then wait for that job.
+    """
     folder = script.parent
     if folder.parent != (tasks[0].runs_dir / FOLDER).resolve() or not (folder / PLAN).is_file():
         return False
-    return not {task.hash for task in read_plan(folder / PLAN)}.isdisjoint(
-        task.hash for task in tasks
-    )
+    planned = {task.hash for task in read_plan(folder / PLAN)}
+    return any(task.hash in planned for task in tasks)
 
 
 # --- arrays ---
@@ -208,13 +223,19 @@ def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
 
 @dataclass
 class Submission:
-    """Submits the workers of a session.
+    """The submission of a session's workers.
 
-    resources: by kind; one_job: those of the job that computes a plan of little time; before: jobs
-    that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
+    A dry run writes the same files into another folder and needs no Slurm; submit.sh there would
+    submit the jobs.
 
-    A dry run writes the same files into another folder, without a Slurm; submit.sh there would
-    submit them.
+    Attributes:
+        launcher: the configuration.
+        name: the name of the plan.
+        session: the tasks.
+        resources: by kind.
+        one_job: resources of the only job of a short plan.
+        before: jobs that the first arrays wait for.
+        jobs: submitted job id -> number of tasks.
     """
 
     launcher: Launcher
@@ -226,10 +247,9 @@ class Submission:
     jobs: dict[str, int] = field(default_factory=dict)
 
     def submit(self, again: Sequence[str] | None) -> str:
-        """Submit the arrays and the last job.
+        """Submit the arrays and the last job, and return a summary.
 
-        Returns a summary as text. All or nothing: after an error or a signal, what was submitted is
-        cancelled.
+        After an error or a signal, all submitted jobs are cancelled.
         """
         try:
             if again and self.one_job:
@@ -240,13 +260,12 @@ class Submission:
             if again:
                 self.submit_again(again)
         except BaseException as error:
-            # without a response of Slurm, what it took shows in the queue
+            # A job that Slurm took without answering is found in the queue.
             if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
-                self.tell(
-                    f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}"
-                )
+                jobs = ", ".join(self.jobs)
+                self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {jobs}")
             raise
         remaining = len(self.session.left) - submitted
         then = f", {remaining} more when these are done" if remaining else ""
@@ -256,10 +275,9 @@ class Submission:
         return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
 
     def submit_arrays(self) -> int:
-        """Submit an array for each level and kind.
+        """Submit an array for each level and kind, and return the number of their runs.
 
-        Returns the number of runs that they make: at the site's limit of jobs there are fewer
-        workers, then none for the runs of later levels.
+        If the site limits the number of jobs, arrays get fewer workers, and later levels none.
         """
         submitted, level, within = 0, -1, list[str]()
         arrays: dict[str, list[Task]] = {}
@@ -292,9 +310,10 @@ class Submission:
         return submitted
 
     def submit_again(self, again: Sequence[str]) -> None:
-        """Submit the last job, which runs the same command after all others, or computes a plan of
-        little time. At the site's limit of jobs it takes the place of a task, whose runs others
-        compute, unless that is the only one.
+        """Submit the last job, which runs the same command again or computes a short plan.
+
+        At the site's limit of jobs it replaces a task, whose runs other tasks compute. An only task
+        is not replaced.
         """
         words = []
         for word in again:
@@ -327,24 +346,30 @@ class Submission:
         tasks: int,
         what: str,
     ) -> str | None:
-        """Submit an array, or the last job.
+        """Submit an array or the last job, and return its id.
 
-        Returns its id; None if the jobs before reach the site's limit. runs: those that it
-        computes; none: it runs when all others are done.
+        Returns None if earlier jobs reach the site's limit.
+
+        Args:
+            name: the name of the job's files.
+            command: the command of the job.
+            resources: what to request.
+            options: further options of sbatch.
+            runs: the runs that the job computes; empty for a job that runs after all others.
+            tasks: number of tasks.
+            what: the job, for the message.
         """
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
         launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
-        options = [
-            "--requeue",
-            *options,
-            *(["--dependency", f"afterany:{':'.join(self.before)}"] if self.before else []),
-        ]
-        log, then = (
-            (AGAIN_JOB, (GOES_ON, {CONTINUES: resources.name}))
-            if name == AGAIN_JOB
-            else ("%A_%a", ())
-        )
-        script = script_of(launcher, command, *then)
+        options = ["--requeue", *options]
+        if self.before:
+            options += ["--dependency", f"afterany:{':'.join(self.before)}"]
+        if name == AGAIN_JOB:
+            log = AGAIN_JOB
+            script = script_of(launcher, command, GOES_ON, {CONTINUES: resources.name})
+        else:
+            log = "%A_%a"
+            script = script_of(launcher, command)
         try:
             with delay_signals():
                 job = submit_script(launcher, runs_dir, file, script, resources, options, log)
@@ -354,15 +379,17 @@ class Submission:
                 return None
             raise
         file.with_suffix(".job").write_text(job)
-        work = (
-            f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}, time"
-            f" limit {launcher.time or 'of the site'}"
-        )
-        self.tell(f"job {job}: {what}{f' for {work}' if runs else ', when these are done'}")
+        if runs:
+            work = describe_work(runs, tasks, resources.gpus)
+            limit = launcher.time or "of the site"
+            purpose = f" for {pluralize(len(runs), 'run')}, {work}, time limit {limit}"
+        else:
+            purpose = ", when these are done"
+        self.tell(f"job {job}: {what}{purpose}")
         return job
 
     def tell(self, text: str) -> None:
-        """On standard error; of a dry run as a comment below the line that would submit the job."""
+        """Print a message, or write it into a dry run's submit.sh as a comment."""
         if not self.launcher.dry_run:
             print(text, file=sys.stderr)
             return
@@ -374,25 +401,27 @@ class Submission:
 
 
 def show_dry_run(folder: Path) -> NoReturn:
-    """Print what would submit the jobs, and end the command: there is no result to show."""
+    """Print the lines that would submit the jobs, and end the command."""
     text = (folder / SUBMIT).read_text(encoding="utf-8")
     print(
-        f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}",
+        f"{text}Nothing was submitted (launcher.dry_run=true). These lines are in"
+        f" {folder / SUBMIT}.",
         file=sys.stderr,
     )
     raise SystemExit(0)
 
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Add the submission of a script to the folder's submit.sh.
+    """Append the submission of a script to the folder's submit.sh.
 
-    Returns the variable there that holds its job's id.
+    Returns the shell variable that holds the job's id.
     """
     quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
     with open(folder / SUBMIT, "a+", encoding="utf-8") as file:
         file.seek(0)
         job = f"JOB{sum(line.startswith('JOB') for line in file) + 1}"
-        file.write(f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})\n")
+        command = f"sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))}"
+        file.write(f"{job}=$({command})\n")
     return f"${job}"
 
 
@@ -405,28 +434,34 @@ def submit_script(
     options: Sequence[str],
     log: str,
 ) -> str:
-    """Write a job's script and submit it.
+    """Write a job's script and submit it. Return the job id.
 
-    Returns the job id. The script is readable by its owner alone if it has lines of the user's,
-    which may hold secrets.
+    Only the owner can read a script with lines of the user, because they may hold secrets.
     """
     logs = runs_dir.resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     on_cpus = (
         not resources.gpus and launcher.cpu_partition is not None
-    )  # then a job has the share of one GPU
+    )  # such a job gets the share of one GPU
     cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
     partition = "partition"
     if on_cpus:
         partition = "cpu_partition"
+    memory, memory_per_gpu, gres = launcher.memory, None, None
+    if resources.gpus:
+        gres = f"gpu:{resources.gpus}"
+        if not memory:
+            memory_per_gpu = launcher.memory_per_gpu
+    elif on_cpus and not memory:
+        memory = launcher.memory_per_gpu
     requested: dict[str, Any] = {
         "partition": getattr(launcher, partition),
         "account": launcher.account,
         "qos": launcher.qos,
         "time": launcher.time,
-        "mem": launcher.memory or (launcher.memory_per_gpu if on_cpus else None),
-        "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
-        "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
+        "mem": memory,
+        "mem-per-gpu": memory_per_gpu,
+        "gres": gres,
         "cpus-per-task": cpus or None,
         "signal": f"B:USR1@{resources.lead}",
         "open-mode": "append",
@@ -459,11 +494,10 @@ def submit_script(
         for knob, value in knobs.items():
             if value is not None:
                 words.append(f"launcher.{knob}={value}")
-        words += [
-            pluralize(resources.gpus, "GPU"),
-            *([pluralize(cpus, "core")] if cpus else []),
-            *own_options,
-        ]
+        words.append(pluralize(resources.gpus, "GPU"))
+        if cpus:
+            words.append(pluralize(cpus, "core"))
+        words += own_options
         text = f"{error}; requested: {', '.join(words)}"
         if NO_GRES.search(str(error)):
             text += (
@@ -482,8 +516,8 @@ def script_of(
 ) -> str:
     """Return the script of a job.
 
-    A failing line of launcher.setup ends it, so that no run is computed in another environment than
-    the requested one.
+    A failing line of launcher.setup ends the script, so that no run is computed in the wrong
+    environment.
     """
     if launcher.wrap:
         python = "python"
@@ -499,10 +533,8 @@ def script_of(
     added = {}
     if ADDED_CONF in os.environ:
         added = {ADDED_CONF: os.environ[ADDED_CONF]}
-    setup += [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in {**added, **(exported or {})}.items()
-    ]
+    variables = {**added, **(exported or {})}
+    setup += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     if launcher.hf_home:
         setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"]
     if launcher.scratch:

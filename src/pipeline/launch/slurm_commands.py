@@ -1,6 +1,4 @@
-"""Runs Slurm's commands, which may be slow or print extra lines, and parses the jobs in its
-queue.
-"""
+"""Runs Slurm's commands, which may be slow or print extra lines, and parses the queue."""
 
 from __future__ import annotations
 
@@ -16,35 +14,35 @@ from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
 
-SECONDS, ATTEMPTS = 30.0, 3  # timeout of a Slurm command, and how often it is tried
-PREFIX = "pipeline:"  # starts the lines of squeue that are parsed: sites print lines of their own
+SECONDS, ATTEMPTS = 30.0, 3  # timeout of a Slurm command, and number of attempts
+PREFIX = "pipeline:"  # begins the squeue lines to parse, because sites print lines of their own
 UNREACHED = re.compile("Unable to contact|[Tt]imed out|temporarily unable", re.ASCII)
 JOB_LOST = "its job was cancelled, or ended before it came to this run"
 
 
 def queued_jobs() -> dict[str, str]:
-    """Pending and running jobs of this user: id (arrays task by task, 12_3) -> script."""
+    """Return this user's pending and running jobs: id (12_3 for a task of an array) -> script."""
     text = run_slurm("squeue", "--me", "--noheader", "--array", f"--format={PREFIX}%i|%o")
     return dict(re.findall(rf"^{PREFIX}(\d+(?:_\d+)?)\|(.*)$", text, re.MULTILINE))
 
 
 def submitted_as(script: Path) -> str | None:
-    """Id of the queued job of a script; None if there is none."""
-    return next(
-        (job.partition("_")[0] for job, command in queued_jobs().items() if command == str(script)),
-        None,
-    )
+    """Return the id of the queued job of a script, or None."""
+    for job, command in queued_jobs().items():
+        if command == str(script):
+            return job.partition("_")[0]
+    return None
 
 
 def sbatch(script: Path, *options: str) -> str:
-    """Submit a script. Returns the job id.
+    """Submit a script and return the job id.
 
-    A command that did not respond may still have submitted it, so the queue is searched before the
-    next attempt, and also if the id cannot be parsed from the output of a site's wrapper.
+    A command that timed out may still have submitted the script. So the queue is searched before
+    the next attempt, and also if the id cannot be parsed from the output of a site's wrapper.
 
     Raises:
-        PipelineError: Slurm rejected it, or the id cannot be determined.
-        Held: it did not respond.
+        PipelineError: Slurm rejected the script, or the id cannot be determined.
+        Held: Slurm did not respond.
     """
     text = run_slurm(
         "sbatch", "--parsable", *options, str(script), find_answer=lambda: submitted_as(script)
@@ -57,27 +55,33 @@ def sbatch(script: Path, *options: str) -> str:
     if job is None:
         output = " ".join(text.split())[:200]
         raise PipelineError(
-            f"sbatch printed {output!r} and no job id, and squeue lists no job of {script}: run"
-            " squeue --me"
+            f"sbatch printed {output!r} and no job id, and squeue lists no job of {script}. Run"
+            " squeue --me."
         )
     return job
 
 
 def parse_time_limit(limit: str) -> float:
-    """Seconds of a limit: minutes[:seconds], hours:minutes:seconds or
-    days-hours[:minutes[:seconds]], as of sbatch.
+    """Return the seconds of a time limit in sbatch's forms.
+
+    They are minutes[:seconds], hours:minutes:seconds and days-hours[:minutes[:seconds]].
     """
     days, dash, clock = limit.rpartition("-")
     parts = [float(part) for part in clock.split(":")]
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return 86400 * float(days or 0) + sum(
-        part * unit for part, unit in zip(parts, units, strict=False)
-    )
+    if dash or len(parts) == 3:
+        units = [3600, 60, 1]
+    else:
+        units = [60, 1]
+    seconds = 86400 * float(days or 0)
+    for part, unit in zip(parts, units, strict=False):
+        seconds += part * unit
+    return seconds
 
 
 def seconds_left(job: str) -> float:
-    """Seconds until the time limit of a running job, infinite without one; 0 where Slurm does not
-    say.
+    """Return the seconds until the time limit of a running job.
+
+    Infinite without a limit, and 0 if Slurm does not say.
     """
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
@@ -89,9 +93,9 @@ def seconds_left(job: str) -> float:
 
 
 def last_log_line(log: Path | None) -> str | None:
-    """Return the last line of a job's log: why it failed before it started a run.
+    """Return the last line of a job's log, which says why no run began.
 
-    None if there is no log, or the job was cancelled or stopped by a signal before.
+    Returns None if there is no log, or if the job was cancelled or stopped by a signal.
     """
     lines: list[str] = []
     with suppress(OSError):
@@ -109,19 +113,21 @@ def last_log_line(log: Path | None) -> str | None:
 
 
 def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: None) -> str:
-    """Standard output of a Slurm command.
+    """Return the standard output of a Slurm command.
 
-    find_answer: called after an attempt that did not respond; returns the output if the attempt
-        took effect.
+    Args:
+        *command: the command.
+        find_answer: called after an attempt that timed out. Returns the output if the attempt took
+            effect.
 
     Raises:
-        PipelineError: it failed (has its message), or is not installed.
-        Held: it did not respond, or could not reach its controller, ATTEMPTS times.
+        PipelineError: the command failed, with its message, or is not installed.
+        Held: it did not respond or did not reach its controller, ATTEMPTS times.
     """
     if shutil.which(command[0]) is None:
         raise PipelineError(
-            f"launcher=slurm needs {command[0]}, which is not here: use launcher=local, or"
-            " launcher.dry_run=true"
+            f"launcher=slurm needs {command[0]}, which is not installed here. Use launcher=local or"
+            " launcher.dry_run=true."
         )
     reason = ""
     for _ in range(ATTEMPTS):
@@ -139,15 +145,15 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
         if answer is not None:
             return answer
     raise Held(
-        f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds"
+        f"{command[0]} {reason}, {ATTEMPTS} times. Rerun the same command when Slurm responds."
     )
 
 
 def run_command(command: Sequence[str]) -> tuple[int, str, str]:
-    """(exit status, output, error message) of a command.
+    """Run a command and return (exit status, output, error message).
 
-    It runs in its own session, because after a Ctrl-C nobody would know the id of the submitted
-    job. On a timeout the processes that it started are killed too, as they would keep its output
+    The command has its own session: if Ctrl-C killed it, the id of the submitted job would be lost.
+    After a timeout the processes that it started are killed too, because they would keep its output
     open.
     """
     with subprocess.Popen(

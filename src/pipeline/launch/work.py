@@ -1,11 +1,12 @@
-"""The loop of every process that computes a plan: take the first run that is ready and nobody
-computes, make it, again.
+"""The loop of every process that computes a plan.
 
-This process, each of the workers of a machine, and each task of a Slurm array runs the same `work`;
-the lease of a run decides who makes it. What became of the runs is written to the folder of the
-session, which is one call of a command, or one submission: `plan.jsonl`, and of each run
-`<hash>.begun`, then `.done` or `.failed`. A failed run is not tried again in its session, nor is
-what depends on it.
+This process, each local worker and each task of a Slurm array run the same `work`: take the first
+run that is ready and free, compute it, and repeat. The lease of a run decides which process
+computes it.
+
+A session is one call of a command, or one submission. Its folder holds `plan.jsonl` and, for each
+run, `<hash>.begun` and later `.done` or `.failed`. In one session a failed run is not retried, and
+runs that depend on it are not computed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -27,17 +28,17 @@ from pipeline.progress import say
 from pipeline.runs import state, stop
 from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm_job, waits_for
 
-Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
+Compute = Callable[[Task, Callable[[], None]], Any]  # computes the run of a task; see `work`
 PLAN = "plan.jsonl"
-LOOK = 0.2  # seconds between two looks of a worker that waits for others
-TRIES = 3  # of a run whose workers died
-BLOCKED = "its parent "  # begins the reason of a run that failed by another
+LOOK = 0.2  # seconds between two looks of a waiting worker
+TRIES = 3  # attempts at a run whose workers died
+BLOCKED = "its parent "  # begins the reason of a run whose parent failed
 
 
 class Session:
-    """The tasks of a session and what became of them.
+    """The tasks of a session and their states.
 
-    left: neither done nor failed; failed: hash -> reason.
+    `left` lists the tasks that are neither done nor failed. `failed` maps a hash to the reason.
     """
 
     def __init__(self, folder: Path, tasks: Sequence[Task] = ()) -> None:
@@ -53,8 +54,9 @@ class Session:
         self.look()
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Add tasks to the plan, which its workers see when they look; one that was made before is
-        made again.
+        """Add tasks to the plan, and run finished ones again.
+
+        The workers see new tasks at their next look.
         """
         for task in tasks:
             for kind in ("begun", "done", "failed"):
@@ -72,28 +74,34 @@ class Session:
                 self.plan_bytes, new = size, read_plan(plan)[len(self.tasks) :]
                 self.tasks, self.left = self.tasks + new, self.left + new
                 self.names |= {task.hash: task.name for task in new}
-        files = [name.partition(".") for name in os.listdir(self.folder)]
-        self.begun, self.done, failed = (
-            {key for key, _, kind in files if kind == wanted}
-            for wanted in ("begun", "done", "failed")
-        )
+        states: dict[str, set[str]] = {"begun": set(), "done": set(), "failed": set()}
+        for name in os.listdir(self.folder):
+            key, _, kind = name.partition(".")
+            if kind in states:
+                states[kind].add(key)
+        self.begun, self.done, failed = states["begun"], states["done"], states["failed"]
         for task in self.left:
             blocked = next((parent for parent in task.needs if parent in self.failed), None)
             if task.hash in failed:
                 self.failed[task.hash] = self._file(task, "failed").read_text(encoding="utf-8")
             elif blocked:
                 self.failed[task.hash] = f"{BLOCKED}{self.names[blocked]} failed"
-        self.left = [
-            task
-            for task in self.left
-            if task.hash not in self.done and task.hash not in self.failed
-        ]
+        ended = self.done | self.failed.keys()
+        self.left = [task for task in self.left if task.hash not in ended]
+
+    def failures(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Return the reasons of the failed runs among some tasks, by run name."""
+        failures = {}
+        for task in tasks:
+            if task.hash in self.failed:
+                failures[task.name] = self.failed[task.hash]
+        return failures
 
     def ready(self, models: Sequence[str] = ()) -> list[Task]:
-        """Return the tasks that wait for nothing, the first to make first.
+        """Return the tasks whose dependencies are finished, in the order to run them.
 
-        Evaluations of the models in memory come first, then those of models that no other worker
-        has.
+        Evaluations of the models in memory come first, then evaluations of models that no other
+        worker has loaded.
         """
         left = {task.hash for task in self.left}
         ready = [task for task in self.left if left.isdisjoint(task.needs)]
@@ -103,9 +111,7 @@ class Session:
         return ready
 
     def begun_by(self, task: Task) -> list[int]:
-        """Return the process ids of the workers that have begun a run and not ended it in good
-        order.
-        """
+        """Return the process ids of workers that began a run and did not end it normally."""
         with suppress(FileNotFoundError):
             return [int(pid) for pid in self._file(task, "begun").read_text().split()]
         return []
@@ -113,16 +119,18 @@ class Session:
     def begin(self, task: Task) -> None:
         """Record that this process begins a run.
 
-        Raises PipelineError after TRIES workers that died of it.
+        Raises:
+            PipelineError: TRIES workers have died of this run.
         """
         pids = self.begun_by(task)
         if len(pids) == TRIES:
-            raise PipelineError(f"its worker ended without a word, {TRIES} times: see {task.log}")
-        self._write(task, "begun", " ".join(map(str, [*pids, os.getpid()])))
+            raise PipelineError(f"Its worker ended without a word, {TRIES} times. See {task.log}.")
+        pids.append(os.getpid())
+        self._write(task, "begun", " ".join(map(str, pids)))
         self.begun.add(task.hash)
 
     def leave(self, task: Task) -> None:
-        """Record that this process no longer computes a run, for another to begin it."""
+        """Record that this process stops computing a run, so that another worker can begin it."""
         pids = []
         for pid in self.begun_by(task):
             if pid != os.getpid():
@@ -136,7 +144,7 @@ class Session:
         self._write(task, "done", "")
 
     def fail(self, task: Task, reason: str) -> None:
-        if slurm_job():  # for stage=status, also of what failed before it began
+        if slurm_job():  # stage=status also shows a run that failed before it began
             task.workplace.mkdir(parents=True, exist_ok=True)
             state.update_state(
                 task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason
@@ -144,9 +152,9 @@ class Session:
         self._write(task, "failed", reason)
 
     def is_free(self, task: Task) -> bool:
-        """Whether nobody has made a run, or makes it now.
+        """Return True if a run is neither finished nor being computed.
 
-        Of its files alone: a list of all takes long where it is long.
+        Looks only at the files of this run, because listing a large folder is slow.
         """
         ended = any(self._file(task, kind).is_file() for kind in ("done", "failed"))
         return not ended and live_holder(task.workplace) is None
@@ -166,22 +174,22 @@ def work(
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Make runs of a session until none is left to this worker.
-
-    Returns why it did not make those that are.
+    """Compute runs of a session until this worker finds no more.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has
-            its lease.
-        cards: those that it may use, of several workers.
-        fits: whether a task is one for this worker.
-        stay: whether it waits for more tasks where none is left, until a signal ends it.
-        tell: called whenever something may have changed.
+        session: the tasks and their states.
+        compute: computes the run of a task or raises the reason. It calls its second argument when
+            it has the lease.
+        cards: the GPUs that several workers share.
+        fits: returns True for tasks that this worker may compute.
+        stay: wait for new tasks until a signal arrives.
+        tell: called when something may have changed.
+
+    Returns:
+        One reason for each run that could not be computed now.
     """
     models: list[str] = []
-    refused: dict[
-        str, str
-    ] = {}  # runs that no process holds and that cannot be made now: hash -> why
+    refused: dict[str, str] = {}  # hash -> why a run without a holder cannot be computed now
     announced = False
     while True:
         stop.raise_if_signalled()
@@ -198,11 +206,10 @@ def work(
                 held[task.name] = holder
                 continue
             tried = True
-            with (
-                cards.taken(task.gpus, partial(session.is_free, task))
-                if cards
-                else nullcontext(True)
-            ) as taken:
+            context: AbstractContextManager[bool] = nullcontext(True)
+            if cards:
+                context = cards.taken(task.gpus, partial(session.is_free, task))
+            with context as taken:
                 if taken and session.is_free(task) and make(session, task, compute, refused):
                     models = task.models
                     break
@@ -216,9 +223,11 @@ def work(
 
 
 def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]) -> bool:
-    """Make a run and record how it ended.
+    """Compute a run and record how it ended.
 
-    False: it could not get its lease; `refused` gets the reason where no process holds it.
+    Returns:
+        False if the run's lease was taken. `refused` then gets the reason, unless another process
+            computes the run.
     """
     try:
         compute(task, partial(session.begin, task))

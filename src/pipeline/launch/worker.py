@@ -1,10 +1,9 @@
-"""A process that computes runs one after the other and keeps libraries and models in memory between
-them.
+"""A process that computes runs one after another and keeps libraries and models in memory.
 
 `python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a
-signal ends it, at one of some places, lists of cards; `... worker task FOLDER LEVEL KIND` as a task
-of a Slurm array. Output of a run is in its log. What runs need is imported by the first: a task
-that finds none left ends at once.
+signal ends it. PLACES lists the GPUs of each worker. `... worker task FOLDER LEVEL KIND` is one
+task of a Slurm array. The output of a run goes to its log. The first run imports the libraries, so
+a task without work ends at once.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from pipeline.runs.lease import slurm_job
 
 @contextmanager
 def logged(task: Task) -> Iterator[None]:
-    """Inside, all output of this process and its subprocesses is appended to the log of a task.
+    """Append all output of this process and its subprocesses to the log of a task.
 
-    Warnings are printed here too.
+    Warnings are also printed on the terminal.
     """
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with open(task.log, "ab", buffering=0) as output:
@@ -58,7 +57,7 @@ def logged(task: Task) -> Iterator[None]:
 
 
 def compute(task: Task, begin: Callable[[], None]) -> None:
-    """Make the run of a task, with its output and why it failed in its log."""
+    """Compute the run of a task, and write its output and any failure to its log."""
     from pipeline.launch.in_process import make_run, reason_of
 
     with logged(task):
@@ -83,7 +82,7 @@ def end_with_the_parent() -> None:
 
 
 def work_here(folder: str, places: str, number: str) -> int:
-    """Work for the process that has started this one, until that ends it."""
+    """Compute runs for the parent process until it ends this worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
     cards = None
@@ -96,10 +95,17 @@ def work_here(folder: str, places: str, number: str) -> int:
 
 
 def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> int:
-    """Make what is free of a level and kind, and of levels before it.
+    """Compute the free runs of a level and kind, and of the levels before it.
 
-    Returns the exit status: 0 done, 1 if a run failed; 75 after a signal or, where that has the job
-    requeued, before a further training that may need more than its time.
+    Args:
+        folder: the session.
+        level: the level of the Slurm array.
+        kind: the name of the array's resources.
+        requeued: whether exit status 75 requeues the job.
+
+    Returns:
+        The exit status: 0 if all runs are done, 1 if a run failed, 75 after a signal. 75 also
+            requeues the job before a training that may need more time than is left.
     """
     session, tasks_made = Session(folder), list[Task]()
 
@@ -122,9 +128,7 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
                 if task:
                     from pipeline.launch.attempts import count_attempt
 
-                    with count_attempt(
-                        task.run()
-                    ):  # the signal came before any was begun, and ends this here
+                    with count_attempt(task.run()):  # the signal arrived before a run began
                         pass
             work(session, compute_in_job, fits=fits)
     finally:
@@ -134,23 +138,24 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
             print(f"{task.label} failed: {session.failed[task.hash]}", file=sys.stderr)
         print(
             f"{len(tasks_made)} runs: {len(failed)} failed", file=sys.stderr
-        )  # marks its end in the log of the job
+        )  # marks the end in the job's log
     return int(bool(failed))
 
 
 def has_time_for(task: Task) -> bool:
-    """Whether twice the expected time of a run is left to this job."""
+    """Return True if this job has twice the expected time of a run left."""
     return task.seconds is not None and 2 * task.seconds < seconds_left(str(slurm_job()))
 
 
 def wait_for_parents(task: Task) -> None:
-    """Wait until parents that other nodes have made are seen here: clients of NFS keep lists of
-    folders for a minute.
+    """Wait until this node sees the parents that other nodes have finished.
+
+    NFS clients cache directory listings for up to a minute.
     """
     deadline = time.monotonic() + 90
-    while (
-        not all(folder_of(key, task.runs_dir) for key in task.needs) and time.monotonic() < deadline
-    ):
+    while time.monotonic() < deadline:
+        if all(folder_of(key, task.runs_dir) for key in task.needs):
+            return
         time.sleep(LOOK)
 
 
