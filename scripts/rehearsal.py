@@ -189,10 +189,11 @@ def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str
 
 
 def done_of(plan: str) -> list[int]:
-    """How many runs of a plan are done, of how many."""
-    found = re.search(r"([\d,]+) of ([\d,]+) runs are done", plan)
+    """Return the number of finished runs of a plan, and of all runs."""
+    found = re.search(r"([\d,]+) runs?, ([\d,]+) done\.", plan)
     assert found is not None, plan
-    return [int(count.replace(",", "")) for count in found.groups()]
+    total, done = (int(count.replace(",", "")) for count in found.groups())
+    return [done, total]
 
 
 def rehearse(

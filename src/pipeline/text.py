@@ -13,8 +13,10 @@ CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *DIRECTIO
 
 
 def pluralize(count: int, noun: str) -> str:
-    """A count with its noun: 1 run, 2 runs."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun: 1 run, 2,000 runs."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:

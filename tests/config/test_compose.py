@@ -454,8 +454,7 @@ def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: Pat
     assert "recipe=nope is not an option: did you mean mine? There are" in refused.err
     assert " mine," in refused.err and "layer_swapping_sw_1" in refused.err
     assert (
-        "0 of 3 runs are done"
-        in call(f"--config-dir={own}", "stage=plan", "table=mine", status=0).out
+        "3 runs, 0 done." in call(f"--config-dir={own}", "stage=plan", "table=mine", status=0).out
     )
     missing = call(f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.err
@@ -579,7 +578,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert told.out.count("0 of 11 runs are done") == 2
+    assert told.out.count("11 runs, 0 done.") == 2
     assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 

@@ -182,7 +182,7 @@ def test_finished_scores_do_not_need_weights(whole: bool, home: Path, call: Call
         shutil.rmtree(expert)
     else:
         (expert / "model.safetensors").unlink()
-    assert "9 of 9 runs are done" in call("stage=plan", *words(home), status=0).out
+    assert "9 runs, 9 done." in call("stage=plan", *words(home), status=0).out
     assert "[1/" not in call("stage=table", *words(home), status=0).err
     told = call("stage=report", *words(home))
     assert (
@@ -200,10 +200,7 @@ def test_a_new_score_needs_them(home: Path, call: Call) -> None:
     """
     (math,), (qac,) = ((home / "runs").glob(f"{name}-full-s0-*") for name in ("math", "qac"))
     shutil.rmtree(qac)
-    assert (
-        "4 of 9 runs are done"
-        in call("stage=plan", *words(home), "every.eval.limit=1", status=0).out
-    )
+    assert "9 runs, 4 done." in call("stage=plan", *words(home), "every.eval.limit=1", status=0).out
     (math / "model.safetensors").unlink()
     told = call("stage=table", *words(home), "every.eval.limit=1")
     assert (

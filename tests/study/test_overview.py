@@ -112,7 +112,7 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     words = ("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
     text, refused = planned(*words, free=3e12)
     fix = next(line for line in text.splitlines() if line.startswith("FIX"))
-    assert "trainings write 4.34 TB to runs_dir=" in fix and "1 thing to fix, " in text
+    assert "Trainings write 4.34 TB to runs_dir=" in fix and "Next: fix it" in text
     assert text.splitlines()[-1].startswith(
         "Next: fix it, then run python -m pipeline stage=table "
     )
@@ -202,7 +202,7 @@ def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path
         f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to"
         " use the Hub"
     )
-    assert refused.endswith(told) and world.name in text and "1 thing to fix" in text
+    assert refused.endswith(told) and world.name in text and "Next: fix it" in text
 
 
 def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:

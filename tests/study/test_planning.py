@@ -89,7 +89,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
         show_plan(config)  # type: ignore[arg-type]
     assert (
         " runs and cells need these" in str(refused.value)
-        and "2 things to fix" in refused.value.output
+        and "Next: fix these" in refused.value.output
     )
     found = Planning.of(config)  # type: ignore[arg-type]
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
@@ -123,9 +123,7 @@ def test_a_single_command_is_planned(own: Path) -> None:
     ]
     lines = show_plan(compose(["stage=plan", *words, "sft.steps=1", "plan.lines=9"])).splitlines()  # type: ignore[arg-type]
     assert lines[0] == "stage=sft: mine-full-s0 (recipe=sandbox_math)"
-    assert re.fullmatch(
-        r"About \d+ s on this machine\. 0 of 2 runs are done\. 1 thing to know\.", lines[1]
-    )
+    assert re.fullmatch(r"2 runs, 0 done\. About \d+ s on this machine\.", lines[1])
     assert any(line.startswith("trainings: full; 32 rows in 1 steps of 32, ") for line in lines), (
         lines
     )
@@ -134,7 +132,7 @@ def test_a_single_command_is_planned(own: Path) -> None:
     fetched = compose(["stage=prefetch", *words])
     assert fetched.runs_dir == f"{own}/r" and fetched.command == ["stage=sft", *words]  # type: ignore[attr-defined]
     data = show_plan(compose(["stage=plan", "plan.stage=data", *words[:1], *words[3:]]))  # type: ignore[arg-type]
-    assert data.startswith("stage=data: data-mine\n") and "0 of 1 runs are done." in data
+    assert data.startswith("stage=data: data-mine\n") and "1 run, 0 done." in data
     assert not (own / "r").exists()
     with pytest.raises(PipelineError, match="unknown key sft.stops: did you mean sft.steps"):
         show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]

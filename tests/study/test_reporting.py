@@ -350,7 +350,7 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
         "as stage=table was asked: every.eval.limit=7"
         in call("stage=report", *words(home), status=0).err
     )
-    said = "stage=table was last asked with every.eval.limit=7, and stage=report shows that"
+    said = "stage=table was last run with every.eval.limit=7, and stage=report shows that"
     planned = " ".join(call("stage=plan", *words(home)).out.split())
     assert said in planned
     assert said not in " ".join(call("stage=plan", *words(home), "every.eval.limit=7").out.split())

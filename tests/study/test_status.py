@@ -59,7 +59,7 @@ def test_status_tells_of_each_run(tmp_path: Path, call: Call) -> None:
     one = found[running.name]
     assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] == 150
     (empty := tmp_path / "empty").mkdir()
-    none = f"no run was computed or submitted in runs_dir={empty} yet\n"
+    none = f"No run was computed or submitted in runs_dir={empty} yet.\n"
     assert call("stage=status", f"runs_dir={empty}").out == none
     assert (
         "2 finished, 1 failed, 1 waiting, 1 blocked"
@@ -104,7 +104,7 @@ def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch
         for name in ("mine.yaml", "./mine.yaml")
     )
     assert plain[:-1] == dotted[:-1] and plain[-1].endswith(" table=mine.yaml")
-    assert "runs are done" in call("stage=plan", "table=mine.yaml").out
+    assert " runs, " in call("stage=plan", "table=mine.yaml").out
 
 
 def test_status_of_a_table_and_without_failures_that_were_repaired(
@@ -134,7 +134,9 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(
 
     (tmp_path / "mine.yaml").write_text(TABLE)
     words = ["stage=status", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"]
-    assert f"no run of {words[1]} was computed or submitted in {words[2]} yet\n" == call(*words).out
+    assert (
+        f"No run of {words[1]} was computed or submitted in {words[2]} yet.\n" == call(*words).out
+    )
     asked: Any = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"])
     world = order_runs(Planning.of(asked).targets())[0]
     make_once(world, writes())

@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
     }
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"every": {"data_root": "./data"}}))
     told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
-    assert "1 thing to fix" in told.out and told.err.count("error: ") == 1, told.err
+    assert "Next: fix it" in told.out and told.err.count("error: ") == 1, told.err
     assert f"error: {problem}" in told.err
 
 
@@ -691,7 +691,7 @@ def test_a_plan_tells_dtypes_and_bases_that_differ(
     told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
     assert told.status == 0
     assert (
-        "models are stored in several dtypes (bfloat16: base" in told.out
+        "Models are stored in several dtypes (bfloat16: base" in told.out
         and "scored in float32" in told.out
     )
     assert (

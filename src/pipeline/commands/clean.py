@@ -1,14 +1,12 @@
 """Stage clean: deletes files that no finished run needs.
 
-It only lists them unless clean.dry_run=false.
+It only lists them unless clean.dry_run=false. Two kinds of folders are removable.
 
-- Work folders that no process holds: what a killed run left. Those with a resume point are kept,
-  unless
-  clean.resume_points=true.
-- Snapshots that are the parent of no finished run except the evaluations by which a select run
-  ranked them: the select
-  run has its choice in its own folder. A table with free_snapshots=true deletes those that it
-  ranked while it runs.
+Work folders of killed runs: folders with a resume point are kept unless clean.resume_points=true.
+
+Snapshots that no finished run has as a parent, except evaluations by which a select run ranked
+them. The select run keeps a copy of its choice. A table with free_snapshots=true deletes ranked
+snapshots while it runs.
 """
 
 from __future__ import annotations
@@ -34,16 +32,22 @@ from pipeline.text import align_columns
 
 @dataclass(frozen=True)
 class Removable:
-    """A folder that may be deleted, and why; step: of a snapshot."""
+    """A folder that may be deleted, and why.
+
+    `step` is the step of a snapshot.
+    """
 
     folder: Path
-    hash: str  # of its run; for a snapshot, of its training
+    hash: str  # hash of the run; for a snapshot, of its training
     reason: str
     step: str | None = None
 
     @property
     def bytes(self) -> int:
-        """Disk bytes that deleting it frees: files with another link stay on the disk."""
+        """Return the disk bytes that deleting the folder frees.
+
+        Files with another hard link stay on the disk.
+        """
         files = []
         for path in self.folder.rglob("*"):
             if path.is_file():
@@ -52,34 +56,33 @@ class Removable:
 
 
 def clean_up(config: CleanStage) -> str:
-    """Delete the removable folders, or list them if clean.dry_run. Returns a table as text."""
-    runs_dir = config.runs_path
-    items = [
-        *stale_work(runs_dir, config.clean.hours, config.clean.resume_points),
-        *idle_snapshots(runs_dir),
-    ]
+    """Delete the removable folders, or list them if clean.dry_run. Return a table as text."""
+    runs_dir, clean = config.runs_path, config.clean
     rows, total, count = [], 0, 0
+    items = stale_work(runs_dir, clean.hours, clean.resume_points) + idle_snapshots(runs_dir)
     for item in items:
         size = item.bytes
-        if config.clean.dry_run:
-            problem = None
-        else:
+        problem = None
+        if not clean.dry_run:
             problem = free_unless_in_use(item, runs_dir)
-        rows.append((f"{size / 2**20:.1f} MB", str(item.folder), problem or item.reason))
+        rows.append((megabytes(size), str(item.folder), problem or item.reason))
         if problem is None:
-            total, count = total + size, count + 1
-    outcome = "freed"
-    if config.clean.dry_run:
-        outcome = "would be freed: nothing was touched, clean.dry_run=false frees it"
-    return "\n".join(
-        [*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"]
-    )
+            total += size
+            count += 1
+    outcome = "freed."
+    if clean.dry_run:
+        outcome = "would be freed. This was a dry run: clean.dry_run=false frees them."
+    lines = align_columns(rows, right={0})
+    lines.append(f"{megabytes(total)} in {count} folders {outcome}")
+    return "\n".join(lines)
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MB"
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:
-    """Abandoned work folders: nobody holds their lease, and nothing in them was touched within
-    `hours`.
-    """
+    """Return work folders without a live lease that have not changed for `hours`."""
     items = []
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
         record = resume.read_resume_point(latest_work_folder(folder))
@@ -89,27 +92,24 @@ def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Remova
         kind = "an unfinished run"
         if record:
             kind = f"an interrupted run, with a resume point after step {record['step']}"
-        items.append(
-            Removable(
-                folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"
-            )
-        )
+        run_hash = folder.name.partition(".")[0]
+        items.append(Removable(folder, run_hash, f"{kind}, untouched for {age:.0f} hours"))
     return items
 
 
 def last_touched(folder: Path) -> float:
-    return max((path.lstat().st_mtime for path in [folder, *folder.rglob("*")]), default=0.0)
+    times = [path.lstat().st_mtime for path in folder.rglob("*")]
+    return max([folder.lstat().st_mtime, *times])
 
 
 def idle_snapshots(runs_dir: Path) -> list[Removable]:
-    """Snapshots of finished trainings that no finished run needs."""
+    """Return snapshots of finished trainings that no finished run needs."""
     manifests = sorted(finished_manifests(runs_dir), key=lambda manifest: manifest.started)
     by_hash = {manifest.hash: manifest for manifest in manifests}
     selections = [manifest for manifest in manifests if manifest.stage == "select"]
     scores = parent_hashes(selections)
-    inputs = parent_hashes(
-        by_hash[key] for key in scores if key in by_hash
-    )  # snapshots; evals of one language
+    # snapshots, and evaluations in one language
+    inputs = parent_hashes(by_hash[key] for key in scores & by_hash.keys())
     ranked = scores | inputs
     ranking = scores.union(manifest.hash for manifest in selections)
     ranking |= {key for key in inputs if key in by_hash and by_hash[key].stage == "eval"}
@@ -137,70 +137,78 @@ def parent_hashes(manifests: Iterable[Manifest]) -> set[str]:
 
 
 def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
-    """Delete the snapshots that the finished selections among a table's runs have ranked.
+    """Delete the snapshots that the finished selections of a table have ranked.
 
-    Returns their names.
+    Parents and candidates of unfinished runs, parents of finished runs, and the hashes in
+    `protected` are kept.
 
-    Kept are the parents and candidates of unfinished runs, the parents of finished ones, and the
-    hashes in `protected`.
+    Returns the names of the deleted snapshots.
     """
     reasons = reasons_unfinished(runs)
     rankings = {}
     for run in runs:
         if isinstance(run.config, SelectStage):
             rankings[run.hash] = compared(run)
-    decided = [candidates for key, candidates in rankings.items() if key not in reasons]
-    ranked = {}
-    for candidates in decided:
-        for snapshot in candidates:
-            ranked[snapshot.hash] = snapshot.name
-    waiting = [run for run in runs if run.hash in reasons]
-    inputs = []
-    for run in waiting:
-        for parent in [*run.parents.values(), *rankings.get(run.hash, ())]:
-            inputs.append(parent)
-    needed_hashes = {parent.hash for parent in inputs} | protected
+    ranked: dict[str, str] = {}
+    for key, candidates in rankings.items():
+        if key not in reasons:
+            ranked |= {snapshot.hash: snapshot.name for snapshot in candidates}
+    needed_hashes = set(protected)
+    for run in runs:
+        if run.hash in reasons:
+            needed_hashes.update(parent.hash for parent in run.parents.values())
+            needed_hashes.update(snapshot.hash for snapshot in rankings.get(run.hash, ()))
+    doomed = ranked.keys() - needed_hashes
+    if not doomed:
+        return []
     deleted = []
-    for item in idle_snapshots(runs[0].runs_dir) if ranked.keys() - needed_hashes else []:
+    runs_dir = runs[0].runs_dir
+    for item in idle_snapshots(runs_dir):
         key = ""
         if item.step:
             key = snapshot_hash(item.hash, int(item.step))
-        if (
-            key in ranked
-            and key not in needed_hashes
-            and free_unless_in_use(item, runs[0].runs_dir) is None
-        ):
+        if key in doomed and free_unless_in_use(item, runs_dir) is None:
             deleted.append(ranked[key])
     return deleted
 
 
 def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
-    """Names of deleted snapshots, and of runs whose weights were deleted, that unfinished runs
-    need; finished trainings are not rerun. reasons: the hashes of the unfinished ones.
+    """Return the names of deleted models that unfinished runs need.
+
+    These are deleted snapshots, and runs whose weights were deleted. Finished trainings are not run
+    again.
+
+    Args:
+        runs: the runs of a table.
+        reasons: the hashes of the unfinished runs.
     """
-    names = []
-    parents = []
+    snapshots, trainings = [], []
     for run in runs:
-        if run.hash in reasons:
-            for parent in run.parents.values():
-                parents.append(parent)
-    for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
-        manifest = None
-        if snapshot.run.hash not in reasons:
-            manifest = read_manifest(snapshot.run.folder)
-        if manifest and manifest.snapshots.get(str(snapshot.step), {}).get("freed"):
-            names.append(snapshot.name)
-    for run in (
-        parent for parent in parents if isinstance(parent, Run) and parent.hash not in reasons
-    ):
-        manifest = read_manifest(run.folder)
-        if manifest and manifest.weights_root and not any(run.folder.glob("*.safetensors")):
-            names.append(run.name)
-    return list(dict.fromkeys(names))
+        if run.hash not in reasons:
+            continue
+        for parent in run.parents.values():
+            if isinstance(parent, Snapshot) and is_freed(parent, reasons):
+                snapshots.append(parent.name)
+            elif isinstance(parent, Run) and parent.hash not in reasons:
+                manifest = read_manifest(parent.folder)
+                has_weights = any(parent.folder.glob("*.safetensors"))
+                if manifest and manifest.weights_root and not has_weights:
+                    trainings.append(parent.name)
+    return list(dict.fromkeys(snapshots + trainings))
+
+
+def is_freed(snapshot: Snapshot, reasons: Container[str]) -> bool:
+    """Return True if the training of a snapshot is finished and the snapshot was deleted."""
+    if snapshot.run.hash in reasons:
+        return False
+    manifest = read_manifest(snapshot.run.folder)
+    if manifest is None:
+        return False
+    return bool(manifest.snapshots.get(str(snapshot.step), {}).get("freed"))
 
 
 def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
-    """Delete it; None if it was deleted, else why it was not."""
+    """Delete a folder. Return None, or why it was not deleted."""
     lease = take_lease(runs_dir / ".work" / item.hash)
     if isinstance(lease, Holder):
         return f"in use: left, {item.reason}"
@@ -212,10 +220,10 @@ def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
 
 
 def delete(item: Removable) -> None:
-    """Delete a folder; for a snapshot, first record it in its training's manifest, so that nobody
-    looks for the files.
+    """Delete a folder that may be missing already.
 
-    A folder that does not exist counts as deleted.
+    The deletion of a snapshot is recorded first in its training's manifest, so that its files are
+    not looked for later.
     """
     if item.step is not None:
         training = item.folder.parent.parent
@@ -225,7 +233,5 @@ def delete(item: Removable) -> None:
     doomed = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(doomed, ignore_errors=True)  # left by a clean that was killed
     with suppress(FileNotFoundError):
-        move_folder(
-            item.folder, doomed
-        )  # so that a partly deleted folder is not taken for a complete one
+        move_folder(item.folder, doomed)  # a partly deleted folder must not look complete
         shutil.rmtree(doomed)

@@ -1,4 +1,7 @@
-"""Stage export: a table's results as one file or folder; see also export_model."""
+"""Stage export: writes a table's results to one file or folder.
+
+See export_model.py for the export of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,7 @@ LM_EVAL = "lm_eval"
 
 
 def export(config: ExportStage) -> str:
-    """Pack the finished results of a table into the file export.to, or write a checkpoint to a
-    folder or the Hub.
-    """
+    """Pack a table's results into the file export.to, or export a checkpoint."""
     settings = config.export
     if settings.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
@@ -39,29 +40,29 @@ def export(config: ExportStage) -> str:
             address = "./DIR or export.to=hub:org/name"
         else:
             address = f"./{Path(config.table).stem}.{suffix}"
-        raise PipelineError(f"stage=export needs export.to: give export.to={address}")
+        raise PipelineError(f"stage=export needs export.to. Set export.to={address}.")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError(
-                "every, data_root and table.free_snapshots apply to table=T only: remove them"
+                "every, data_root and table.free_snapshots apply to table=T only. Remove them."
             )
         if settings.format == LM_EVAL:
             run = find_run(config.checkpoint, config.runs_path, "checkpoint")
             return str(write_harness_logs(run.folder, Path(settings.to), label_in(run.name)).parent)
         if settings.format != Export().format:
             raise PipelineError(
-                f"export.format={settings.format} applies to table=T only: remove it"
+                f"export.format={settings.format} applies to table=T only. Remove it."
             )
         if settings.adapter and settings.dtype:
             raise PipelineError(
-                f"export.dtype={settings.dtype} rounds what export.adapter=true writes exactly, in"
-                " float32: remove one of them"
+                f"export.dtype={settings.dtype} would round the float32 values that"
+                " export.adapter=true writes exactly. Remove one of the two."
             )
         return export_model(config)
     if settings != Export(to=settings.to, format=settings.format):
         raise PipelineError(
             "export.dtype, export.adapter, export.licence and export.private apply to"
-            " checkpoint=RUN only: remove them"
+            " checkpoint=RUN only. Remove them."
         )
     return str(export_table(config, settings.to))
 
@@ -71,26 +72,29 @@ def export_table(config: ExportStage, to: str) -> Path:
     check_place(file, "folder" if form in ("figures", LM_EVAL) else "file")
     if form == "archive" and file.suffix != ".zip":
         raise PipelineError(
-            f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}"
+            f"export.to={file} is not the name of an archive. Set"
+            f" export.to={file.with_suffix('.zip')}."
         )
     if file.is_file():
-        say(f"export.to={file} exists and is replaced")
+        say(f"export.to={file} exists and is replaced.")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(
-            f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to"
-            " export"
+            f"table={config.table} has no finished evaluation in {config.runs_dir}, so there is"
+            " nothing to export. Run stage=table first."
         )
     if form == LM_EVAL:
         folders = {run.name: run.folder for run in results.runs}
-        scored = {  # a run has its scores in several cells
-            (cell.row + (f" seed {score.at['seed']}" if "seed" in score.at else ""), score.run)
-            for cell in results.cells
-            for score in cell.scores
-            if score.run in results.evaluations
-        }
+        scored = set()  # a run may have its scores in several cells
+        for cell in results.cells:
+            for score in cell.scores:
+                model = cell.row
+                if "seed" in score.at:
+                    model += f" seed {score.at['seed']}"
+                if score.run in results.evaluations:
+                    scored.add((model, score.run))
         for model, run_name in sorted(scored):
             write_harness_logs(folders[run_name], file / model / run_name, model)
         return file
@@ -113,5 +117,5 @@ def cells_text(results: Results, form: str) -> str:
         return cells_latex(results)
     if form == "csv":
         return lines_csv(cell_lines(results))
-    with tempfile.TemporaryDirectory() as folder:  # its headline depends on all answers
+    with tempfile.TemporaryDirectory() as folder:  # the headline depends on all answers
         return write_report(results, Path(folder)).with_name("cells.md").read_text(encoding="utf-8")

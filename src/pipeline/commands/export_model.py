@@ -1,8 +1,8 @@
-"""Stage export of a checkpoint: writes a folder that transformers loads, with a model card, locally
-or to the Hub.
+"""Stage export of a checkpoint: writes a folder that transformers loads, with a model card.
 
-An adapter is merged into its base, or with export.adapter=true a merge of adapters is written as
-one, for PEFT. The export has nothing of this machine: no manifest, log or local path.
+The target is a local folder or the Hub. An adapter is merged into its base. With
+export.adapter=true a merge of adapters is written as one adapter for PEFT. The export holds no
+manifest, log or local path.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,11 +56,11 @@ LOCAL_KEYS = ("name_or_path", "_file")  # suffixes of the keys in which librarie
 
 
 def export_model(config: ExportStage) -> str:
-    """Write the checkpoint to export.to. Returns the folder or the address of its page.
+    """Write the checkpoint to export.to. Return the folder, or the address of its page.
 
     Raises:
-        PipelineError: the target exists or cannot be written, licences of the models differ, the
-            run was changed.
+        PipelineError: the target exists or cannot be written, the licences of the models differ, or
+            the run was changed.
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
@@ -76,7 +77,7 @@ def export_model(config: ExportStage) -> str:
     else:
         opened = open_as_merge
     merge = opened(model, config)
-    # next to the target, so that a rename publishes it
+    # Next to the target, so that a rename publishes it.
     if api:
         staging = config.runs_path
     else:
@@ -89,7 +90,7 @@ def export_model(config: ExportStage) -> str:
         base = merge.adapter.settings["base_model_name_or_path"]
         origin = replace(
             origin, bases=(base,) if base else ()
-        )  # what PEFT adds it to, not what that derives from
+        )  # PEFT adds the adapter to this folder
     if api:
         name = target.removeprefix(HUB)
     else:
@@ -110,72 +111,76 @@ def export_model(config: ExportStage) -> str:
 def move_export(folder: Path, target: Path) -> None:
     """Move the export to its target.
 
-    In an existing export of the same model only the card, which has the scores, is replaced.
+    In an existing export of the same model only the card is replaced, because it holds the scores.
 
     Raises:
-        PipelineError: another model's export is there.
+        PipelineError: the target holds the export of another model.
     """
     if not (target / CARD).is_file():
-        os.rename(folder, target.resolve())  # over an empty folder, too
+        os.rename(folder, target.resolve())  # also replaces an empty folder
         return
-    new, old = (
-        {name: file["sha256"] for name, file in fingerprints(export).items() if name != CARD}
-        for export in (folder, target)
-    )
-    if new != old:
+    new, old = fingerprints(folder), fingerprints(target)
+    names = (new.keys() | old.keys()) - {CARD}
+    if any(new.get(name, {}).get("sha256") != old.get(name, {}).get("sha256") for name in names):
         raise PipelineError(
-            f"export.to={target} holds the export of another model: name a new folder"
+            f"export.to={target} holds the export of another model. Name a new folder."
         )
     os.replace(folder / CARD, target / CARD)
 
 
 def check_target(target: Path) -> None:
-    """Raise PipelineError as `check_place`, unless the folder is an export, and if it is inside a
-    run.
+    """Check that an export can be written to a folder.
+
+    An earlier export in the folder is fine.
+
+    Raises:
+        PipelineError: as `check_place`, or the folder is inside a run.
     """
-    is_export = (target / CARD).is_file() and any(
-        (target / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG)
-    )
-    if not is_export:
+    has_config = (target / CONFIGS[0]).is_file() or (target / ADAPTER_CONFIG).is_file()
+    if not has_config or not (target / CARD).is_file():
         check_place(target, "folder")
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
             raise PipelineError(
-                f"export.to={target} is inside the run {above.name}: name a folder outside of it"
+                f"export.to={target} is inside the run {above.name}. Name a folder outside of it."
             )
 
 
 def check_place(target: Path, kind: str) -> None:
-    """Raise PipelineError if the target, a file or a folder, exists as the other, is a folder with
-    files, or has no parent folder.
+    """Check that a file or folder can be created at the target.
+
+    Raises:
+        PipelineError: the target exists as the other kind, is a folder with files, or has no parent
+            folder.
     """
     if target.exists() and target.is_dir() != (kind == "folder"):
         raise PipelineError(
-            f"export.to={target} exists and is no {kind}: give the {kind} another name"
+            f"export.to={target} exists and is not a {kind}. Give the {kind} another name."
         )
     if target.is_dir() and any(target.iterdir()):
-        raise PipelineError(f"export.to={target} holds files: name a new or empty folder")
+        raise PipelineError(f"export.to={target} holds files. Name a new or empty folder.")
     if not target.resolve().parent.is_dir():
         raise PipelineError(
-            f"export.to={target} is not a place for a {kind}: name one in an existing folder"
+            f"export.to={target} cannot hold a {kind}. Name a {kind} in an existing folder."
         )
 
 
 def licence_of(origin: Origin, config: ExportStage) -> str | None:
-    """Licence for the card; None if unknown.
+    """Return the licence for the card, or None if it is unknown.
 
-    Raises PipelineError if those of the source models differ and export.licence is not given.
+    Raises:
+        PipelineError: the source models have different licences, and export.licence is not set.
     """
     if config.export.licence is not None:
         return config.export.licence
     if len(set(origin.licences.values())) > 1:
-        licences = ", ".join(f"{name}: {licence}" for name, licence in origin.licences.items())
+        licences = [f"{name}: {licence}" for name, licence in origin.licences.items()]
         raise PipelineError(
-            f"checkpoint={config.checkpoint} is derived from models of different licences"
-            f" ({licences}): give that of the result, export.licence=NAME"
+            f"checkpoint={config.checkpoint} is derived from models with different licences"
+            f" ({', '.join(licences)}). Set the licence of the result: export.licence=NAME."
         )
     if not origin.licences:
-        warn("licence unknown, so the model card has none; set it with export.licence=NAME")
+        warn("The licence is unknown, so the model card has none. Set it with export.licence=NAME.")
         return None
     return next(iter(origin.licences.values()))
 
@@ -186,7 +191,7 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
     """Open the model as a merge of one source, in the requested dtype.
 
-    Weights in their own dtype are copied; others are cast once.
+    Weights that already have this dtype are copied. Others are cast once.
     """
     source = open_source(model.folder, base_given(model, config))
     check_sources({"0": source}, lambda _: "checkpoint")
@@ -200,14 +205,15 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
 def base_given(model: Parent, config: ExportStage) -> Path | None:
     """Return the folder of export.base.
 
-    Raises: PipelineError: export.base is given for anything but an adapter from elsewhere.
+    Raises:
+        PipelineError: export.base is set, but the model is not an external adapter.
     """
     if config.export.base is None:
         return None
     if read_manifest(model.folder) is not None or not is_adapter(model.folder):
         raise PipelineError(
-            f"export.base={config.export.base} is read with an adapter from elsewhere, which"
-            f" {model.name} is not: leave it out"
+            f"export.base={config.export.base} applies to an external adapter, but {model.name} is"
+            " none. Remove export.base."
         )
     return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
@@ -215,56 +221,50 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
 def check_files_and_space(
     merge: Merging, model: Parent, config: ExportStage, staging: Path
 ) -> None:
-    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk of the folder
-    `staging`.
-    """
+    """Check that the model has a tokenizer and fits on the disk of `staging`."""
     if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
         raise PipelineError(
-            f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into"
-            f" {model.name}"
+            f"checkpoint={config.checkpoint} has no tokenizer. Copy the tokenizer of its base into"
+            f" {model.name}."
         )
     size = merge.bytes()["written"]
     if shutil.disk_usage(staging).free < size:
         raise PipelineError(
-            f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free"
-            " some"
+            f"export.to={config.export.to}: {size:,} bytes do not fit on the disk. Free some space."
         )
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:
-    """Write weights, configs and tokenizer as a merge does, and copy the run's mergekit
-    configuration.
-    """
+    """Write weights, configurations and tokenizer, and copy the run's mergekit configuration."""
     try:
         merge.write(folder, threads=config.threads)
     except PipelineError as error:
-        if config.export.dtype != "float16" or "is not finite after merging as F16" not in str(
-            error
-        ):
+        too_large = "is not finite after merging as F16" in str(error)
+        if config.export.dtype != "float16" or not too_large:
             raise
         tensor = str(error).partition(" ")[0]
         raise PipelineError(
-            f"export.dtype=float16: {tensor} holds values above 65504, float16's largest: give"
-            " export.dtype=bfloat16"
+            f"export.dtype=float16: {tensor} holds values above 65504, the maximum of float16. Set"
+            " export.dtype=bfloat16."
         ) from error
-    for path in (folder / name for name in CONFIGS if (folder / name).is_file()):
-        path.write_text(
-            json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False) + "\n",
-            encoding="utf-8",
-        )
+    for name in CONFIGS:
+        path = folder / name
+        if path.is_file():
+            text = json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False)
+            path.write_text(text + "\n", encoding="utf-8")
 
 
 def without_paths(value: Any) -> Any:
-    """Return the same JSON without the entries in which libraries store local paths."""
+    """Return the JSON value without the entries in which libraries store local paths."""
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {}
+    public = {}
     for key, item in value.items():
         if not (str(key).endswith(LOCAL_KEYS) and isinstance(item, str | None)):
-            found[key] = without_paths(item)
-    return found
+            public[key] = without_paths(item)
+    return public
 
 
 # --- the model card ---
@@ -279,8 +279,9 @@ def card_text(
     folder: Path,
     config: ExportStage,
 ) -> str:
-    """Return the model card: how the model was made, the rounding error of the cast, and the
-    model's scores.
+    """Return the model card.
+
+    It says how the model was made, the rounding error of the cast, and the model's scores.
     """
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
@@ -288,45 +289,38 @@ def card_text(
     if rounding:
         say(rounding)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
-    scored = []
+    tags, is_merge = [], False
     if manifest:
+        is_merge = manifest.stage == "merge"
+        method = (manifest.config.get("merge") or {}).get("method")
+        recipe = (manifest.config.get("sft") or {}).get("name")
+        tags = [str(tag) for tag in (manifest.stage, method, recipe) if tag]
         scored = scores_of(manifest, runs_dir)
-    if scored:
-        weights = "these weights"
-        if rounding:
-            weights = "the weights before they were cast"
-        rows = []
-        for row, evaluation in scored:
-            settings = ", ".join(
-                f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items()
-            )
-            rows.append((*score_line(row), settings))
-        table = markdown_table(
-            ("task", "language", "metric", "score", "questions", "settings"), rows
-        )
-        how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
-        sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")
-    if manifest:
-        stage, config_of = (manifest.stage, manifest.config)
-    else:
-        stage, config_of = ("", {})
-    tags = [
-        stage,
-        (config_of.get("merge") or {}).get("method"),
-        (config_of.get("sft") or {}).get("name"),
-    ]
-    return render_card(
-        name,
-        "\n".join(sections),
-        origin,
-        tags=[str(tag) for tag in tags if tag],
-        licence=licence,
-        relation="adapter" if merge.adapter else relation_of(origin, stage == "merge"),
-    )
+        if scored:
+            sections.append(results_section(scored, bool(rounding)))
+    relation = "adapter" if merge.adapter else relation_of(origin, is_merge)
+    body = "\n".join(sections)
+    return render_card(name, body, origin, tags=tags, licence=licence, relation=relation)
+
+
+def results_section(scored: Sequence[tuple[ScoreRow, Manifest]], was_cast: bool) -> str:
+    """Return the card's table of scores, with the settings of each evaluation."""
+    rows = []
+    for row, evaluation in scored:
+        settings = [
+            f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items()
+        ]
+        rows.append((*score_line(row), ", ".join(settings)))
+    table = markdown_table(("task", "language", "metric", "score", "questions", "settings"), rows)
+    weights = "these weights"
+    if was_cast:
+        weights = "the weights before they were cast"
+    how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
+    return "\n".join(["## Results", "", how, "", *table]) + "\n"
 
 
 def describe_cast(merge: Merging, config: ExportStage) -> str | None:
-    """Text on the rounding error of the cast; None if no value was rounded."""
+    """Describe the rounding error of the cast. Return None if no value was rounded."""
     source = merge.layout
     if not merge.cast():
         return None
@@ -336,19 +330,16 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
 
 
 def settings_of(evaluation: Manifest) -> dict[str, Any]:
-    """Return the settings that decide an evaluation's scores, without its task and without
-    defaults.
-    """
-    found = {}
-    for key, value in evaluation.decided_by["config"]["eval"].items():
-        if key != "tasks":
-            found[key] = value
-    return found
+    """Return the evaluation settings that are not defaults, without the task."""
+    settings = dict(evaluation.decided_by["config"]["eval"])
+    settings.pop("tasks", None)
+    return settings
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
-    """Return the main score of each task and language of exactly these weights, with its
-    evaluation.
+    """Return the main score of each task and language of exactly these weights.
+
+    Each score comes with the manifest of its evaluation.
     """
     scores = []
     for name in finished_names(runs_dir, "eval-"):

@@ -1,8 +1,7 @@
-"""The model card of an export: how a model was made, its bases and its data sets, as metadata of
-the Hub and as text.
+"""The model card of an export, as metadata of the Hub and as text.
 
-Everything comes from manifests and from the licences on the cards of external models. A card holds
-names, never paths.
+It says how a model was made, and names its bases and data sets. All facts come from manifests and
+from the licences on the cards of external models. A card holds names, never paths.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,11 @@ NO_MODEL = ("data", "data_root")  # roles of parents
 class Origin:
     """The external models and data sets that a model derives from.
 
-    bases: the nearest models on the Hub. sets: (name, id on the Hub if it was read from there,
-    licence). languages: ISO 639. licences: model -> licence as the Hub spells it, where it is
-    known.
+    Attributes:
+        bases: the nearest models on the Hub.
+        sets: (name, id if it was read from the Hub, licence).
+        languages: ISO 639 codes.
+        licences: model -> licence in the Hub's spelling, if known.
     """
 
     bases: tuple[str, ...] = ()
@@ -47,7 +48,10 @@ class Origin:
 def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
     """Return the origin of a finished run, a snapshot, or an external model.
 
-    Args: ask: whether the Hub may be asked for cards.
+    Args:
+        model: the run or model.
+        runs_dir: the folder of its ancestors.
+        ask: whether the Hub may be asked for cards.
     """
     manifest = read_manifest(model.folder)
     if manifest is None:
@@ -69,32 +73,31 @@ def origin_from_config(
     runs_dir: Path,
     ask: bool = False,
 ) -> Origin:
-    """Return the origin of a training or a merge, from its configuration and its finished
-    parents.
-    """
+    """Return the origin of a training or merge, from its configuration and finished parents."""
     models = {}
     for role, parent in parents.items():
         if role not in NO_MODEL and not role.startswith("language "):
             models[role] = parent
     origins = [origin_of(parent, runs_dir, ask) for parent in models.values()]
-    licences = {}
-    for origin in origins:
-        for owner, licence in origin.licences.items():
-            licences[owner] = licence
-    inherited, stated = set(licences.values()), (config.get("model") or {}).get("licence")
-    if stated or (
-        config.get("expert") and len(inherited) == 1
-    ):  # a training has the licence of its base
-        licences = {name: stated or inherited.pop()}
+    licences: dict[str, str] = {}
+    bases: list[str] = []
     sets, codes = sets_and_languages(config)
+    for origin in origins:
+        licences |= origin.licences
+        bases += origin.bases
+        sets += origin.sets
+        codes += origin.languages
+    inherited = set(licences.values())
+    stated = (config.get("model") or {}).get("licence")
+    if stated:
+        licences = {name: stated}
+    elif config.get("expert") and len(inherited) == 1:
+        # a training inherits the licence of its base
+        licences = {name: inherited.pop()}
     return Origin(
-        bases=drop_duplicates(base for origin in origins for base in origin.bases),
-        sets=drop_duplicates(
-            [*sets, *(data_set for origin in origins for data_set in origin.sets)]
-        ),
-        languages=drop_duplicates(
-            [*codes, *(code for origin in origins for code in origin.languages)]
-        ),
+        bases=drop_duplicates(bases),
+        sets=drop_duplicates(sets),
+        languages=drop_duplicates(codes),
         licences=licences,
     )
 
@@ -104,15 +107,18 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def origin_from_card(model: Parent, ask: bool) -> Origin:
-    """Return the origin of an external model: itself if it is on the Hub, with the licence of its
-    card.
+    """Return the origin of an external model.
+
+    This is the model if it is on the Hub, with the licence of its card.
     """
     licence = read_metadata(model.folder, ask=ask).get("license")
     hub = (getattr(model, "hub", None) or "").partition("@")[0]
-    return Origin(
-        bases=(hub,) if re.fullmatch(REPOSITORY, hub) else (),
-        licences={model.name: str(licence)} if licence else {},
-    )
+    origin = Origin()
+    if re.fullmatch(REPOSITORY, hub):
+        origin = replace(origin, bases=(hub,))
+    if licence:
+        origin = replace(origin, licences={model.name: str(licence)})
+    return origin
 
 
 def sets_and_languages(
@@ -120,8 +126,8 @@ def sets_and_languages(
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """Return the sets that a training read, and their languages.
 
-    A file below data_root need not be the data set of that name on the Hub, so neither a repository
-    nor a licence is named for it.
+    A file below data_root need not be the data set of that name on the Hub, so it gets no
+    repository and no licence.
     """
     of_run = config.get("expert") or {}
     experts = (of_run.get("union") or {}).values() or [of_run]
@@ -133,18 +139,20 @@ def sets_and_languages(
             if name in excluded:
                 continue
             hub, licence = source.get("hub"), source.get("licence") or ""
-            sets.append(
-                (name, None, "" if hub else licence)
-                if config.get("data_root")
-                else (name, hub, licence)
-            )
+            if config.get("data_root"):
+                licence = "" if hub else licence
+                hub = None
+            sets.append((name, hub, licence))
             if of_iso_639(source.get("language")):
                 codes += [source["language"]]
     return sets, codes
 
 
 def of_iso_639(code: str | None) -> bool:
-    """Whether the Hub knows a language by this code; it does not know constructed ones."""
+    """Return True if the Hub knows a language code.
+
+    It does not know codes of constructed languages.
+    """
     if code is None or not re.fullmatch("[a-z]{2,3}", code):
         return False
     with suppress(PipelineError):
@@ -153,15 +161,14 @@ def of_iso_639(code: str | None) -> bool:
 
 
 def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
-    """Role -> parent named in a manifest, for those that still exist."""
+    """Return role -> parent for the parents in a manifest that still exist."""
     merge = manifest.config.get("merge") or {}
     parents = {}
     for role, ancestor in manifest.parents.items():
         key, _, index = role.partition(".")
+        reference: Any = merge.get(key)
         if role.isdigit():
-            reference: Any = (merge.get("experts") or [])[int(role) :][:1]
-        else:
-            reference = merge.get(key)
+            reference = (merge.get("experts") or [])[int(role) :][:1]
         if isinstance(reference, list) and reference:
             reference = reference[int(index or 0)]
         if role == "model":
@@ -175,7 +182,10 @@ def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
 def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
     """Return the run or model of a recorded ancestor, or None if it no longer exists.
 
-    Args: reference: RUN as it was requested.
+    Args:
+        ancestor: the manifest's entry.
+        reference: RUN as it was requested.
+        runs_dir: the folder of runs.
     """
     run_folder = folder_of(ancestor.hash, runs_dir)
     if run_folder:
@@ -183,7 +193,7 @@ def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> 
     for name in (
         ancestor.name,
         reference,
-    ):  # a snapshot has a name, an external model only its reference
+    ):  # a snapshot has a name, an external model only a reference
         with suppress(PipelineError):
             if name:
                 return find_run(name, runs_dir, "checkpoint")
@@ -207,21 +217,28 @@ def render_card(
     relation: str,
     licence: str | None = None,
 ) -> str:
-    """Return the text of a README.md: metadata, the given body, how to load the model.
+    """Return the text of a README.md: metadata, a body, and how to load the model.
 
     Args:
         name: the argument for from_pretrained.
-        relation: to the bases, in the Hub's terms: finetune, adapter or merge.
+        body: the text.
+        made_of: the origin of the model.
+        tags: tags for the Hub.
+        relation: finetune, adapter or merge, in the Hub's terms.
+        licence: the licence, or None to use the bases' licence.
     """
     from huggingface_hub import ModelCardData
 
     licences = set(made_of.licences.values())
+    if licence is None and len(licences) == 1:
+        licence = licences.pop()
+    datasets = drop_duplicates(hub for _, hub, _ in made_of.sets)
     data = ModelCardData(
         base_model=list(made_of.bases) or None,
         base_model_relation=relation if made_of.bases else None,
-        datasets=list(drop_duplicates(hub for _, hub, _ in made_of.sets if hub)) or None,
+        datasets=list(filter(None, datasets)) or None,
         language=list(made_of.languages) or None,
-        license=licence or (licences.pop() if len(licences) == 1 else None),
+        license=licence,
         library_name="peft" if relation == "adapter" else "transformers",
         pipeline_tag="text-generation",
         tags=list(tags),
@@ -231,10 +248,10 @@ def render_card(
 
 
 def describe_run(model: Parent, runs_dir: Path) -> str:
-    """Return how a finished run was made, as Markdown; of a selection, how the chosen model was
-    made.
+    """Return how a finished run was made, as Markdown.
 
-    Settings are listed that differ from this program's defaults.
+    For a selection this is how the chosen model was made. Only settings that differ from the
+    defaults are listed.
     """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "select":
@@ -244,45 +261,38 @@ def describe_run(model: Parent, runs_dir: Path) -> str:
         return ""
     if manifest is None:
         return f"The weights of {model.name}."
-    parents = ", ".join(
-        f"{role} = {parent.name}"
-        for role, parent in manifest.parents.items()
-        if role not in NO_MODEL
-    )
+    models = []
+    for role, parent in manifest.parents.items():
+        if role not in NO_MODEL:
+            models.append(f"{role} = {parent.name}")
+    parents = ", ".join(models)
     settings = flatten_dict(manifest.decided_by["config"])
     rows = [(key, format_value(value)) for key, value in sorted(settings.items())]
-    if manifest.stage == "merge":
-        heading = f"Merged from {parents}."
-    else:
-        names = {key: manifest.config[key]["name"] for key in ("expert", "sft")}
-        heading = (
-            f"Trained from {parents or 'random weights'} with `expert={names['expert']}"
-            f" sft={names['sft']}`."
-        )
-    lines = [heading, "", *markdown_table(("setting", "value"), rows), ""]
-    if manifest.stage == "merge":
-        done = str(manifest.facts["merge"])
-        lines += [
-            f"{done[:1].upper()}{done[1:]}.",
-            "",
-            *markdown_table(("where", "what", "weights"), plan_rows(manifest)),
-        ]
-    return "\n".join(lines) + "\n"
+    lines = ["", *markdown_table(("setting", "value"), rows), ""]
+    if manifest.stage != "merge":
+        expert, recipe = manifest.config["expert"]["name"], manifest.config["sft"]["name"]
+        trained_from = parents or "random weights"
+        heading = f"Trained from {trained_from} with `expert={expert} sft={recipe}`."
+        return "\n".join([heading, *lines]) + "\n"
+    done = str(manifest.facts["merge"])
+    lines += [f"{done[:1].upper()}{done[1:]}.", ""]
+    lines += markdown_table(("where", "what", "weights"), plan_rows(manifest))
+    return "\n".join([f"Merged from {parents}.", *lines]) + "\n"
 
 
 def plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """Return where, what and the weights of each part of a merge."""
+    """Return (where, what, weights) of each part of a merge."""
     rows = []
     for row in manifest.facts["plan"]:
-        weights = " + ".join(f"{weight:g} {source}" for source, weight in row["weights"].items())
-        rows.append((row["where"], row["what"], row.get("formula", weights)))
+        terms = [f"{weight:g} {source}" for source, weight in row["weights"].items()]
+        rows.append((row["where"], row["what"], row.get("formula", " + ".join(terms))))
     return rows
 
 
 def relation_of(made_of: Origin, merged: bool) -> str:
-    """merge or finetune: the relation of a whole model to its bases.
+    """Return "merge" or "finetune", the relation of a whole model to its bases.
 
-    Merged local experts are a finetune of theirs.
+    A merge of local experts is a finetune of their base.
     """
     if merged and len(made_of.bases) > 1:
         return "merge"
@@ -290,22 +300,18 @@ def relation_of(made_of: Origin, merged: bool) -> str:
 
 
 def data_section(made_of: Origin) -> str:
-    """Return a table of the sets, each with its licence, which still holds under the model's
-    licence.
-    """
+    """Return a table of the data sets with their licences, which still apply to the model."""
     if not made_of.sets:
         return ""
-    rows = [
-        (name, hub or "a local file", licence or "unknown") for name, hub, licence in made_of.sets
-    ]
-    return (
-        "\n".join(["## Trained on", "", *markdown_table(("set", "on the Hub", "licence"), rows)])
-        + "\n"
-    )
+    rows = []
+    for name, hub, licence in made_of.sets:
+        rows.append((name, hub or "a local file", licence or "unknown"))
+    table = markdown_table(("set", "on the Hub", "licence"), rows)
+    return "\n".join(["## Trained on", "", *table]) + "\n"
 
 
 def loading_section(name: str, made_of: Origin, relation: str) -> str:
-    """How transformers loads the model, or PEFT an adapter."""
+    """Return how transformers loads the model, or how PEFT loads the adapter."""
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",

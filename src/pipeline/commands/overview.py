@@ -1,6 +1,4 @@
-"""The first screen of a plan: the total, what to fix and to know, kinds of runs, details, and what
-is next.
-"""
+"""The first screen of a plan: total, problems, notes, kinds of runs, details, next command."""
 
 from __future__ import annotations
 
@@ -39,10 +37,17 @@ TOLD = 3  # kinds of merges, and tasks, that are named
 
 @dataclass
 class Overview:
-    """What a plan decides.
+    """The decisions of a plan.
 
-    fix: why it would fail; know: what a reader should know before it is started; without: what the
-    total leaves out, in words.
+    Attributes:
+        title: the first line.
+        total: what the runs take.
+        table: a line for each kind of runs.
+        details: facts about trainings, merges and scores.
+        next: the command that computes the plan.
+        fix: why the plan would fail.
+        know: what a reader should know before the start.
+        without: what the total leaves out, in words.
     """
 
     title: str
@@ -55,31 +60,27 @@ class Overview:
     without: str = ""
 
     def lines(self) -> list[str]:
-        """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to
-        know, as much as there is room for.
+        """Return at most LINES lines of WIDTH columns; only a long command may exceed this.
+
+        Problems and notes fill the lines that are left.
         """
         for width in (2, 1):  # lines of a detail
             details = []
             for text in self.details:
-                for line in wrapped(text, width):
-                    details.append(line)
+                details += wrapped(text, width)
             room = LINES - 4 - len(self.table) - len(details)
             if room >= len(self.fix) + len(self.know):
                 break
         fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
-        lines = [
-            *wrapped(self.title, 1),
-            *wrapped(self.total, 2),
-            *fix,
-            *know,
-            *self.table,
-            *details,
-        ]
-        first = ""
-        if self.fix:
-            first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run "
-        return [*lines[: LINES - 1], f"Next: {first}{self.next}"]
+        lines = wrapped(self.title, 1) + wrapped(self.total, 2)
+        lines += fix + know + self.table + details
+        next_step = self.next
+        if len(self.fix) == 1:
+            next_step = f"fix it, then run {self.next}"
+        elif self.fix:
+            next_step = f"fix these, then run {self.next}"
+        return [*lines[: LINES - 1], f"Next: {next_step}"]
 
 
 def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
@@ -87,8 +88,9 @@ def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
 
     Runs are named without their hashes. A text that is cut ends with an ellipsis.
     """
+    without_hashes = re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text)
     return textwrap.wrap(
-        re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text),
+        without_hashes,
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * (len(first) or 2),
@@ -99,63 +101,67 @@ def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
 
 
 def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
-    """Texts with a label before the first, in at most `line_limit` lines: two lines each where
-    these fit, the first texts first; the last line counts those left out.
+    """Return texts in at most `line_limit` lines, with a label before the first.
+
+    Each text gets two lines if they fit, and earlier texts come first. The last line counts the
+    texts that are left out.
     """
-    if len(texts) <= line_limit:
-        shown = texts
-    else:
+    shown = texts
+    if len(texts) > line_limit:
         shown = texts[: line_limit - 1]
+    omitted = len(texts) - len(shown)
     lines: list[str] = []
     for index, text in enumerate(shown):
-        later = len(shown) - index - 1 + (len(texts) > len(shown))
+        later = len(shown) - index - 1
+        if omitted:
+            later += 1
         room = 1
         if len(lines) + 2 + later <= line_limit:
             room = 2
-        lines += wrapped(text, room, " " * 6 if index else f"{label:<5} ")
-    omitted = len(texts) - len(shown)
+        lines += wrapped(text, room, f"{label:<5} ")
+        label = ""
     if omitted:
-        return [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"]
+        lines.append(f"{label:<5} and {omitted} more: plan.lines=1 prints them")
     return lines
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
-    """Return the least and the largest value, as in "2 to 5", or one number if they are equal."""
+    """Return the range of values, as in "2 to 5", or one number if they are equal."""
     numbers = list(values)
-    if numbers:
-        ends = dict.fromkeys(text(end(numbers)) for end in (min, max))
-    else:
-        ends = {"?": None}
-    return " to ".join(ends)
+    if not numbers:
+        return "?"
+    least, largest = text(min(numbers)), text(max(numbers))
+    if least == largest:
+        return least
+    return f"{least} to {largest}"
 
 
 # --- kinds of runs ---
 
 
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of
-    merges in memory. Selections, and averages of several scores, take no time of their own.
+    """Return the runs of each kind.
+
+    Kinds are training sets, trainings, scores for choosing snapshots, scores, and scores of merges
+    in memory. Selections and averages take no time and are left out.
     """
-    choosing = {
-        run.hash for run in order_runs([run for run in runs if isinstance(run.config, SelectStage)])
-    }
-    kinds: dict[str, list[Run]] = {}
+    selections = [run for run in runs if isinstance(run.config, SelectStage)]
+    choosing = {run.hash for run in order_runs(selections)}
+    names = [*dict.fromkeys(KINDS.values()), CHOOSING, "scores", MERGED]
+    kinds: dict[str, list[Run]] = {name: [] for name in names}
     for run in runs:
         config = run.config
         if isinstance(config, EvalStage):
+            kind = "scores"
             if run.hash in choosing:
                 kind = CHOOSING
-            else:
-                kind = MERGED if config.merge else "scores"
+            elif config.merge:
+                kind = MERGED
         else:
             kind = KINDS.get(config.stage, "")
         if kind and not is_bundle(run):
-            kinds.setdefault(kind, []).append(run)
-    return {
-        kind: kinds[kind]
-        for kind in [*dict.fromkeys(KINDS.values()), CHOOSING, "scores", MERGED]
-        if kind in kinds
-    }
+            kinds[kind].append(run)
+    return {kind: members for kind, members in kinds.items() if members}
 
 
 def kinds_table(
@@ -165,44 +171,47 @@ def kinds_table(
     bill: Bill | None,
     history: History,
 ) -> list[str]:
-    """Return a line for each kind of runs: how many, how many are done, and what one and all take.
+    """Return a line for each kind of runs: counts, finished runs, and costs of one and of all.
 
-    Args: waiting: the choices that are still open.
+    Args:
+        runs: the runs of the plan.
+        waiting: evaluations whose model is still to be chosen.
+        reasons: the hashes of the unfinished runs.
+        bill: the costs on GPUs, or None.
+        history: durations of finished runs.
     """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
     costs = None
     if bill:
         costs = {cost.run.hash: cost for cost in bill.costs()}
-    takes_what = (
-        ("GPUs each", "time each", "GPU-hours", "GB a GPU")
-        if bill
-        else ("time each", "in all", "GB")
-    )
+    takes_what = ["time each", "in all", "GB"]
+    if bill:
+        takes_what = ["GPUs each", "time each", "GPU-hours", "GB a GPU"]
     rows: list[tuple[str, ...]] = [("", "runs", "done", *takes_what)]
     for kind in dict.fromkeys([*planned, *later]):
         members, further = planned.get(kind, []), later.get(kind, [])
         remaining = [run for run in members if run.hash in unfinished]
-        count = f"{len(members):,}" + f" + {len(further):,}" * bool(further)
+        count = f"{len(members):,}"
+        if further:
+            count += f" + {len(further):,}"
         done = f"{len(members) - len(remaining):,}"
         rows.append((kind, count, done, *takes([*remaining, *further], costs, history)))
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
 def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) -> tuple[str, ...]:
-    """Return what runs of a kind take: on the GPUs of a bill, else on this machine."""
+    """Return what runs of a kind take, on the GPUs of a bill or on this machine."""
     if not runs:
         return ("",) * (3 if costs is None else 4)
     if costs is None:
-        seconds, memory = (
-            [history.predict(run) for run in runs],
-            memory_text(map(memory_here, runs)),
-        )
-        if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
-            return "needs a GPU", "?", memory
+        memory = memory_text(map(memory_here, runs))
         known_seconds = []
-        for value in seconds:
-            if value is not None:
-                known_seconds.append(value)
+        for run in runs:
+            seconds = history.predict(run)
+            if history.needs_gpu(run, seconds):
+                return "needs a GPU", "?", memory
+            if seconds is not None:
+                known_seconds.append(seconds)
         total = "?"
         if len(known_seconds) == len(runs):
             total = format_duration(sum(known_seconds))
@@ -212,29 +221,28 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
         if run.hash in costs:
             known_costs.append(costs[run.hash])
     if not known_costs:
-        if not isinstance(runs[0].config, TrainStage | EvalStage):  # of the CPU
+        if not isinstance(runs[0].config, TrainStage | EvalStage):  # memory of the CPU
             return "", takes(runs, None, history)[0], "", ""
-        # whose memory is known without rows
+        # memory that is known without rows
         trainings = []
         for run in runs:
             if isinstance(run.config, TrainStage):
                 trainings.append(run)
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
+    gpus_each = span((cost.gpus for cost in known_costs), str)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
-    return (
-        span((cost.gpus for cost in known_costs), str),
-        span(seconds_each, format_duration),
-        hours,
-        memory_text(cost.memory for cost in known_costs),
-    )
+    memory = memory_text(cost.memory for cost in known_costs)
+    return gpus_each, span(seconds_each, format_duration), hours, memory
 
 
 def memory_text(sizes: Iterable[float | None]) -> str:
     """Return the largest of some sizes, in GB."""
     largest = max(filter(None, sizes), default=0.0)
+    if largest >= 10e9:
+        return f"{largest / 1e9:.0f}"
     if largest:
-        return f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}"
+        return f"{largest / 1e9:.1f}"
     return ""
 
 
@@ -242,8 +250,9 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 
 
 def training_details(runs: Sequence[Run]) -> list[str]:
-    """Describe trainings in a line: methods, rows, steps, batch, tokens, learning rate, dtypes and
-    epochs.
+    """Describe trainings in a line.
+
+    The line gives methods, rows, steps, batch size, tokens, learning rate, dtypes and epochs.
     """
     trainings = []
     for run in runs:
@@ -260,15 +269,17 @@ def training_details(runs: Sequence[Run]) -> list[str]:
         return span((getattr(sft, name) for sft in settings), form.format)
 
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
-    dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
-    unknown = ""
+    dtypes = ", ".join(
+        dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
+    )
+    size = f"{span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps"
+    batch = of_knob("batch_size")
     if len(rows) < len(trainings):
-        unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
+        batch += f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
+    rate = of_knob("learning_rate", "{:.3g}")
     return [
-        f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
-        f" {span(steps, '{:,.0f}'.format)} steps of {of_knob('batch_size')}{unknown}, {millions}"
-        f" million tokens, rate {of_knob('learning_rate', '{:.3g}')}, {', '.join(dtypes)},"
-        f" sft.epochs {of_knob('epochs')}"
+        f"trainings: {methods}; {size} of {batch}, {millions} million tokens,"
+        f" rate {rate}, {dtypes}, sft.epochs {of_knob('epochs')}"
     ]
 
 
@@ -276,32 +287,27 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
     """Describe in a line what the merges do, in the layers of their model."""
     texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
-        if isinstance(run.config, EvalStage | MergeStage):
-            merge = run.config.merge
-            if merge:
-                text = merge.described(
-                    run.config.partition, layers_of(run.parents) or known_layers(run)
-                )
-                texts_of.setdefault(merge.method, {})[text] = None
-    parts = [
-        f"{method}: {'; '.join(first_few(list(texts), TOLD))}" for method, texts in texts_of.items()
-    ]
+        if isinstance(run.config, EvalStage | MergeStage) and run.config.merge:
+            merge, layers = run.config.merge, layers_of(run.parents) or known_layers(run)
+            text = merge.described(run.config.partition, layers)
+            texts_of.setdefault(merge.method, {})[text] = None
+    parts = []
+    for method, texts in texts_of.items():
+        parts.append(f"{method}: {'; '.join(first_few(list(texts), TOLD))}")
     if parts:
         return [f"merges: {'. '.join(parts)}"]
     return []
 
 
 def known_layers(run: Run) -> int | None:
-    """Return the number of layers of a model that is not on this disk, if its name is known."""
+    """Return the number of layers of a model that is not downloaded, if its name is known."""
     with suppress(PipelineError):
         return shape_for(run).layers
     return None
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:
-    """Describe scores in a line: tasks with shots and questions, languages, dtype, products and
-    backend.
-    """
+    """Describe scores in a line: tasks, shots, questions, languages, dtype and backend."""
     scores = []
     for run in runs:
         if isinstance(run.config, EvalStage) and not is_bundle(run):
@@ -313,11 +319,10 @@ def score_details(runs: Sequence[Run]) -> list[str]:
         config, task = run.config.eval, run.config.eval.tasks[0]
         name = f"{task.task} {task.num_fewshot}-shot"
         limits[name] = config.limit or 0
-        sizes.setdefault(name, []).extend(
-            count_questions(run, asked_task, language)
-            for asked_task in config.tasks
-            for language in run.config.languages
-        )
+        counts = sizes.setdefault(name, [])
+        for asked_task in config.tasks:
+            for language in run.config.languages:
+                counts.append(count_questions(run, asked_task, language))
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     tasks = []
     for name, counts in sizes.items():

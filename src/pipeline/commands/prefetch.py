@@ -1,7 +1,7 @@
-"""Stage prefetch: fetch every model and data set that a table needs, and lock the revision of each.
+"""Stage prefetch: fetches every model and data set that a table needs, and locks revisions.
 
 The lock file, runs_dir/hub.lock.json, then affects the hashes of runs, and compute nodes run with
-HF_HUB_OFFLINE=1. Locked revisions are kept when the Hub has newer ones, unless
+HF_HUB_OFFLINE=1. A locked revision is kept when the Hub has a newer one, unless
 prefetch.update=true.
 """
 
@@ -48,19 +48,19 @@ from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import pluralize
+from pipeline.text import first_few, pluralize
 
-TIMEOUT = 60.0  # seconds without an answer, or without a byte of it, after which a download fails
+TIMEOUT = 60.0  # seconds without a byte after which a download fails
 
 
 def prefetch(config: PrefetchStage) -> Path:
-    """Fetch and lock the inputs of a table, or of a single command. Returns the lock file.
+    """Fetch and lock the inputs of a table or of a single command. Return the lock file.
 
-    Evaluations of models that are still to be selected need the same inputs for each candidate.
+    Evaluations of models that are still to be chosen need the same inputs for each candidate.
 
     Raises:
-        PipelineError: parts of the table cannot be planned, so that their inputs are not known; the
-            others are locked.
+        PipelineError: parts of the table cannot be planned, so that their inputs are unknown. The
+            other inputs are locked.
     """
     if config.command is not None:
         return fetch_and_lock(order_runs([build_single(config.command)]), config)
@@ -69,7 +69,7 @@ def prefetch(config: PrefetchStage) -> Path:
         order_runs([*planning.targets(), *planning.waiting_evaluations()]), config
     )
     if planning.problems:
-        planning = Planning.of(config)  # again, as some plans need what was fetched
+        planning = Planning.of(config)  # again, because some plans need fetched files
         planning.targets()
     causes = not_planned(planning)
     if causes:
@@ -78,39 +78,35 @@ def prefetch(config: PrefetchStage) -> Path:
 
 
 def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
-    """Fetch the inputs of the runs and lock them.
+    """Fetch the inputs of the runs and lock them. Return the lock file.
 
-    Returns the lock file, which is written after each input, so that an interrupted prefetch
-    resumes.
+    The lock file is written after each input, so that an interrupted prefetch resumes.
 
     Raises:
-        PipelineError: some inputs could not be fetched; the others are locked.
+        PipelineError: some inputs could not be fetched. The others are locked.
     """
     runs_dir, inputs = config.runs_path, collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK
     update = config.prefetch.update
-    steps: list[tuple[str, Callable[[], None]]] = [
-        *((f"model: {name}", partial(fetch_model, lock, name, update)) for name in inputs.models),
-        *(
-            (label, partial(fetch_url if source.url else fetch_dataset, lock, source, update))
-            for label, source in inputs.sources.items()
-        ),
-        *(
-            (f"harness: {hub} {part or ''}", partial(fetch_for_harness, lock, hub, part))
-            for hub, part in inputs.scored
-        ),
-    ]
+    steps: list[tuple[str, Callable[[], None]]] = []
+    for model in inputs.models:
+        steps.append((f"model: {model}", partial(fetch_model, lock, model, update)))
+    for label, source in inputs.sources.items():
+        fetch = fetch_url if source.url else fetch_dataset
+        steps.append((label, partial(fetch, lock, source, update)))
+    for hub, part in inputs.scored:
+        label = f"harness: {hub} {part or ''}"
+        steps.append((label, partial(fetch_for_harness, lock, hub, part)))
     failed = list(inputs.problems)
     for number, (label, step) in enumerate(steps, start=1):
         plain = without_credentials(label)
         say(f"[{number}/{len(steps)}] {plain}")
+        name, _, address = label.partition(": ")
+        about = inputs.sources.get(label) or Source(hub=address, rows="", file="")
         try:
-            name, _, address = label.partition(": ")
-            with readable_errors(
-                name, inputs.sources.get(label) or Source(hub=address, rows="", file="")
-            ):
+            with readable_errors(name, about):
                 step()
         except PipelineError as error:
             say(f"{plain} failed: {error}")
@@ -123,8 +119,8 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         if len(failed) < count:
             remedy = f", the others are locked in {path}"
         raise PipelineError(
-            f"{len(failed)} of {count} could not be fetched{remedy}; rerun the command for these;"
-            f" first: {failed[0]}"
+            f"{len(failed)} of {count} inputs could not be fetched{remedy}. Rerun the command for"
+            f" these. The first: {failed[0]}"
         )
     write_lock(path, lock)
     return path
@@ -142,22 +138,24 @@ def _hub_client() -> Any:
 
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
-    """Return the revision to fetch: the locked one, or the newest if there is none or `update`."""
+    """Return the locked revision, or the newest if there is none or with `update`."""
     repository, _, revision = name.partition("@")
     newest = info(repository, revision=revision or None).sha
     if locked is None or update:
         return newest
     if locked != newest:
         say(
-            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}): using"
-            " the locked one; prefetch.update=true takes the new one, which changes hashes of runs"
+            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}). The"
+            " locked revision is used. prefetch.update=true takes the new one, which changes"
+            " hashes of runs."
         )
     return locked
 
 
 def fetch_model(lock: Lock, name: str, update: bool) -> None:
-    """Fetch weights (safetensors only), tokenizer and configuration of a model into the Hub's cache
-    and lock them.
+    """Fetch a model into the Hub's cache and lock its revision.
+
+    Weights are read from safetensors only.
     """
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
@@ -168,7 +166,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
         raise PipelineError(
-            f"hub:{name} has no safetensors: convert it, weights in pickles are not read"
+            f"hub:{name} has no safetensors. Convert it: weights in pickles are not read."
         )
     lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
 
@@ -181,32 +179,31 @@ def fetch_files(
     patterns: Sequence[str],
     ignored: Sequence[str] = (),
 ) -> Path:
-    """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them.
+    """Fetch files of a repository and return their folder.
 
-    Returns their folder.
+    Prints how many bytes are not in the Hub's cache yet.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
     of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
     wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
-    files = hub.repo_info(
-        repository, **of_repository, files_metadata=True
-    ).siblings  # one request, not one a file
-    missing = [
-        file.size or 0
-        for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
-        if not try_to_load_from_cache(repository, file.rfilename, **of_repository)
-    ]
+    # one request instead of one per file
+    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings
+    missing = []
+    for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename):
+        if not try_to_load_from_cache(repository, file.rfilename, **of_repository):
+            missing.append(file.size or 0)
     if missing:
         size = tqdm.format_sizeof(sum(missing), "B")
-        say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
+        say(f" fetches {size} in {pluralize(len(missing), 'file')}")
     return Path(hub.snapshot_download(repository, **of_repository, **wanted))
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
-    """Fetch the files of one configuration and split, or of a pattern, into the Hub's cache and
-    lock them.
+    """Fetch the files of one data set part into the Hub's cache and lock their revision.
+
+    A part is a configuration and split, or a pattern of files.
     """
     hub = _hub_client()
     assert source.hub is not None
@@ -236,7 +233,7 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
 def source_of(source: Source, part: str, record: dict[str, Any]) -> Source:
     """Return the source of another locked part of the same repository.
 
-    A part is a pattern of its files, or configuration and split.
+    A part is a pattern of files, or a configuration and a split.
     """
     pattern = re.compile(glob_translate(part))
     if all(map(pattern.match, record["files"])):
@@ -253,29 +250,26 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
 
     if hub not in lock.datasets:
         raise PipelineError(
-            f"{hub} is not locked, as it could not be fetched: fix that first, then rerun"
-            " stage=prefetch"
+            f"{hub} is not locked, because it could not be fetched. Fix that first, then rerun"
+            " stage=prefetch."
         )
     for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
         for file in read.cache_files:
-            with suppress(OSError):  # of a cache that belongs to somebody else
-                os.utime(
-                    Path(file["filename"]).parent
-                )  # the newest is what `datasets` reads offline
+            with suppress(OSError):  # of a cache that another user owns
+                os.utime(Path(file["filename"]).parent)  # offline, `datasets` reads the newest
 
 
 def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, list[str]]:
-    """(format, files) of a part of a repository, as `datasets` itself resolves them."""
+    """Return (format, files) of a part of a repository, resolved by `datasets`."""
     assert source.hub is not None
     if source.files is not None:
         names = hub.list_repo_files(source.hub, repo_type="dataset", revision=revision)
-        files_found = sorted(
-            filter(re.compile(glob_translate(source.files)).match, names)
-        )  # as `datasets` reads it
+        pattern = re.compile(glob_translate(source.files))  # as `datasets` reads it
+        files_found = sorted(filter(pattern.match, names))
         if not files_found:
             raise PipelineError(
-                f"{source.hub} has no file like {source.files}: look at its files and give another"
-                " pattern"
+                f"{source.hub} has no file like {source.files}. Look at its files and set another"
+                " pattern."
             )
         return source.format, files_found
     from datasets import load_dataset_builder
@@ -284,17 +278,21 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     files = builder.config.data_files or {}
     if source.split not in files:
         raise PipelineError(
-            f"{source.hub} has no split {source.split}: there are {', '.join(files)}"
+            f"{source.hub} has no split {source.split}. Its splits:"
+            f" {', '.join(first_few(list(files), 5))}."
         )
-    return type(builder).__module__.rpartition(".")[2], [
-        str(file).split(f"@{revision}/", 1)[1] for file in files[source.split]
-    ]
+    form = type(builder).__module__.rpartition(".")[2]
+    paths = [str(file).split(f"@{revision}/", 1)[1] for file in files[source.split]]
+    return form, paths
 
 
 def fetch_url(lock: Lock, source: Source, update: bool) -> None:
-    """Fetch a file by its URL to runs_dir/.hub; it is identified by the digest of its content.
+    """Fetch a file by its URL into runs_dir/.hub.
 
-    Raises PipelineError for another content than is locked, unless `update`.
+    The file is identified by the digest of its content.
+
+    Raises:
+        PipelineError: the content differs from the locked one, and `update` is false.
     """
     assert source.url is not None
     locked_as = url_key(source.url)
@@ -302,10 +300,8 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
         locked = {}
     else:
         locked = lock.urls.get(locked_as, {})
-    path = (
-        Path(".hub")
-        / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
-    )
+    file_name = plain_addresses(source.url).rpartition("/")[2]
+    path = Path(".hub") / f"{digest_of([source.url])[:8]}-{file_name}"
     target = lock.folder / path
     if locked and target.is_file() and target.stat().st_size == locked["bytes"]:
         return
@@ -317,15 +313,15 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
         ):
             shutil.copyfileobj(response, file)
             length = int(response.headers.get("Content-Length") or file.tell())
-            if file.tell() != length:  # which urllib does not notice
+            if file.tell() != length:  # urllib does not notice this
                 address = without_credentials(source.url)
                 raise PipelineError(
-                    f"{address} broke off after {file.tell()} of {length} bytes: rerun the command"
+                    f"{address} broke off after {file.tell()} of {length} bytes. Rerun the command."
                 )
         digest = sha256(temporary)
         if locked and locked["sha256"] != digest:
             raise PipelineError(
-                f"{without_credentials(source.url)} has changed since it was locked: put the file"
-                f" of then at {target}, or give prefetch.update=true, which changes hashes of runs"
+                f"{without_credentials(source.url)} has changed since it was locked. Put the locked"
+                f" file at {target}, or set prefetch.update=true, which changes hashes of runs."
             )
     lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}

@@ -1,6 +1,4 @@
-"""What a plan says where experts are trained on prompts that end otherwise than those of a
-benchmark.
-"""
+"""Notes of a plan about training prompts that end differently from a benchmark's prompts."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ from pipeline.launch.preflight import data_key
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 
-COLUMN = "\0"  # stands for the text of a column in a benchmark's template
+COLUMN = "\0"  # placeholder for a column in a benchmark's template
 
 
 def prompt_lines(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each training on own prompts, and task, that end their prompts otherwise.
+    """Return a line for each pair of a training and a task whose prompts end differently.
 
-    The text between question and answer is compared: the end that all prompts share, and what
-    follows it.
+    The text between question and answer is compared: the end that all prompts share, and the text
+    after it. Only trainings on local prompts are compared.
     """
     asked: dict[str, dict[str, str]] = {}
     lines: dict[str, None] = {}
@@ -51,41 +49,39 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def trained_end(run: Run) -> str | None:
-    """Return what stands before all answers of a training; None if its prompts are not the user's,
-    or not here.
+    """Return the text before all answers of a training.
+
+    Returns None if its prompts do not come from the user or are not on this machine.
     """
     config = run.config
-    if (
-        not isinstance(config, TrainStage)
-        or config.stage == "cpt"
-        or config.sft.template != "plain"
-    ):
+    if not isinstance(config, TrainStage) or config.stage == "cpt":
         return None
-    if not has_own_prompts(config.expert):
+    if config.sft.template != "plain" or not has_own_prompts(config.expert):
         return None
     rows = known_rows(run)[0]
-    end = os.path.commonprefix([row["prompt"][::-1] for row in rows])[::-1]
+    if not rows:
+        return None
+    reversed_prompts = [row["prompt"][::-1] for row in rows]
+    end = os.path.commonprefix(reversed_prompts)[::-1]
     start = os.path.commonprefix([row["completion"] for row in rows])
     blank = start[: len(start) - len(start.lstrip())]
-    if rows:
-        return f"{end}{config.sft.separator}{blank}"
-    return None
+    return f"{end}{config.sft.separator}{blank}"
 
 
 def asked_ends(run: Run[EvalStage]) -> dict[str, str]:
-    """Return task -> what its template puts before all answers, without the tasks whose prompts a
-    function writes.
+    """Return task -> the text that its template puts before all answers.
+
+    Tasks whose prompts a function writes are left out.
     """
     ends: dict[str, str] = {}
     with (
         TemporaryDirectory() as folder,
         suppress(PipelineError),
-    ):  # what is wrong with a task is to be fixed
+    ):  # problems of a task are reported elsewhere
         for spec in define_tasks(run, Path(folder), []):
-            with suppress(Exception):  # a template is a program, and raises what it likes
-                ends[spec.task] = template_end(spec.body["doc_to_text"]) + spec.body.get(
-                    "target_delimiter", " "
-                )
+            with suppress(Exception):  # a template is a program and may raise any exception
+                delimiter = spec.body.get("target_delimiter", " ")
+                ends[spec.task] = template_end(spec.body["doc_to_text"]) + delimiter
     return ends
 
 

@@ -1,4 +1,4 @@
-"""Stage report: write the report of a table's finished runs, without computing any."""
+"""Stage report: writes the report of a table's finished runs and computes no run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.text import first_few
 
 
 def report_table(config: ReportStage) -> Path:
-    """Write the report of a table's finished runs, without computing any. Returns its page."""
+    """Write the report of a table's finished runs. Return its page."""
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
     reported.refuse_another(config)
@@ -50,24 +50,21 @@ def report_folder(planning: Planning) -> Path:
 def write_results(
     planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
 ) -> Path:
-    """Write the report: page, cells, contrasts and claims. Returns the page."""
+    """Write the report: page, cells, contrasts and claims. Return the page."""
     from pipeline.report.collect import gather_results
     from pipeline.report.render.cells import by_message
     from pipeline.report.write import write_report
 
     folder = report_folder(planning)
     results = gather_results(planning, reported.failed, reasons)
-    reported.refuse_fewer(
-        folder,
-        results.finished,
-        report.fewer,
-        [cell.missing for cell in results.cells if cell.missing],
-    )
+    missing = [cell.missing for cell in results.cells if cell.missing]
+    reported.refuse_fewer(folder, results.finished, report.fewer, missing)
     page = write_report(results, folder)
     say((folder / "summary.txt").read_text(encoding="utf-8"))
-    for message, names in by_message(
-        (warning, run.name) for run in results.runs for warning in run.warnings
-    ):
+    warnings = []
+    for run in results.runs:
+        warnings += [(warning, run.name) for warning in run.warnings]
+    for message, names in by_message(warnings):
         warn(f"{message} ({' '.join(first_few(names, 1))})")
     reported.write_state(folder, finished=results.finished)
     if planning.config.tracking.mode != "disabled":

@@ -1,11 +1,13 @@
-"""Stage show: prints a run from its folder: configuration, parents, loss curve, scores, cost, and
-some answers.
+"""Stage show: prints a run from its folder.
+
+It shows configuration, parents, loss curve, scores, cost, and some answers.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -22,13 +24,13 @@ from pipeline.runs.run import flatten_dict
 from pipeline.text import align_columns
 from pipeline.train.examples import ROWS
 
-POINTS = 8  # of a curve
+POINTS = 8  # points of a curve
 LOG_LINES = 30
 LONGEST = 600  # characters of a prompt's end and of an answer
 
 
 def show_run(config: ShowStage) -> str:
-    """Text that describes the run, for a terminal."""
+    """Return text for a terminal that describes the run."""
     unfinished = unfinished_text(config)
     if unfinished:
         return unfinished
@@ -36,7 +38,7 @@ def show_run(config: ShowStage) -> str:
     manifest = read_manifest(folder)
     if manifest is None:
         raise PipelineError(
-            f"run={config.run} has no manifest.json: give one of the runs that stage=status lists"
+            f"run={config.run} has no manifest.json. Name a run that stage=status lists."
         )
     parts = [
         heading_lines(manifest),
@@ -53,8 +55,9 @@ def show_run(config: ShowStage) -> str:
 
 
 def unfinished_text(config: ShowStage) -> str:
-    """Return the state of an unfinished run and the end of its log, or "" if no run has this
-    name.
+    """Return the state of an unfinished run and the end of its log.
+
+    Returns an empty string if no run has this name.
     """
     runs_dir = config.runs_path
     if "/" in config.run or finished_names(runs_dir, config.run):
@@ -69,14 +72,17 @@ def unfinished_text(config: ShowStage) -> str:
     reason = status.detail.removesuffix(f"; {status.log}")
     heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
     if status.log is None:
-        return "\n".join([*heading, "it has no log of its own: its command printed what it said"])
+        return "\n".join([*heading, "This run has no log. Its output went to the terminal."])
     lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
     cut = ""
     if len(lines) > LOG_LINES:
         cut = f", the last {LOG_LINES} of {len(lines)} lines"
-    return "\n".join(
-        [*heading, "", f"log: {status.log}{cut}:", *(f"  {line}" for line in lines[-LOG_LINES:])]
-    )
+    heading += ["", f"log: {status.log}{cut}:"]
+    return "\n".join([*heading, *indented("  ", lines[-LOG_LINES:])])
+
+
+def indented(mark: str, lines: Iterable[str]) -> list[str]:
+    return [f"{mark}{line}" for line in lines]
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
@@ -84,25 +90,22 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
 
     The trained part is green on a terminal, and in [[ ]] elsewhere.
 
-    Raises: PipelineError: the run is neither, or was trained by a version that kept no rows.
+    Raises:
+        PipelineError: the run has no rows, or an earlier version kept none.
     """
     if manifest.stage == "data":
-        return [
-            "rows:",
-            *(
-                f"  {json.dumps(row, ensure_ascii=False)}"
-                for row in read_jsonl(folder / "train.jsonl")[: config.show.rows]
-            ),
-        ]
+        rows = read_jsonl(folder / "train.jsonl")[: config.show.rows]
+        texts = [json.dumps(row, ensure_ascii=False) for row in rows]
+        return ["rows:", *indented("  ", texts)]
     if manifest.stage not in ("sft", "cpt"):
         raise PipelineError(
-            f"show.rows={config.show.rows}: {manifest.name} has no training set; give a run of"
-            " stage=sft"
+            f"show.rows={config.show.rows}: {manifest.name} has no training set. Name a run of"
+            " stage=sft."
         )
     if not (folder / ROWS).is_file():
         raise PipelineError(
-            f"show.rows: {manifest.name} has no {ROWS}, which earlier versions did not write: show"
-            f" the rows of its data run, run={manifest.parents['data'].name}"
+            f"show.rows: {manifest.name} has no {ROWS}, because an earlier version trained it. Show"
+            f" the rows of its data run: run={manifest.parents['data'].name}."
         )
     from pipeline.models.load import load_tokenizer
 
@@ -121,7 +124,7 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
                 text += f"{start_mark}{decoded}{end_mark}"
             else:
                 text += decoded
-        lines += [*(f"  | {line}" for line in text.splitlines()), ""]
+        lines += [*indented("  | ", text.splitlines()), ""]
     return lines[:-1]
 
 
@@ -134,47 +137,46 @@ def heading_lines(manifest: Manifest) -> list[str]:
         spent.append(f"predicted {cost['predicted_seconds']:.0f} s")
     if cost.get("peak_memory_bytes"):
         spent.append(f"{cost['peak_memory_bytes'] / 1e9:.1f} GB at most")
-    hardware = ", ".join(
-        f"{key} {value}"
-        for key, value in machine.items()
-        if isinstance(value, str | int) and value != ""
-    )
+    hardware = []
+    for key, value in machine.items():
+        if isinstance(value, str | int) and value != "":
+            hardware.append(f"{key} {value}")
+    lines = [manifest.name]
     merge = manifest.facts.get("merge")
-    return [
-        manifest.name,
-        *([f"merge: {merge}"] if merge else []),
-        ", ".join(facts),
-        ", ".join(spent),
-        *([f"on {hardware}"] if hardware else []),
-        f"hash {manifest.hash}",
-    ]
+    if merge:
+        lines.append(f"merge: {merge}")
+    lines += [", ".join(facts), ", ".join(spent)]
+    if hardware:
+        lines.append(f"on {', '.join(hardware)}")
+    lines.append(f"hash {manifest.hash}")
+    return lines
 
 
 def deciding_lines(manifest: Manifest) -> list[str]:
-    """Return the knobs that differ from their defaults, as KEY=VALUE of the command line."""
+    """Return the options that differ from their defaults, as KEY=VALUE."""
     knobs = flatten_dict(manifest.decided_by.get("config", {}))
     assignments = []
     for key, value in knobs.items():
         if key != "stage":
             assignments.append(override_of(key, value))
-    return [
-        "decided by (all else is at its default):",
-        *(f"  {assignment}" for assignment in assignments or ["nothing but its parents"]),
-    ]
+    if not assignments:
+        assignments = ["only its parents"]
+    return ["decided by (other options have their defaults):", *indented("  ", assignments)]
 
 
 def parent_lines(manifest: Manifest) -> list[str]:
-    rows = [
-        (f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()
-    ]
+    rows = []
+    for role, parent in manifest.parents.items():
+        rows.append((f"  {role}", parent.name, parent.hash[:12]))
     if rows:
         return ["parents:", *align_columns(rows)]
     return []
 
 
 def curve_lines(folder: Path) -> list[str]:
-    """Return some steps of a training's log, including the first and the last, and all validation
-    losses.
+    """Return some steps of a training's log and all validation losses.
+
+    The first and the last step are included.
     """
     path = folder / "log.jsonl"
     if not path.is_file():
@@ -183,39 +185,39 @@ def curve_lines(folder: Path) -> list[str]:
     steps = [row for row in logged if "loss" in row]
     indices = set()
     if steps:
-        indices = {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)}
+        distance = (len(steps) - 1) / (POINTS - 1)
+        indices = {round(index * distance) for index in range(POINTS)}
     points = [steps[index] for index in sorted(indices)]
     points += [row for row in logged if any(key.startswith("validation") for key in row)]
     points.sort(key=lambda row: row["step"])
-    names = list(
-        dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm")
-    )
-    rows = [("  step", *names)]
-    rows += [
-        (f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names))
-        for row in points
-    ]
+    names: dict[str, None] = {}
+    for row in points:
+        for key in row:
+            if "loss" in key or key == "grad_norm":
+                names[key] = None
+    rows = [["  step", *names]]
+    for row in points:
+        values = [f"{row[key]:.4g}" if key in row else "" for key in names]
+        rows.append([f"  {row['step']}", *values])
     return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *align_columns(rows)]
 
 
 def answer_lines(folder: Path, count: int) -> list[str]:
-    """Return the first questions of each task and language with what the model answered."""
+    """Return the first questions of each task and language with the model's answers."""
     files = sorted((folder / "samples").glob("*.jsonl"))
     if not files:
         raise PipelineError(
-            f"show.samples={count}: {folder.name} has no answers; stage=eval keeps them in samples/"
+            f"show.samples={count}: {folder.name} has no answers. Name a run of stage=eval, which"
+            " keeps them in samples/."
         )
     lines = []
     for file in files:
         lines += [f"answers of {file.stem}:"]
         for sample in list(read_jsonl(file))[:count]:
             marks = {True: "right", False: "wrong"}.get(sample.get("correct"), "")
-            lines += [f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})"]
-            lines += [
-                f"    | {line}" for line in str(sample.get("prompt", ""))[-LONGEST:].splitlines()
-            ]
-            lines += [
-                f"    > {line}"
-                for line in str(sample.get("response", ""))[:LONGEST].splitlines() or [""]
-            ]
+            lines.append(f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})")
+            prompt = str(sample.get("prompt", ""))[-LONGEST:]
+            response = str(sample.get("response", ""))[:LONGEST]
+            lines += indented("    | ", prompt.splitlines())
+            lines += indented("    > ", response.splitlines() or [""])
     return lines

@@ -1,5 +1,6 @@
-"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from
-their files alone: Slurm is not asked.
+"""Stage status: lists all finished, running and planned runs.
+
+It reads only their files. Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -32,12 +33,15 @@ from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file
 from pipeline.stages.rows import RUN_STAGES
 from pipeline.text import align_columns
 
-CACHE = "status.json"  # in runs_dir/.digests
+CACHE = "status.json"  # a file in runs_dir/.digests
 
 
 @dataclass
 class RunStatus:
-    """Status of a run; state: finished, running, waiting, blocked, failed, stopped, or planned."""
+    """The status of a run.
+
+    `state` is finished, running, waiting, blocked, failed, stopped or planned.
+    """
 
     run: str
     stage: str
@@ -54,104 +58,114 @@ class RunStatus:
 
 
 def show_status(config: StatusStage) -> str:
-    """Status of all runs, or those of a table, as a text table or as JSON."""
+    """Return the status of all runs, or of a table's runs, as a text table or as JSON."""
     runs_dir = Path(config.runs_dir)
     if not runs_dir.is_dir():
         raise PipelineError(
-            f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another"
+            f"runs_dir={runs_dir} does not exist. It has no runs yet, or runs_dir is another"
+            " folder."
         )
     statuses = all_statuses(runs_dir, rerun=bool(config.table))
     of_table = ""
     if config.table:
         of_table = f" of table={config.table}"
-    if not config.table and config.every:
-        raise PipelineError(
-            f"every.{next(iter(config.every))} is of the runs of a table: give table=T, or leave"
-            " it out"
-        )
-    if config.table:
         hashes = hashes_of(config)
         statuses = [status for status in statuses if status.hash in hashes]
+    elif config.every:
+        raise PipelineError(
+            f"every.{next(iter(config.every))} applies to the runs of a table. Set table=T, or"
+            " remove it."
+        )
     if config.status.json:
         return json.dumps([asdict(status) for status in statuses], indent=1)
+    if not statuses:
+        return f"No run{of_table} was computed or submitted in runs_dir={runs_dir} yet."
     rows = [("run", "stage", "seconds", "attempt", "score", "state")]
     for status in statuses:
-        numbers = (status.seconds, status.attempt)
-        seconds, attempt = (str(round(value)) if value is not None else "" for value in numbers)
-        text = f"{status.state}{': ' if status.detail else ''}{status.detail}"
+        seconds, attempt, text = "", "", status.state
+        if status.seconds is not None:
+            seconds = str(round(status.seconds))
+        if status.attempt is not None:
+            attempt = str(status.attempt)
+        if status.detail:
+            text += f": {status.detail}"
         rows.append((status.run, status.stage, seconds, attempt, status.score or "", text))
-    if not statuses:
-        return f"no run{of_table} was computed or submitted in runs_dir={runs_dir} yet"
-    counts = [
-        f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()
-    ]
+    states = Counter(status.state for status in statuses)
+    counts = [f"{count} {state}" for state, count in states.items()]
     return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
 
 
 def hashes_of(config: TableStage) -> set[str]:
-    """Hashes of a table's runs, with the settings of the last stage=table unless the command has
-    its own.
+    """Return the hashes of a table's runs.
+
+    Settings are those of the command, or else of the last stage=table.
     """
     from pipeline.report.report_state import Reported
     from pipeline.tables.planned_runs import Planning
 
-    return {run.hash for run in Planning.of(Reported.of(config).asked_again(config)).graph()[1]}
+    planning = Planning.of(Reported.of(config).asked_again(config))
+    _, runs, _ = planning.graph()
+    return {run.hash for run in runs}
 
 
 def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
-    """Finished runs, oldest first, then the others in the order of their plans.
+    """Return finished runs, oldest first, then the others in the order of their plans.
 
-    rerun: with failed runs that block nothing, and of which a changed one finished since.
+    Args:
+        runs_dir: the folder of runs.
+        rerun: include failed runs that block no run and that were repeated successfully after a
+            change.
     """
-    finished = {
-        run.hash: run for run in sorted(finished_runs(runs_dir), key=lambda run: run.started)
-    }
-    planned: dict[str, tuple[str, Task | None]] = {
-        task.hash: (name, task) for name, task in read_plans(runs_dir)
-    }
-    work = {}
+    oldest_first = sorted(finished_runs(runs_dir), key=lambda run: run.started)
+    finished = {run.hash: run for run in oldest_first}
+    later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
+    unfinished = unfinished_statuses(runs_dir, finished)
+    blocking = {status.detail for status in unfinished if status.state == "blocked"}
+    statuses = [of_finished(run) for run in finished.values()]
+    for status in unfinished:
+        if not rerun and status.state == "failed" and f"by {status.run}" not in blocking:
+            started = later.get((label_in(status.run), status.stage))
+            if was_rerun(runs_dir / ".work" / status.hash, started):
+                continue
+        statuses.append(status)
+    return statuses
+
+
+def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunStatus]:
+    """Return the status of each planned or begun run that is not among the finished hashes."""
+    planned = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
+    begun = []
     for path in sorted((runs_dir / ".work").glob("*")):
         if path.is_dir() and not path.suffix:
-            work[path.name] = path
+            begun.append(path.name)
     failed: dict[str, str] = {}
-    of_array = cache(submitted)  # a directory of logs is listed once for each
-    later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
-    unfinished = []
-    for run_hash in dict.fromkeys([*planned, *work]):
+    of_array = cache(submitted)  # each directory of logs is listed once
+    statuses = []
+    for run_hash in dict.fromkeys([*planned, *begun]):
         if run_hash not in finished:
-            unfinished.append(
-                of_unfinished(
-                    run_hash, *planned.get(run_hash, ("", None)), runs_dir, failed, of_array
-                )
-            )
-    blocking = set()
-    for status in unfinished:
-        if status.state == "blocked":
-            blocking.add(status.detail)
-    return [*map(of_finished, finished.values())] + [
-        status
-        for status in unfinished
-        if rerun
-        or status.state != "failed"
-        or f"by {status.run}" in blocking
-        or not was_rerun(
-            runs_dir / ".work" / status.hash, later.get((label_in(status.run), status.stage))
-        )
-    ]
+            plan, task = planned.get(run_hash, ("", None))
+            statuses.append(of_unfinished(run_hash, plan, task, runs_dir, failed, of_array))
+    return statuses
 
 
 def was_rerun(workplace: Path, later: str | None) -> bool:
-    """Whether a changed run of the same label finished after this one failed; later: when that run
-    started.
+    """Return True if a changed run of the same label finished after this run failed.
+
+    Args:
+        workplace: the work folder of the failed run.
+        later: when the changed run started.
     """
     since = state.read_state(workplace).get("since")
-    return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(
-        str(later)
-    )
+    if not since or not later:
+        return False
+    return datetime.fromisoformat(str(since)) <= datetime.fromisoformat(later)
 
 
 class Finished(NamedTuple):
-    """What status shows of a finished run; `state` of its manifest: a change shows in it."""
+    """What status shows of a finished run.
+
+    `state` is the state of the manifest file, which reveals a change.
+    """
 
     state: Sequence[int]
     name: str
@@ -165,12 +179,14 @@ class Finished(NamedTuple):
 
 
 def finished_runs(runs_dir: Path) -> list[Finished]:
-    """Read what status shows of all finished runs: of unchanged manifests from a cache, the others
-    themselves.
+    """Read what status shows of all finished runs.
+
+    Facts of unchanged manifests come from a cache.
     """
     file, cached = runs_dir / DIGESTS_FOLDER / CACHE, dict[str, Finished]()
     with suppress(OSError, ValueError, TypeError):
-        cached = {name: Finished(*fields) for name, fields in json.loads(file.read_bytes()).items()}
+        entries = json.loads(file.read_bytes())
+        cached = {name: Finished(*fields) for name, fields in entries.items()}
     found: dict[str, Finished] = {}
     for name in scan_folders(runs_dir).names:
         path = f"{runs_dir}/{name}/{MANIFEST}"
@@ -185,7 +201,7 @@ def finished_runs(runs_dir: Path) -> list[Finished]:
             except Malformed as error:
                 print(f"skipped: {error}", file=sys.stderr)
     if found != cached:
-        with suppress(OSError):  # a runs_dir of somebody else
+        with suppress(OSError):  # a runs_dir of another user
             file.parent.mkdir(exist_ok=True)
             write_atomically(file, json.dumps(found), durable=False)
     return [*found.values()]
@@ -202,25 +218,41 @@ def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
     split = settings.get("split", "test")
     if split != "test":
         score = f"{score} ({split})"
-    version, cost = manifest.decided_by.get("version"), (manifest.seconds, manifest.attempt)
     return Finished(
-        state, manifest.name, manifest.hash, manifest.stage, version, manifest.started, *cost, score
+        state=state,
+        name=manifest.name,
+        hash=manifest.hash,
+        stage=manifest.stage,
+        version=manifest.decided_by.get("version"),
+        started=manifest.started,
+        seconds=manifest.seconds,
+        attempt=manifest.attempt,
+        score=score,
     )
 
 
 def of_finished(run: Finished) -> RunStatus:
     row = RUN_STAGES.get(run.stage)
-    detail = f"began {run.started[: len('2026-01-01T00:00')].replace('T', ' ')}"
+    minute = run.started[: len("2026-01-01T00:00")]
+    detail = f"began {minute.replace('T', ' ')}"
     if row is not None and run.version != row.version:
         detail = f"by version {run.version} of the stage, now {row.version}"
     return RunStatus(
-        run.name, run.stage, "finished", detail, run.hash, run.seconds, run.attempt, score=run.score
+        run=run.name,
+        stage=run.stage,
+        state="finished",
+        detail=detail,
+        hash=run.hash,
+        seconds=run.seconds,
+        attempt=run.attempt,
+        score=run.score,
     )
 
 
 def main_score(scores: Mapping[str, float]) -> str | None:
-    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; for several languages their
-    mean.
+    """Return the primary metric of an evaluation's first task, as in `mgsm sw 16.0`.
+
+    For several languages it is their mean.
     """
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
         metric = primary_metric(task)[0]
@@ -229,14 +261,9 @@ def main_score(scores: Mapping[str, float]) -> str | None:
             if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name):
                 languages.append(name.split("/")[1])
         if languages:
-            if "mean" in languages:
-                column = "mean"
-            else:
-                column = languages[0]
-            return (
-                f"{task} {column}"
-                f" {percent_factor(metric) * scores[f'{task}/{column}/{metric}']:.1f}"
-            )
+            column = "mean" if "mean" in languages else languages[0]
+            value = percent_factor(metric) * scores[f"{task}/{column}/{metric}"]
+            return f"{task} {column} {value:.1f}"
     return None
 
 
@@ -248,41 +275,42 @@ def of_unfinished(
     failed: dict[str, str],
     of_array: Callable[[str, Path], tuple[str | None, str, str]],
 ) -> RunStatus:
-    """Status of an unfinished run.
+    """Return the status of an unfinished run.
 
-    plan: name of the plan that it is in as `task`; failed: run hash -> name of the failed runs so
-    far, updated here; of_array: `submitted`.
+    Args:
+        run_hash: the hash of the run.
+        plan: the name of its plan.
+        task: the run as a line of the plan, or None.
+        runs_dir: the folder of runs.
+        failed: run hash -> name of the failed runs so far, updated here.
+        of_array: cached `submitted`.
     """
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
+    needs: Sequence[str] = ()
     if task:
-        name = task.name
+        name, stage, needs = task.name, task.stage, task.needs
     else:
-        name = record.get("name") or run_hash[:12]
-    stage, log = task.stage if task else record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
-    status = RunStatus(
-        name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps")
-    )
-    status.log = str(log) if log.is_file() else None
-    blocked = next(
-        (failed[parent] for parent in (task.needs if task else ()) if parent in failed), None
-    )
+        name, stage = record.get("name") or run_hash[:12], record.get("stage") or ""
+    status = RunStatus(name, stage, state="planned", detail="", hash=run_hash)
+    status.step, status.steps = record.get("step"), record.get("steps")
+    log = runs_dir / LOGS / f"{name}.log"
+    if log.is_file():
+        status.log = str(log)
+    blocked = next((failed[parent] for parent in needs if parent in failed), None)
     owner = live_holder(workplace)
     if owner:
         status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
         status.state, status.detail = "blocked", f"by {blocked}"
     elif record.get("state") == "failed":
-        status.state, status.detail = (
-            "failed",
-            f"{record.get('last_line')}{f'; {log}' if status.log else ''}",
-        )
+        status.state, status.detail = "failed", str(record.get("last_line"))
+        if status.log:
+            status.detail += f"; {log}"
     else:
+        job = None
         if task:
-            job, *job_state = of_array(task.array, runs_dir / FOLDER / plan)
-        else:
-            job, *job_state = (None, "planned", "")
-        status.state, status.detail = job_state
+            job, status.state, status.detail = of_array(task.array, runs_dir / FOLDER / plan)
         if workplace.is_dir():
             status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
@@ -298,9 +326,11 @@ def of_unfinished(
 
 
 def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
-    """(job of an array, state and detail of those of its runs that no process has begun).
+    """Return the job of an array, with state and detail of its runs that have not begun.
 
-    folder: of its submission.
+    Args:
+        array: the name of the array.
+        folder: the folder of its submission.
     """
     job, log = log_of(array, folder)
     if job is None:
@@ -313,7 +343,7 @@ def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
 
 
 def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
-    """Text with the step and the time left, from the seconds per step of this attempt."""
+    """Return the step and the time left, from the seconds per step of this attempt."""
     if not status.step or not status.steps:
         return ""
     text = f", step {status.step} of {status.steps}"
@@ -325,9 +355,12 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
 
 
 def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
-    """Why a run was not published, and how to resume or delete it.
+    """Return why a run was not published, and how to resume or delete it.
 
-    job: of Slurm, which was to make it.
+    Args:
+        workplace: the work folder of the run.
+        record: its state.
+        job: the Slurm job that should have computed it.
     """
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
@@ -335,7 +368,9 @@ def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None)
     progress = ""
     if resume_point:
         progress = f", resume point after step {resume_point['step']}"
-    knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
+    knobs = "clean.hours=0"
+    if resume_point:
+        knobs += " clean.resume_points=true"
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
     resumes = ""
     if job:

@@ -1,4 +1,4 @@
-"""Stage table: compute the runs of a table, and write its report."""
+"""Stage table: computes the runs of a table and writes its report."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from pipeline.tables.planned_runs import Planning
 
 
 def make_table(config: TableStage) -> Path:
-    """Compute the runs of a table, then those that its selections add, until none is left.
+    """Compute the runs of a table, and the runs that its selections add.
 
     Returns the report's page.
 
     Raises:
-        PipelineError: the plan has problems (before anything is computed), or runs failed (after
-            the report, which lists them).
+        PipelineError: the plan has problems, and no run was computed; or runs failed, and the
+            report lists them.
     """
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
     reported = Reported.of(config)
     reported.refuse_another(config)
-    check_writable(config.runs_path, create=False)  # before files are read whose digests it keeps
+    check_writable(config.runs_path, create=False)  # before their digests are needed
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
-    # the job that continues a table leaves prompts to the evaluations, which check them, too
+    # A job that continues a table skips the check of prompts, because evaluations check them, too.
     prompts = CONTINUES not in os.environ
     again = [override_of(key, value) for key, value in config.given.items()]
     if config.launcher.dry_run:
@@ -65,15 +65,17 @@ def make_table(config: TableStage) -> Path:
             targets = planning.targets()
     page = write_results(planning, replace(reported, failed=failed), Report(fewer=True))
     if failed:
-        raise PipelineError(f"{what_failed(failed)}; {page} shows what there is")
+        raise PipelineError(f"{what_failed(failed)}; {page} shows the finished runs")
     return page
 
 
 def execute_targets(
     execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]
 ) -> dict[str, str]:
-    """Compute runs and return the failures; with free_snapshots one selection at a time, deleting
-    the snapshots that it has ranked before the next.
+    """Compute runs and return the failures.
+
+    With free_snapshots, one selection runs at a time, and its ranked snapshots are deleted before
+    the next.
     """
     if planning.plan.table.free_snapshots:
         runs = order_runs(targets)
