@@ -1,8 +1,8 @@
-"""The command line: compose the configuration, run one stage.
+"""The command line: composes the configuration and runs one stage.
 
-A stage that computes a run prints its folder as the only line on standard output; plan, status and
-clean print their table; table and report print the path of index.html. All else goes to standard
-error.
+A stage that computes a run prints its folder as the only line on standard output. plan, status and
+clean print their table; table and report print the path of index.html. Everything else goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 if (
     __name__ == "__main__" and sys.path[0] == os.getcwd()
-):  # of python -m: a file there could stand for a library
+):  # with python -m, a file in the working directory could replace a library
     del sys.path[0]
 
 from pipeline.runs.stop import (
@@ -60,8 +60,9 @@ STAYS = (
 
 @contextmanager
 def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
-    """Redirect the output of libraries to standard error; yields the function that prints a
-    result.
+    """Redirect the output of libraries to standard error.
+
+    Yields the function that prints a result.
     """
     sys.stdout.flush()
     with (
@@ -73,7 +74,7 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
 
 
 def write_result(descriptor: int, text: str) -> None:
-    with suppress(BrokenPipeError):  # the reader has read enough, as head
+    with suppress(BrokenPipeError):  # the reader has read enough, like `head`
         os.write(descriptor, (printable(without_credentials(text)) + "\n").encode())
 
 
@@ -84,8 +85,9 @@ def print_answer(arguments: Sequence[str], config: Stage, result: Callable[[str]
 
 
 def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int:
-    """Exit status of composing, running and printing; a PipelineError is printed as one sentence
-    without traceback.
+    """Compose, run and print a stage, and return the exit status.
+
+    A PipelineError is printed as one sentence without a traceback.
     """
     try:
         config = compose_stage()
@@ -93,7 +95,8 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
             check_launch(config.sft.processes)
         elif launched_count() is not None:
             raise PipelineError(
-                f"stage={config.stage} runs in one process: start it without torchrun or accelerate"
+                f"stage={config.stage} runs in one process. Start it without torchrun or"
+                " accelerate."
             )
         with results_alone_on_stdout() as result:
             run(config, result)
@@ -101,7 +104,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
         print(error, file=sys.stderr)
         return UNFINISHED
     except Exception as error:
-        if name := stop_signal_name():  # libraries convert the signal into errors of their own
+        if name := stop_signal_name():  # libraries replace the signal by other errors
             return stopped_by(name)
         sentence = error_sentence(error)
         if sentence is None:
@@ -136,11 +139,11 @@ def stopped_by(signal_name: str) -> int:
 
 
 def run_multirun(arguments: list[str]) -> int:
-    """Exit status of `-m`: one stage for each of several values, all composed before the first
-    begins.
+    """Run one stage for each of several values (-m), and return the exit status.
 
-    Runs form a plan of one level; their folders are printed. The status is 1 if any failed, else 75
-    if any is unfinished.
+    All values are composed before the first run begins. The runs form a plan of one level, and
+    their folders are printed. The status is 1 if a run failed, and otherwise 75 if a run is
+    unfinished.
     """
     try:
         configs: list[Any] = [compose(job) for job in sweep_jobs(arguments)]
@@ -175,15 +178,19 @@ def run_multirun(arguments: list[str]) -> int:
 
 
 def worst_status(statuses: Iterable[int]) -> int:
-    """The most severe exit status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
+    """Return the most severe status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
     distinct = set(statuses)
-    return next(
-        (status for status in (130, 1, UNFINISHED) if status in distinct), max(distinct, default=0)
-    )
+    for status in (130, 1, UNFINISHED):
+        if status in distinct:
+            return status
+    return max(distinct, default=0)
 
 
 def print_text(text: str) -> int:
-    """Print text, ignoring a closed pipe, as with head; returns exit status 0."""
+    """Print text and return exit status 0.
+
+    A closed pipe, as with `head`, is ignored.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -195,7 +202,7 @@ FLAGS = "--help, --version, -m, --config-dir=DIR and --cfg job"
 
 
 class Flags(ArgumentParser):
-    """The flags of a command; what it does not know is left to its overrides."""
+    """The flags of a command. Unknown words are left to its overrides."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
@@ -208,29 +215,39 @@ class Flags(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         without = "--config-dir" in message and "expected" in message
         raise PipelineError(
-            "--config-dir needs a folder: give --config-dir=DIR"
+            "--config-dir needs a folder. Write --config-dir=DIR."
             if without
-            else f"{message}; there are {FLAGS}"
+            else f"{message}. The flags are {FLAGS}."
         )
 
 
 def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
-    """Raise PipelineError for flags that are unknown, or mean nothing together."""
+    """Check that flags are known and fit together.
+
+    Raises:
+        PipelineError: a flag is unknown, or two flags exclude each other.
+    """
     if flags.cfg is not None and flags.multirun:
-        raise PipelineError("-m starts a run for each of several values, --cfg shows one: drop one")
+        raise PipelineError(
+            "-m starts a run for each of several values, but --cfg shows one. Remove one of the"
+            " flags."
+        )
     if flags.cfg not in (None, "job"):
-        raise PipelineError("--cfg shows a command's values: give --cfg job")
+        raise PipelineError("--cfg shows the values of a command. Write --cfg job.")
     for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
         key = flag.lstrip("-")
         instead = ""
         if key in (*conf.groups(), "table", "languages", "seed", "runs_dir"):
             instead = f": write {key}=..."
-        raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
+        raise PipelineError(
+            f"{flag} is not a flag of this program{instead}. The flags are {FLAGS}."
+        )
 
 
 def show_values(arguments: list[str]) -> int:
-    """Exit status of --cfg job, which shows a command's values and runs nothing: those of its run
-    if all of its parents are known.
+    """Show the values of a command (--cfg job), and return the exit status.
+
+    The values are those of its run if all parents are known. No run is computed.
     """
     resolved = None
     try:
@@ -252,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = sys.argv[1:]
     if sys.stdout is None:
         print(
-            "error: standard output is closed: redirect it to a file, or to /dev/null",
+            "error: standard output is closed. Redirect it to a file, or to /dev/null.",
             file=sys.stderr,
         )
         return 1
@@ -286,8 +303,6 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    for (
-        _number
-    ) in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
+    for _number in handled_signals():  # Python's shutdown takes long and has no signal handlers
         signal.signal(_number, signal.SIG_IGN)
     sys.exit(status)

@@ -1,5 +1,4 @@
-"""The commands as functions: keywords are the words of a command, and what it makes comes back as
-folders and frames.
+"""The commands as Python functions. Results are folders and data frames.
 
     from pipeline.api import evaluate, merge, table, train
 
@@ -9,11 +8,13 @@ folders and frames.
     scores = evaluate(checkpoint=swap, eval="mgsm_2shot", languages=["sw"], data_root="./data")
     page, scores, answers = table("./study.yaml", every={"seed": 1})
 
-A knob of the command's own group needs no prefix: `learning_rate` of train is sft.learning_rate,
-`bottom_layers` of merge is merge.bottom_layers. Others come as on the command line, **{"data.size":
-1000}, or as mappings, data={"size": 1000}; options of one's own by config_dir="./conf_of_mine". All
-functions do nothing twice, write progress to standard error, and raise PipelineError, one sentence,
-where the command would end with an error.
+Keywords are the options of a command. An option of the command's own group needs no prefix:
+`learning_rate` of train is sft.learning_rate, and `bottom_layers` of merge is merge.bottom_layers.
+Write other options as on the command line, **{"data.size": 1000}, or as mappings,
+data={"size": 1000}. config_dir="./conf_of_mine" adds a folder of options.
+
+A finished run is not computed again. Progress goes to standard error. All functions raise
+PipelineError, with one sentence, where the command would print an error.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """A table's page, its scores (a row per run, task, language and metric) and its answers: see
-    report.results.
+    """The results of a table, as stage=report writes them.
+
+    Attributes:
+        page: its page.
+        scores: a row per run, task, language and metric.
+        answers: a row per answer; see report.results.
     """
 
     page: Path
@@ -50,34 +55,37 @@ class Report(NamedTuple):
 
     @property
     def cells(self) -> DataFrame:
-        """The cells as the page shows them, a row each: row, column, value, low, high, n ..."""
+        """Return the cells of the page, with a row each: row, column, value, low, high, n ..."""
         import pandas as pd
 
         return pd.read_csv(self.page.with_name("cells.csv"), keep_default_na=False, na_values=[""])
 
 
 def train(expert: str, stage: str = "sft", **knobs: Any) -> Path:
-    """The folder of a trained expert; stage="cpt" for continual pretraining.
+    """Return the folder of a trained expert; stage="cpt" continues pretraining.
 
-    Further keywords: model, sft (a method), recipe, partition, seed ..., and knobs of sft.
+    Further keywords are model, sft (a method), recipe, partition, seed ..., and options of sft.
     """
     return Path(answer(stage, "sft", {"expert": expert, **knobs}))
 
 
 def merge(method: str, **knobs: Any) -> Path:
-    """The folder of a merge: its runs and knobs by name (math, language, experts, bottom_layers
-    ...).
+    """Return the folder of a merge.
+
+    Keywords are its runs and options: math, language, experts, bottom_layers ...
     """
     return Path(answer("merge", "merge", {"merge": method, **knobs}))
 
 
 def evaluate(**knobs: Any) -> DataFrame:
-    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric, in
-    percent as those of `table`; BLEU, chrF++, perplexities and bits on their own scale. `run` names
-    the run, whose folder, with its answers in samples/, is attrs["folder"].
+    """Return the scores of a checkpoint or of a merge in memory.
 
-    Keywords: checkpoint, or merge with its runs and knobs; eval or tasks; languages ...; knobs of
-        eval.
+    There is a row per task, language and metric. Scores are in percent as in `table`; BLEU, chrF++,
+    perplexities and bits keep their own scale. attrs["folder"] is the folder of the run, with its
+    answers in samples/.
+
+    Keywords are checkpoint, or merge with its runs and options; eval or tasks; languages ...;
+    options of eval.
     """
     import pandas as pd
 
@@ -94,15 +102,15 @@ def evaluate(**knobs: Any) -> DataFrame:
 
 
 def table(table: str | Path, **knobs: Any) -> Report:
-    """Every run and score of a table, computed where missing, and its page.
+    """Compute the missing runs of a table and return its results.
 
-    Keywords: every={...}, launcher ...
+    Keywords are every={...}, launcher ...
     """
     return report_at(answer("table", None, {"table": table, **knobs}))
 
 
 def report(table: str | Path, **knobs: Any) -> Report:
-    """The page of a table, by what is computed. Keywords as of `table`."""
+    """Return the results of a table's finished runs. Keywords are those of `table`."""
     return report_at(answer("report", None, {"table": table, **knobs}))
 
 
@@ -113,7 +121,10 @@ def report_at(page: str) -> Report:
 
 
 def answer(stage: str, group: str | None, knobs: dict[str, Any]) -> str:
-    """What the command of a stage prints. config_dir: a folder of options, as --config-dir."""
+    """Return what the command of a stage prints.
+
+    config_dir is a folder of options, as with --config-dir.
+    """
     quiet()
     folder = knobs.pop("config_dir", None)
     if folder and Path(folder).resolve() not in added_conf():
@@ -124,9 +135,10 @@ def answer(stage: str, group: str | None, knobs: dict[str, Any]) -> str:
 
 
 def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords as words of the command line: those that are neither a group nor a key of the
-    command are knobs of `group`, or of the merge that is evaluated; what a mapping holds are dotted
-    keys.
+    """Return keywords as options of the command line.
+
+    A keyword that is neither a group nor a key of the command is an option of `group`, or of the
+    merge that is evaluated. The items of a mapping become dotted keys.
     """
     of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
     readable = {*conf.groups_read(stage), *of_stage, "every"}
@@ -137,21 +149,23 @@ def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str
     by_name: dict[str, Any] = {}
     for key, value in knobs.items():
         own_group = "merge" if key in of_merge else group
-        by_name[
-            key if key in readable or "." in key or own_group is None else f"{own_group}.{key}"
-        ] = value
-    # a wrong key all the same
+        if key not in readable and "." not in key and own_group is not None:
+            key = f"{own_group}.{key}"
+        by_name[key] = value
+    # A wrong key in both cases.
     empty = {}
     for key, value in by_name.items():
         if value == {} and key not in readable:
             empty[key] = value
-    return empty | {
-        key: plain(value) for key, value in dotted(by_name, f"stage={stage}", "").items()
-    }
+    given = dotted(by_name, f"stage={stage}", "")
+    return empty | {key: plain(value) for key, value in given.items()}
 
 
 def plain(value: Any) -> Any:
-    """A value with paths as text, in which a / tells them from names."""
+    """Return a value with paths as text.
+
+    A path without / gets one, because / distinguishes paths from names.
+    """
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Path):

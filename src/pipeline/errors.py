@@ -9,11 +9,10 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 class PipelineError(ValueError):
-    """Something the user can fix.
+    """An error that the user can fix.
 
-    The message is one sentence: the knob, the value, the remedy; a line for each cause.
-
-    output: text that was produced before the error, and is printed with it.
+    The message names the key, the value and the remedy, with a line for each cause. `output` is
+    text that was produced before the error and is printed with it.
     """
 
     def __init__(self, *causes: str, output: str = "") -> None:
@@ -22,10 +21,10 @@ class PipelineError(ValueError):
 
 
 class Held(PipelineError):
-    """Another process computes the run, and this one does not wait: rerun the command later to
-    resume (exit status 75).
+    """Another process computes the run, and this process does not wait.
 
-    failed: run name -> reason of those of several runs that failed.
+    Rerun the command later to resume (exit status 75). `failed` maps the names of other runs that
+    failed to the reasons.
     """
 
     failed: dict[str, str] = {}
@@ -52,43 +51,41 @@ class Mistakes:
 
 
 def shorten_words(text: str) -> str:
-    """The text without the middle of words of more than 400 characters: a value may be a file
-    pasted by mistake.
+    """Return the text with long words shortened in the middle.
+
+    A word of more than 400 characters may be a file that was pasted by mistake.
     """
     return re.sub(r"\S{400,}", lambda match: f"{match[0][:60]}…{match[0][-20:]}", text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error message; the name of its class where it is empty."""
+    """Return the first line of a library's error message, or the class name if it is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def close_matches(value: str, options: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Up to three of the options that are similar to a word; those alone that are about as similar
-    as the first.
+    """Return up to three options that are similar to a word.
+
+    Only options that are about as similar as the best are returned.
     """
     close = get_close_matches(value, options, 3, cutoff)
-    similar = [
-        SequenceMatcher(a=name, b=value).ratio() for name in close
-    ]  # in get_close_matches' order of arguments
-    found = []
+    # get_close_matches uses the same order of arguments
+    similar = [SequenceMatcher(a=name, b=value).ratio() for name in close]
+    best = []
     for name, ratio in zip(close, similar, strict=True):
         if ratio > similar[0] - 0.1:
-            found.append(name)
-    return found
+            best.append(name)
+    return best
 
 
 def suggest(value: object, options: Iterable[object]) -> str:
-    """Hint for a word that is not in `options`: the close matches, else the first twelve
-    options.
-    """
+    """Return a hint for an unknown word: the close matches, or the first five options."""
     names = [str(name) for name in options]
     close = close_matches(str(value), names)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    remainder = ""
-    if len(names) > 12:
-        remainder = f" and {len(names) - 12} more"
+    if len(names) > 5:
+        return f"there are {', '.join(names[:5])} and {len(names) - 5} more"
     if names:
-        return f"there are {', '.join(names[:12])}{remainder}"
+        return f"there are {', '.join(names)}"
     return "there are none"

@@ -1,4 +1,4 @@
-"""Files: written atomically, and identified by their digests, which are cached."""
+"""Files: written atomically, and identified by cached digests."""
 
 from __future__ import annotations
 
@@ -22,39 +22,34 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 
-UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
-# a part of what a parser of YAML says -> the remedy; of some, what is wrong begins where the
-# parser's context does
+UNHASHED_FILES = ("wandb/",)  # tracking writes there; it holds no results
+# Part of a YAML parser's message -> the remedy. For some messages the context names the place.
 YAML_REMEDIES = {
-    "duplicate key": "give it once",
-    "mapping values": "put a text with a colon in quotes",
-    "block end": "indent the keys of a mapping alike",
-    "expected key": "indent the keys of a mapping alike",
+    "duplicate key": "Write it once",
+    "mapping values": "Put a text with a colon in quotes",
+    "block end": "Indent the keys of a mapping alike",
+    "expected key": "Indent the keys of a mapping alike",
     "cannot start any token": (
-        "indent with spaces instead of tabs, and put a text that begins so in quotes"
+        "Indent with spaces instead of tabs, and put a text that begins so in quotes"
     ),
-    "undefined alias": "put a text that begins with * in quotes",
+    "undefined alias": "Put a text that begins with * in quotes",
 }
 YAML_OPENED = {
-    "',' or": "close the bracket",
-    "stream": "close the quote",
-    "expected ':'": "write KEY: VALUE",
+    "',' or": "Close the bracket",
+    "stream": "Close the quote",
+    "expected ':'": "Write KEY: VALUE",
 }
-VALUE_ERRORS = (
-    ValueError,
-    KeyError,
-    IndexError,
-    AttributeError,
-)  # a value such as a number of 5,000 digits
+# for example a number of 5,000 digits
+VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError)
 MOST_BYTES = 20_000_000  # of a YAML file
-MOST_ENTRIES = 1_000_000  # of a YAML file, its aliases resolved
+MOST_ENTRIES = 1_000_000  # of a YAML file with resolved aliases
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
-ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
+ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable that workers and array tasks inherit
 SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two seconds
 
 
 def shipped_conf() -> Path:
-    """conf/ as shipped in the wheel, else that of the checkout."""
+    """Return conf/ of the wheel, or of the checkout."""
     package = Path(__file__).parent
     if (package / "conf").is_dir():
         return package / "conf"
@@ -62,7 +57,7 @@ def shipped_conf() -> Path:
 
 
 def added_conf() -> tuple[Path, ...]:
-    """The folders of --config-dir."""
+    """Return the folders of --config-dir."""
     return _paths(os.environ.get(ADDED_CONF, ""))
 
 
@@ -72,7 +67,7 @@ def _paths(lines: str) -> tuple[Path, ...]:
 
 
 def config_dir_flags() -> list[str]:
-    """The flags that give another command the same folders."""
+    """Return the flags that give another command the same folders."""
     return [f"--config-dir={folder}" for folder in added_conf()]
 
 
@@ -82,14 +77,17 @@ def add_conf(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path next to `path`, unique to this writer, which replaces `path` by one rename
-    at the end.
+    """Yield a temporary path that replaces `path` by one rename at the end.
 
-    A reader sees the old or the new file, with several writers the last one's. Nothing remains
-    after an error.
-    durable: flush to disk before the rename.
+    A reader sees the old or the new file; with several writers, the last one's. After an error the
+    temporary file is deleted.
+
+    Args:
+        path: the file to replace.
+        durable: flush to disk before the rename.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    writer = f"{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.with_name(f"{path.name}.{writer}.part")
     try:
         yield temporary
         if durable:
@@ -108,8 +106,8 @@ def write_atomically(path: Path, text: str, durable: bool = True) -> None:
 def move_folder(folder: Path, target: Path) -> None:
     """Rename a folder.
 
-    Where the file system cannot, such as an overlay for its lower layer, copy it next to the
-    target, rename the copy, and delete the source.
+    Some file systems cannot, for example an overlay for its lower layer. The folder is then copied
+    next to the target, the copy is renamed, and the source is deleted.
     """
     try:
         os.rename(folder, target)
@@ -131,8 +129,9 @@ def sha256(path: Path) -> str:
 
 
 def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size, time and sha256 of each file that counts as a result, by name; without sha256 for those
-    in `unhashed`.
+    """Return size, time and sha256 of each result file, by name.
+
+    Files in `unhashed` get no sha256.
     """
     entries: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -152,12 +151,12 @@ def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict
 
 @dataclass(frozen=True)
 class FileState:
-    """State of a file at one time, which shows whether it changed since."""
+    """The state of a file at one time, which reveals later changes."""
 
     path: Path
     size: int
     mtime_ns: int
-    ctime_ns: int  # cannot be set by programs
+    ctime_ns: int  # programs cannot set it
     inode: int
 
     @classmethod
@@ -171,12 +170,10 @@ _digests_of: dict[FileState, dict[str, Any]] = {}  # in this process
 
 
 def cached_digests(state: FileState, runs_dir: Path | None = None) -> dict[str, Any]:
-    """Cached digests of a file: its `sha256`, and the digests of its `tensors`.
+    """Return the cached digests of a file: its `sha256` and the digests of its `tensors`.
 
-    Empty where nothing is cached.
-
-    Stored in one small file for each in runs_dir/.digests, replaced atomically: processes may write
-    concurrently, and a digest that is lost in between is computed again.
+    The result is empty without a cache entry. Each entry is a small file in runs_dir/.digests that
+    is replaced atomically. Processes may write concurrently; a lost digest is computed again.
     """
     if state not in _digests_of and runs_dir is not None:
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -191,21 +188,20 @@ def cache_digests(
 ) -> None:
     """Cache the digests of a file that was read since `begun_ns`.
 
-    Beyond this process only if it had not been touched for a while by then: a file can change once
-    more within the same tick of its clock, and look as before (what git calls racily clean).
+    The cache outlives this process only if the file had not changed for a while before. A file can
+    change once more within one tick of its clock and look unchanged (git calls this racily clean).
 
     Raises:
-        PipelineError: the file changed meanwhile.
+        PipelineError: the file changed while it was read.
     """
     if FileState.now(state.path) != state:
-        raise PipelineError(f"{state.path} changed while it was read: wait until it is complete")
+        raise PipelineError(f"{state.path} changed while it was read. Wait until it is complete.")
     earlier = _digests_of.get(state, {})
-    _digests_of[state] = (
-        earlier | digests | {"tensors": earlier.get("tensors", {}) | digests.get("tensors", {})}
-    )
+    tensors = earlier.get("tensors", {}) | digests.get("tensors", {})
+    _digests_of[state] = {**earlier, **digests, "tensors": tensors}
     if runs_dir is None or max(state.mtime_ns, state.ctime_ns) > begun_ns - SETTLED_NS:
         return
-    with suppress(OSError):  # runs_dir is not writable: hashed again next time
+    with suppress(OSError):  # runs_dir is read-only: the file is hashed again next time
         path = _cache_file(state, runs_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"seen": _state_fields(state), "known": _digests_of[state]})
@@ -213,11 +209,8 @@ def cache_digests(
 
 
 def _cache_file(state: FileState, runs_dir: Path) -> Path:
-    return (
-        runs_dir
-        / DIGESTS_FOLDER
-        / f"{hashlib.sha256(os.fsencode(state.path)).hexdigest()[:32]}.json"
-    )
+    name = hashlib.sha256(os.fsencode(state.path)).hexdigest()[:32]
+    return runs_dir / DIGESTS_FOLDER / f"{name}.json"
 
 
 def _state_fields(state: FileState) -> list[Any]:
@@ -225,14 +218,14 @@ def _state_fields(state: FileState) -> list[Any]:
 
 
 def cores() -> int:
-    """Number of cores that this process, as a job has them, may use."""
+    """Return the number of cores that this process may use in its job."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
-    """Path -> sha256: cached in this process, else computed in threads."""
+    """Return path -> sha256, from this process's cache or computed in threads."""
     states = {path: FileState.now(path) for path in paths}
     unknown = {state for state in states.values() if not cached_digests(state).get("sha256")}
 
@@ -240,13 +233,15 @@ def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
         cache_digests(state, time.time_ns(), sha256=sha256(state.path))
 
     with ThreadPoolExecutor(min(8, cores())) as pool:
-        list(pool.map(hash_file, sorted(unknown, key=lambda state: (-state.size, state.path))))
+        largest_first = sorted(unknown, key=lambda state: (-state.size, state.path))
+        list(pool.map(hash_file, largest_first))
     return {path: cached_digests(state)["sha256"] for path, state in states.items()}
 
 
 def content_hash(paths: list[Path], root: Path) -> str:
-    """One digest over the names and contents of files: the identity of inputs that no run
-    produced.
+    """Return one digest over the names and contents of files.
+
+    It identifies inputs that no run produced.
     """
     digest, digests = hashlib.sha256(), sha256_of(paths)
     for path in sorted(paths):
@@ -256,43 +251,44 @@ def content_hash(paths: list[Path], root: Path) -> str:
 
 @contextmanager
 def readable_yaml(file: str | Path) -> Iterator[None]:
-    """Context in which YAML is parsed.
+    """Turn errors of the enclosed YAML parsing into a PipelineError.
 
-    Raises PipelineError with the line, what is wrong there, and the remedy.
+    The error names the line, the problem and the remedy.
     """
     import yaml
 
     try:
         yield
     except UnicodeDecodeError as error:
-        raise PipelineError(f"{file} is not UTF-8 ({error}): save it as UTF-8") from error
+        raise PipelineError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from error
     except (ValueError, LookupError, AttributeError) as error:
         if type(error) not in VALUE_ERRORS:
             raise
-        raise PipelineError(f"{file}: invalid YAML ({error}): put the value in quotes") from error
+        raise PipelineError(f"{file}: invalid YAML ({error}). Put the value in quotes.") from error
     except RecursionError as error:
         raise PipelineError(
-            f"{file}: invalid YAML (brackets in brackets in brackets): correct it"
+            f"{file}: invalid YAML (too many nested brackets). Correct it."
         ) from error
     except yaml.YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         opened = next((remedy for part, remedy in YAML_OPENED.items() if part in problem), "")
-        remedy = opened or next(
-            (remedy for part, remedy in YAML_REMEDIES.items() if part in problem), "correct it"
-        )
+        remedies = [text for part, text in YAML_REMEDIES.items() if part in problem]
+        remedy = opened or next(iter(remedies), "Correct it")
         mark = getattr(error, "context_mark" if opened else "problem_mark", None)
         if mark is None:
             place = file
         else:
-            place = f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
-        raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
+            named = mark.name if Path(mark.name).is_file() else file
+            place = f"{named}, line {mark.line + 1}"
+        raise PipelineError(f"{place}: invalid YAML ({problem}). {remedy}.") from error
 
 
 def check_aliases(text: str) -> str:
-    """Return a YAML text whose aliases, as *x, neither contain themselves nor multiply its content.
+    """Return a YAML text after a check of its aliases (*x).
 
     Raises:
-        YAMLError: the content has more than MOST_ENTRIES entries, or no end.
+        YAMLError: an alias contains itself, or the aliases expand to more than MOST_ENTRIES
+            entries.
     """
     import yaml
 
@@ -300,13 +296,13 @@ def check_aliases(text: str) -> str:
 
     def size(node: Any) -> float:
         if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # if the node is a part of itself
+            sizes[id(node)] = math.inf  # True if the node contains itself
             parts = []
             if isinstance(node.value, list):
                 parts = node.value
-            sizes[id(node)] = 1 + sum(
-                map(size, chain(*parts) if parts and isinstance(parts[0], tuple) else parts)
-            )
+            if parts and isinstance(parts[0], tuple):
+                parts = list(chain(*parts))
+            sizes[id(node)] = 1 + sum(map(size, parts))
         return sizes[id(node)]
 
     if "*" in text:
@@ -317,25 +313,27 @@ def check_aliases(text: str) -> str:
 
 
 def refuse_special(file: Path, most_bytes: float = math.inf) -> Path:
-    """Return the file.
+    """Return the file if it is a regular file of limited size.
 
-    Raise PipelineError for a pipe or a device, which may have no end, and for more bytes.
+    Raises:
+        PipelineError: the file is a pipe or a device, which may have no end, or has too many bytes.
     """
     state = file.stat()
     kind = state.st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
         raise PipelineError(
-            f"{file} is {'a named pipe' if stat.S_ISFIFO(kind) else 'a device'}: give a file"
+            f"{file} is {'a named pipe' if stat.S_ISFIFO(kind) else 'a device'}. Name a regular"
+            " file."
         )
     if state.st_size > most_bytes:
         raise PipelineError(
-            f"{file} has {state.st_size:,} bytes, more than {most_bytes:,}: give a smaller file"
+            f"{file} has {state.st_size:,} bytes, more than {most_bytes:,}. Use a smaller file."
         )
     return file
 
 
 def read_yaml(file: Path, named: str = "", loader: Any = None, most_bytes: int = MOST_BYTES) -> Any:
-    """The content of a YAML file, which errors name as `named`."""
+    """Return the content of a YAML file. Errors name it as `named`."""
     import yaml
 
     with readable_yaml(named or file):
@@ -344,7 +342,7 @@ def read_yaml(file: Path, named: str = "", loader: Any = None, most_bytes: int =
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Create a hard link, which takes no space, or a copy where links are not supported."""
+    """Create a hard link, which takes no space, or a copy if links are not supported."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,8 +1,8 @@
-"""The languages: our code (as in MGSM), and the codes of the same language in other benchmarks and
-data sets.
+"""Languages: our codes (as in MGSM) and their codes in other benchmarks and data sets.
 
-Shipped are Belebele's 122, MGSM's among them, in conf/languages.yaml (scripts/make_languages.py
-writes it); a folder given by --config-dir may hold more, a file language/CODE.yaml each.
+conf/languages.yaml has the 122 languages of Belebele, with those of MGSM. scripts/make_languages.py
+writes it. A folder given by --config-dir may hold more languages, each in a file
+language/CODE.yaml.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from pipeline.errors import PipelineError, close_matches
 from pipeline.files import added_conf, read_yaml, shipped_conf
 
-GROUP = "language"  # folder of language files of one's own, below that of --config-dir
-MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
+GROUP = "language"  # folder of the user's language files, below --config-dir
+MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # languages of MGSM
 TEN = (
     "en",
     "de",
@@ -32,27 +32,26 @@ TEN = (
     "bn",
     "sw",
     "te",
-)  # MGSM's average in the papers: all but Thai
+)  # the papers' MGSM average: all languages except Thai
 
 
 @dataclass(frozen=True)
 class Language:
-    """One language. `stock` is the code whose stock task file of the harness is used:
+    """A language.
 
-    English for constructed ones.
-
-    The format of numbers is not a field: it is detected in all languages (evaluate/metrics.py,
+    `stock` is the code whose task file of the harness is used; constructed languages use English.
+    The number format is not a field, because it is detected for all languages (evaluate/metrics.py,
     last_number).
     """
 
     code: str
     name: str  # English name, as in prompts
-    flores: str  # FLORES and Belebele
-    scripts: tuple[str, ...] = ("LATIN",)  # Unicode's names of its scripts
-    mgsm: str = ""  # its codes there, if they differ from ours
+    flores: str  # code in FLORES and Belebele
+    scripts: tuple[str, ...] = ("LATIN",)  # Unicode names of its scripts
+    mgsm: str = ""  # codes there, if they differ from ours
     global_mmlu: str = ""
-    aya: str = ""  # the column `language` of the Aya dataset, if it differs from the name
-    aya_codes: tuple[str, ...] = ()  # the column `language_code`, which differs between releases
+    aya: str = ""  # Aya's column `language`, if it differs from the name
+    aya_codes: tuple[str, ...] = ()  # Aya's column `language_code`, which differs between releases
     constructed: bool = False
 
     @property
@@ -63,11 +62,12 @@ class Language:
 
 
 def language(code: str) -> Language:
-    """The language of a code.
+    """Return the language of a code.
 
-    ISO 639's private-use codes, qaa to qtz, are constructed: Qaa is qaa everywhere.
+    ISO 639's private-use codes, qaa to qtz, are constructed languages; qaa is named Qaa.
 
-    Raises PipelineError with close matches for an unknown code.
+    Raises:
+        PipelineError: the code is unknown. It has close matches.
     """
     if code in shipped_languages():
         return shipped_languages()[code]
@@ -87,9 +87,7 @@ def language(code: str) -> Language:
 
 
 def is_known(code: str) -> bool:
-    """Return True if a language is shipped, constructed, or has a file in a folder of
-    --config-dir.
-    """
+    """Return True if a language is shipped, constructed, or has a file in --config-dir."""
     return (
         code in shipped_languages()
         or code in own_files()
@@ -98,10 +96,12 @@ def is_known(code: str) -> bool:
 
 
 def named_language(code: str) -> Language:
-    """Return the language of a code, or one of which only the code is known: a task with one test
-    set needs no more.
+    """Return the language of a code, even if only the code is known.
 
-    Raises PipelineError for what is no code, such as the name of a language.
+    A task with one test set needs no more than the code.
+
+    Raises:
+        PipelineError: the text is not a code, for example the name of a language.
     """
     if is_known(code) or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code):
         return language(code)
@@ -112,15 +112,13 @@ def named_language(code: str) -> Language:
 def shipped_languages() -> dict[str, Language]:
     import yaml
 
-    content = yaml.load(
-        (shipped_conf() / "languages.yaml").read_bytes(),
-        getattr(yaml, "CSafeLoader", yaml.SafeLoader),
-    )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load((shipped_conf() / "languages.yaml").read_bytes(), loader)
     return {code: of_fields(code, fields) for code, fields in content.items()}
 
 
 def own_files() -> dict[str, Path]:
-    """Code -> file of the languages in folders of --config-dir."""
+    """Return code -> file of the languages in folders of --config-dir."""
     found = {}
     for folder in added_conf():
         for path in sorted((folder / GROUP).glob("*.yaml")):
@@ -129,8 +127,9 @@ def own_files() -> dict[str, Path]:
 
 
 def custom_language_file(code: str) -> tuple[Path, str] | None:
-    """(file, digest of the fields) of a language that is not shipped, which affects run hashes;
-    None for shipped ones.
+    """Return (file, digest of its fields) of a language that is not shipped, or None.
+
+    The digest affects hashes of runs.
     """
     file = own_files().get(code)
     if file is None:
@@ -145,14 +144,12 @@ def all_languages() -> Iterator[Language]:
 
 
 def suggest_language(code: str) -> str:
-    """Hint for an unknown code: close matches, and how to add a language."""
+    """Return a hint for an unknown code: close matches, and how to add a language."""
     spellings: dict[str, Language] = {}
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    lowered = (
-        code.lower()
-    )  # which may begin with a code, as zh-CN, and as most languages' own names: Deutsch
+    lowered = code.lower()  # the value may begin with a code, as in zh-CN or Deutsch
     near = [
         re.split("[-_]", lowered)[0],
         *close_matches(lowered, filter(None, spellings)),
@@ -173,13 +170,13 @@ def type_adapter() -> Any:
 
 
 def of_fields(code: str, content: dict[str, Any]) -> Language:
-    """A language of what a file says about it.
+    """Return a language from the fields of its file.
 
-    Raises pydantic's ValidationError for other fields or types.
+    Raises:
+        ValidationError: a field is unknown or has another type.
     """
-    made: Language = type_adapter().validate_python(
-        {"code": code, "aya": content.get("name"), **content}, extra="forbid"
-    )
+    given = {"code": code, "aya": content.get("name"), **content}
+    made: Language = type_adapter().validate_python(given, extra="forbid")
     return made
 
 

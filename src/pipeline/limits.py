@@ -1,4 +1,4 @@
-"""A time limit for text from outside that computes something: a template, a regular expression."""
+"""A time limit for untrusted text that computes: a template or a regular expression."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from pipeline.errors import PipelineError
 
 
 class TooLong(PipelineError):
-    """A computation that did not end within its time limit."""
+    """A computation exceeded its time limit."""
 
 
 @contextmanager
 def time_limit(seconds: float, message: str) -> Iterator[None]:
-    """Raise TooLong with a message if the context takes more processor time than this.
+    """Raise TooLong if the enclosed code takes more processor time than this.
 
-    Python's regular expressions and Jinja's templates are interrupted, too. There is no limit in
-    other threads than the main one, which alone gets signals. A limit within another one is
-    ignored.
+    Python's regular expressions and Jinja's templates are interrupted, too. Only the main thread
+    has a limit, because only it receives signals. A limit inside another limit is ignored.
     """
     is_within = signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL
     if is_within or threading.current_thread() is not threading.main_thread():
@@ -34,7 +33,7 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
     signal.signal(signal.SIGPROF, expire)
     signal.setitimer(
         signal.ITIMER_PROF, seconds, 0.1
-    )  # again, if something takes the error for one of its own
+    )  # again, in case other code catches the error
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
-"""One line of progress per run, on standard error: at a terminal tqdm's bar; elsewhere, as in a
-log, a line every 30 seconds. Progress bars and messages of libraries are silenced (`quiet`).
+"""One line of progress per run, on standard error.
+
+At a terminal it is tqdm's bar. Elsewhere, for example in a log, a line is printed every 30 seconds.
+`quiet` silences progress bars and messages of libraries.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from tqdm import tqdm
 T = TypeVar("T")
 LOG_SECONDS = 30.0  # seconds between two lines without a terminal
 LOG_LINE = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-SILENT = {  # read by the libraries on import, in this process and its children
+SILENT = {  # libraries read these on import, in this process and its children
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers reads it too
-    # each retry would be a warning; a final failure is one sentence of ours
+    # Each retry would be a warning. A final failure gets our own sentence.
     "HF_HUB_VERBOSITY": "error",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
@@ -31,11 +33,11 @@ SILENT = {  # read by the libraries on import, in this process and its children
 
 tqdm.set_lock(
     threading.RLock()
-)  # threads alone draw: its own lock is also one of processes, a semaphore of the system
+)  # only threads draw; tqdm's own lock also needs a semaphore of the system
 
 
 def quiet() -> None:
-    """Silence the output of libraries, unless the environment sets it otherwise."""
+    """Silence the output of libraries, unless the environment requests it."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
     warnings.showwarning = lambda message, category, file, line, *_: say(
@@ -49,20 +51,18 @@ def quiet() -> None:
 
 
 def say(line: str) -> None:
-    """Print a line, above the line of progress."""
+    """Print a line above the line of progress."""
     if sys.stderr.isatty():
         tqdm.write(line, file=sys.stderr)
         return
     with tqdm.get_lock():
-        sys.stderr.write(f"{line}\n")  # at once: `print` writes the end of a line separately
+        sys.stderr.write(f"{line}\n")  # `print` would write the line break separately
         sys.stderr.flush()
 
 
 @contextmanager
 def redirected(target: int, *numbers: int) -> Iterator[None]:
-    """Inside, what this process and those that it starts write to these descriptors goes to
-    `target`.
-    """
+    """Send what this process and its children write to these descriptors to `target`."""
     saved = [os.dup(number) for number in numbers]
     try:
         for number in numbers:
@@ -72,7 +72,7 @@ def redirected(target: int, *numbers: int) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with suppress(
                 OSError, ValueError
-            ):  # a full disk cannot take a log either; a stream may be closed
+            ):  # a full disk cannot take a log, and a stream may be closed
                 stream.flush()
         for number, descriptor in zip(numbers, saved, strict=True):
             os.dup2(descriptor, number)
@@ -81,7 +81,7 @@ def redirected(target: int, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def announced(line: str, seconds: float = 2.0) -> Iterator[None]:
-    """Print a line once if what is inside takes longer than `seconds`."""
+    """Print a line once if the enclosed code takes longer than `seconds`."""
     timer = threading.Timer(seconds, say, [line])
     timer.daemon = True
     timer.start()
@@ -95,7 +95,7 @@ _recorded: list[str] | None = None
 
 
 def warn(line: str) -> None:
-    """Print a warning above the progress bar; inside `recorded_warnings` it is recorded too."""
+    """Print a warning above the progress bar, and record it inside `recorded_warnings`."""
     say(f"warning: {line}")
     if _recorded is not None:
         _recorded.append(line)
@@ -103,7 +103,7 @@ def warn(line: str) -> None:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """A list to which each warning of this process is added inside the context."""
+    """Yield a list that collects each warning of this process inside the context."""
     global _recorded
     _recorded = []
     try:
@@ -113,12 +113,14 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """Progress of `total` units of work, from its construction to close(), or as a context.
+    """Progress of `total` units of work, from construction to close(), or as a context.
 
-    Thread-safe.
+    The bar is thread-safe.
 
-    total: None where it is unknown before the end. unit: in the singular; `byte` is printed as kB,
-    MB, GB. stays: whether the last line remains at a terminal.
+    Args:
+        total: None if it is unknown.
+        unit: in the singular; `byte` is printed as kB, MB, GB.
+        stays: keep the last line at a terminal.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, stays: bool = False) -> None:
@@ -143,7 +145,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
         )
 
     def start(self, units: float) -> None:
-        """Begin anew; `units`: done before, which do not count for the rate."""
+        """Begin anew with `units` done before, which do not count for the rate."""
         self.initial = self.n = self.last_print_n = units
         self.start_t = self.last_print_t = time.time()
 
@@ -158,26 +160,26 @@ class Bar(tqdm):  # type: ignore[type-arg]
             say(str(self))
             self.last_print_t = (
                 time.time()
-            )  # tqdm's own refresh every ten seconds looks at it, and does not set it
+            )  # tqdm's refresh every ten seconds reads it but does not set it
         return False
 
     @property
     def format_dict(self) -> Any:
         facts = super().format_dict
-        # a part of a step is not shown
+        # A part of a step is not shown.
         if self.unit_scale:
             return facts
         return {**facts, "n": int(facts["n"])}
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over the items, each counted as a unit when the next is requested."""
+        """Iterate over the items. Each counts as a unit when the next is requested."""
         for item in items:
             yield item
             self.update()
 
 
 def format_duration(seconds: float) -> str:
-    """`45 s`, `3:07 min`, `1:05 h`."""
+    """Return a duration as `45 s`, `3:07 min` or `1:05 h`."""
     rounded = round(seconds)
     if rounded < 60:
         return f"{rounded} s"

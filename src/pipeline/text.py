@@ -1,4 +1,4 @@
-"""Tables as text: aligned columns for a terminal, lines and tables of Markdown."""
+"""Tables as text: aligned columns for a terminal, and Markdown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-MARKUP = re.compile(r"[\\`*]|\](?=[(\[:])")  # a ] in brackets alone, as [47.8], makes no link
+MARKUP = re.compile(r"[\\`*]|\](?=[(\[:])")  # a single ] in brackets, as in [47.8], makes no link
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
-DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # which change the order of letters
+# these characters change the order of letters
+DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *DIRECTIONS), "\ufffd")
 
 
@@ -20,10 +21,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
-    """The first `most` items and, if these are not all, "and 3 more".
-
-    where: where the others are.
-    """
+    """Return the first `most` items and, if more exist, "and 3 more" with `where` behind it."""
     omitted = []
     if len(items) > most:
         omitted = [f"and {len(items) - most} more{where}"]
@@ -31,33 +29,33 @@ def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Lines of equally wide columns, two spaces between them; those in `right` are flush right."""
+    """Return lines of aligned columns, two spaces apart; columns in `right` are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = []
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(cell.rjust(width) if place in right else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def markdown_text(text: str) -> str:
-    """The text on one line, without meaning in Markdown: no links, images, emphasis, code or
-    HTML.
-    """
+    """Return the text on one line, with Markdown and HTML escaped."""
     return MARKUP.sub(r"\\\g<0>", one_line(text))
 
 
 def printable(text: str) -> str:
-    """The text without colors, and with � for control characters, which could rewrite what a
-    terminal shows.
+    """Return the text without colors and with � for control characters.
+
+    Control characters could change what a terminal shows.
     """
     return COLORS.sub("", text).translate(CONTROLS)
 
 
 def markdown_line(parts: Sequence[str]) -> str:
-    return "| " + " | ".join(one_line(part).replace("|", "\\|") for part in parts) + " |"
+    cells = [one_line(part).replace("|", "\\|") for part in parts]
+    return f"| {' | '.join(cells)} |"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -65,15 +63,16 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def one_line(text: str) -> str:
-    """The text on one line, so that a line break in a title cannot end a line of Markdown."""
+    """Return the text on one line, so that a title cannot end a line of Markdown."""
     return " ".join(text.split())
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` characters: the middle of a longer text is left out."""
+    """Return at most `width` characters, without the middle of a longer text."""
     if len(text) <= width:
         return text
-    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+    start, end = text[: width // 2], text[len(text) - (width - 1) // 2 :]
+    return f"{start}…{end}"
 
 
 def strings_in(value: Any) -> Iterator[str]:

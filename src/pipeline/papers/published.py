@@ -1,8 +1,7 @@
-"""What the two papers print: tables.yaml and the numbers of the change maps, read from this
-package.
+"""The printed numbers of the two papers, from tables.yaml and the change maps.
 
-A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted where a table has
-groups of rows ("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, BLEU is on its scale of
+A key is `<paper>.<table>`, such as unreasonable.table3. A row's name is dotted if the table has
+groups of rows ("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent; BLEU is on its scale of
 100.
 """
 
@@ -24,9 +23,9 @@ NOT_ROWS = ("metric", "columns", "suspect")
 
 @lru_cache(maxsize=1)
 def load_tables() -> dict[str, Any]:
-    """All of tables.yaml: paper -> table -> printed content.
+    """Return all of tables.yaml: paper -> table -> printed content.
 
-    One object for all callers: do not change it.
+    Callers share the object and must not change it.
     """
     return yaml.safe_load((FOLDER / "tables.yaml").read_text(encoding="utf-8"))
 
@@ -34,7 +33,8 @@ def load_tables() -> dict[str, Any]:
 def published_table(key: str) -> dict[str, Any]:
     """Return the table printed under a key.
 
-    Raises: PipelineError: the key is unknown; names the closest known one.
+    Raises:
+        PipelineError: the key is unknown. It names the closest key.
     """
     paper, _, table = key.partition(".")
     papers = load_tables()
@@ -48,15 +48,18 @@ def published_table(key: str) -> dict[str, Any]:
 
 
 def published_rows(key: str) -> dict[str, list[float | None]]:
-    """Row -> its numbers, one a column; None is a cell that the paper leaves empty.
+    """Return row -> numbers by column, with None for cells that the paper leaves empty.
 
-    Empty where the rows are missing from our copy of the paper.
+    Empty if our copy of the paper lacks the rows.
 
-    Raises PipelineError for a key that is not a table of numbers, such as unreasonable.partitions.
+    Raises:
+        PipelineError: the key names no table of numbers, such as unreasonable.partitions.
     """
     table = published_table(key)
     if "columns" not in table:
-        raise PipelineError(f"published={key} is not a table of numbers: it has {', '.join(table)}")
+        raise PipelineError(
+            f"published={key} is not a table of numbers. It has {', '.join(table)}."
+        )
     return dict(
         _flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS})
     )
@@ -71,28 +74,34 @@ def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, lis
 
 
 def published_value(key: str, row: str, column: str) -> float | None:
-    """One printed number; None where the paper leaves it empty.
+    """Return one printed number, or None if the paper leaves it empty.
 
-    Raises PipelineError for an unknown row or column.
+    Raises:
+        PipelineError: the row or column is unknown.
     """
     by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
         raise PipelineError(f"a column of {key}: there is no {column}: {suggest(column, columns)}")
     if not by_row:
-        return None  # unreasonable.table_a3: its cells are missing from our copy
+        return None  # unreasonable.table_a3: our copy lacks its cells
     if row not in by_row:
         raise PipelineError(f"a row of {key}: there is no {row}: {suggest(row, by_row)}")
     return by_row[row][columns.index(column)]
 
 
 def is_printed(key: str, row: str, column: str) -> bool:
-    """Whether a table has this row and column. Raises PipelineError for an unknown table."""
+    """Return True if a table has this row and column.
+
+    Raises:
+        PipelineError: the table is unknown.
+    """
     return row in published_rows(key) and column in published_table(key)["columns"]
 
 
 def reason_for_doubt(key: str, row: str, column: str) -> str | None:
-    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows,
-    else of its column; or None.
+    """Return why a printed number is doubtful, or None.
+
+    The mark of its cell has priority over the mark of its row, and this over its column's.
     """
     marks = published_table(key).get("suspect", {})
     names, group = [f"{row}.{column}"], row
