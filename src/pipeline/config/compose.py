@@ -1,8 +1,8 @@
-"""From words to a checked dataclass, for the command line, tables and the Python interface alike.
+"""From the settings of a command to a checked dataclass.
 
-The options of the groups that a stage reads are merged in their order, then the values are put
-where their keys say, and all of it is checked once against the dataclasses; errors name the key and
-the remedy.
+The command line, tables and the Python interface share it. The options of a stage's groups are
+merged in their order, then values are put where their keys say. Everything is checked once against
+the dataclasses. Errors name the key and the remedy.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ from pipeline.config.stages import (
     TableStage,
 )
 from pipeline.errors import PipelineError
+from pipeline.text import first_few
 
 T = TypeVar("T")
 OF_RUNS = f"every.{HARDWARE}"
 
 
 class Incomplete(PipelineError):
-    """A command without a required value; --cfg shows it nevertheless."""
+    """A command lacks a required value; --cfg shows it nevertheless."""
 
 
 def compose(settings: Sequence[str]) -> Stage:
     """Return the stage that a command's overrides describe.
 
-    Raises: PipelineError: a wrong key, option, type or range, a missing value, or a knob that this
-    stage does not read.
+    Raises:
+        PipelineError: a key, option, type or range is wrong, a value is missing, or this stage does
+            not read a key.
     """
     own_words, command = split_command(settings)
     stage: Any = compose_given(values_of(own_words))
@@ -62,12 +64,16 @@ def compose(settings: Sequence[str]) -> Stage:
 
 
 def compose_given(settings: Words) -> Stage:
-    """Return the stage of a command, which may set no knob without an effect."""
+    """Return the stage of a command.
+
+    Raises:
+        PipelineError: as compose does, or a key has no effect.
+    """
     stage = stage_of(settings)
     values = {key.lstrip("+"): value for key, value in settings.items()}
     for key, remedy in unread_knobs(stage, values).items():
         raise PipelineError(
-            f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out"
+            f"{key}={values[key]} has an effect with {remedy} only. Set {remedy}, or remove it."
         )
     if isinstance(stage, TableStage):
         return replace(stage, given=dict(settings))
@@ -77,7 +83,7 @@ def compose_given(settings: Words) -> Stage:
 def stage_of(settings: Words) -> Stage:
     """Build the stage from these settings.
 
-    Knobs without effect are allowed: a table's `every` sets them for all runs.
+    Keys without an effect are allowed, because a table's `every` sets them for all runs.
 
     Raises:
         PipelineError: as compose does.
@@ -96,17 +102,17 @@ def stage_of(settings: Words) -> Stage:
             text if "=" in text else f"{key}={example.get(key, '...')}"
             for key, text in inside.items()
         )
-        raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}: give {examples}")
+        raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}. Write {examples}.")
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
         raise PipelineError(
-            "group must not contain =, which may be part of a secret, and is not shown here: give a"
-            " name, group=NAME"
+            "A group must not contain =, because it could be a secret. It is not shown here. Set a"
+            " name, group=NAME."
         )
     if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
         suffix = ", not both" if stage.table else ""
         raise PipelineError(
-            f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{suffix}"
+            f"stage=export needs table or checkpoint. Write table=T, or checkpoint=RUN{suffix}."
         )
     if isinstance(stage, TableStage) and stage.table:
         conf.table_file(stage.table)
@@ -115,17 +121,15 @@ def stage_of(settings: Words) -> Stage:
         if stage.checkpoint is None:
             suffix = ""
         raise PipelineError(
-            f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{suffix}"
+            f"stage=eval needs checkpoint. Write checkpoint=RUN, or merge=...{suffix}."
         )
     return stage
 
 
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
-    """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
+    """Build the stage from these settings. Return it and the missing keys, sorted."""
     evaluation = str(settings.get("eval"))
-    if (
-        f"eval={evaluation}" in REMOVED
-    ):  # the harness has a group of this name, which is of all languages
+    if f"eval={evaluation}" in REMOVED:  # the harness has a group of this name, for all languages
         raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     if conf.is_checkpoint(str(settings.get("model", ""))):
@@ -140,19 +144,20 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
             settings |= {HARDWARE: hardware, OF_RUNS: settings.get(OF_RUNS, hardware)}
     tree: Tree = {"stage": name}
     if name == "cpt":
-        tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
+        tree["sft"] = {"packing": True}  # the default, which a recipe may change
     values = merge_options(tree, kind, name, settings)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
         plain = key.lstrip("+")
         if plain.startswith("every."):
             if not issubclass(kind, TableStage):
-                raise PipelineError(f"stage={name} has no table of runs for {plain}: leave it out")
+                raise PipelineError(f"stage={name} has no table of runs for {plain}. Remove it.")
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
             if plain == "merge.method" and "merge" in tree:
                 raise PipelineError(
-                    f"merge.method={value}: merge={settings['merge']} sets it, leave it out"
+                    f"merge.method={value}: merge={settings['merge']} already sets the method."
+                    " Remove merge.method."
                 )
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
@@ -168,10 +173,9 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
 
 
 def with_hardware(config: T, every: Words) -> T:
-    """Return a table's stage with what the hardware of its own `every` sets of plans and jobs.
+    """Apply the hardware of a table's `every` to its plans and jobs, and return the stage.
 
-    It applies if the command sets no hardware, and where neither the command nor its option of
-    launcher= sets the key.
+    It has no effect if the command sets hardware=, or if the command or its launcher= sets the key.
     """
     if not isinstance(config, TableStage) or HARDWARE not in every or HARDWARE in config.every:
         return config
@@ -185,12 +189,13 @@ def with_hardware(config: T, every: Words) -> T:
 
 
 def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
-    """Merge the options that words choose, or leave to the stage, into the tree; returns the other
-    words.
+    """Merge the options that a command or its stage chooses into the tree.
+
+    Returns the settings that choose no option.
 
     Raises:
-        PipelineError: a group that the stage does not read, an unknown option, or none where one is
-            needed.
+        PipelineError: the stage does not read a group, an option is unknown, or a required option
+            is missing.
     """
     groups = {**OF_ALL_STAGES, **kind.groups}
     for key in settings:
@@ -203,14 +208,15 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
             raise PipelineError(not_read(f"{key}={value}", stage))
         if dot and group in groups and (settings.get(group, groups[group])) is None:
             raise PipelineError(
-                f"{key.lstrip('+')} needs {group}=... next to it: one of"
-                f" {', '.join(conf.options(group))}"
+                f"{key.lstrip('+')} needs {group}=... Choose one of"
+                f" {', '.join(first_few(conf.options(group), 5))}."
             )
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
             raise PipelineError(
-                f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}"
+                f"stage={stage} needs {group}=... Choose one of"
+                f" {', '.join(first_few(conf.options(group), 5))}."
             )
         if option is None and default is None:
             continue
@@ -229,16 +235,19 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
 def put(
     tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str
 ) -> None:
-    """Put a value into a tree of dataclasses' knobs: a mapping is merged into the one that is
-    there.
+    """Put a value into a tree of dataclass fields. A mapping is merged into the existing one.
 
     Args:
-        kind: the type of the tree.
-        key: the whole key, of which `path` is left, and `stage`: for errors.
-        new: whether the key may be one that a mapping does not have yet.
+        tree: the tree, which is changed.
+        kind: the dataclass of the tree.
+        key: the whole key, for errors.
+        path: the part of the key that is left.
+        value: the value.
+        new: whether a mapping may get a new key.
+        stage: the stage, for errors.
 
     Raises:
-        PipelineError: a key that the dataclasses do not have, or a new one of a mapping.
+        PipelineError: the dataclasses do not have the key, or it is new in a mapping.
     """
     name, *further = path
     if isinstance(tree, list) and name.isdigit() and int(name) < len(tree):
@@ -246,7 +255,7 @@ def put(
     elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in names_of(kind)):
         raise PipelineError(explain_key(key, kind, stage))
     elif get_origin(kind) is dict and tree and name not in tree and not new:
-        raise PipelineError(f"{key} is new: add it with a plus, +{key}=...")
+        raise PipelineError(f"{key} is new. Add it with a plus: +{key}=...")
     else:
         position = name
     inside = type_inside(kind, name)
@@ -259,7 +268,7 @@ def put(
     if further and current is None:
         if is_dataclass(kind) and kind.__dataclass_fields__[name].default is None:
             raise PipelineError(
-                f"{key}: this option has no {name}: leave it out, or choose an option that has one"
+                f"{key}: this option has no {name}. Remove it, or choose an option with {name}."
             )
         current = tree[position] = {}
     if further:
@@ -275,13 +284,13 @@ def put(
 
 
 def method_class(knobs: Words) -> type[Any]:
-    """Return the class of a merge's knobs, by its method."""
+    """Return the dataclass of a merge's settings, by its method."""
     method = conf.method_of_knobs(knobs)
     if method:
         return method
     raise PipelineError(
-        f"merge.method={knobs.get('method')} is not installed here: there are"
-        f" {', '.join(conf.METHODS)}"
+        f"merge.method={knobs.get('method')} is not installed here. Choose one of"
+        f" {', '.join(first_few(sorted(conf.METHODS), 5))}."
     )
 
 
@@ -289,10 +298,12 @@ def method_class(knobs: Words) -> type[Any]:
 
 
 def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") -> T:
-    """Read the stage that a tree of plain values describes, as a command gives it or `asdict` wrote
-    it.
+    """Read the stage that a tree of plain values describes.
 
-    Raises: PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
+    The tree comes from a command or from `asdict`.
+
+    Raises:
+        PipelineError: a value has the wrong type, or a key is unknown and `extra` is not ignore.
     """
     knobs = tree.get("merge")
     if isinstance(knobs, dict):
@@ -301,7 +312,7 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
 
 
 def drop_missing(tree: Any, prefix: str = "") -> list[str]:
-    """Take what an option leaves open, ???, out of the tree; returns the keys."""
+    """Remove the values that an option leaves open, ???, and return their keys."""
     items = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
     missing = []
     for key, value in items:

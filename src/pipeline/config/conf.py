@@ -1,6 +1,6 @@
-"""Contents of conf/: its groups, their options, and the groups that each stage reads.
+"""The contents of conf/: its groups, their options, and the groups that each stage reads.
 
-`OWN_STAGES` and `METHODS` are filled by `register`, so that the configuration imports neither.
+`register` fills `OWN_STAGES` and `METHODS`, so that this module imports neither.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from pipeline.files import (
     refuse_special,
     shipped_conf,
 )
+from pipeline.text import first_few
 
-# a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
+# A folder of conf/ that is not a group. Hydra would take a folder `table` for the options of
+# table=.
 TABLES = "tables"
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
-CLAIMS = "claims"  # another: claims of papers, by table
-PACKAGE = re.compile(
-    r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)"
-)  # among the comments that a file begins with
+CLAIMS = "claims"  # another one: claims of papers, by table
+PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the first comments of a file
 INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
 FILES = (
     TABLES,
     CLAIMS,
     languages.GROUP,
-)  # folders of options that are read as files, not Hydra groups
+)  # folders of options that are read as files and not as Hydra groups
 OWN_STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
 
 def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
-    """Make the stages and the merge methods known, by name."""
+    """Register the stages and the merge methods, by name."""
     OWN_STAGES.update(stages)
     METHODS.update(methods)
 
@@ -70,10 +70,10 @@ def folders() -> tuple[Path, ...]:
 
 
 def add_folder(name: str) -> None:
-    """Add a folder of options to conf/, with the same layout: recipe/mine.yaml, tables/mine.yaml.
+    """Add a folder of options with the layout of conf/, such as recipe/mine.yaml.
 
     Raises:
-        PipelineError: not a folder, an unknown group in it, or an option that exists already.
+        PipelineError: it is not a folder, has an unknown group, or an option that exists already.
     """
     directory = Path(name).resolve()
     if not directory.is_dir():
@@ -81,8 +81,8 @@ def add_folder(name: str) -> None:
         if directory.exists():
             problem = "is a file and not a folder"
         raise PipelineError(
-            f"--config-dir={name} {problem}: give a folder with options of yours, such as"
-            " recipe/mine.yaml or tables/mine.yaml in it"
+            f"--config-dir={name} {problem}. Name a folder with options such as recipe/mine.yaml or"
+            " tables/mine.yaml."
         )
     names = []
     for group in (*groups(), *FILES):
@@ -105,19 +105,23 @@ def add_folder(name: str) -> None:
         duplicates = {option.stem for option in path.glob("*.yaml")} & set(options(path.name))
         if duplicates:
             raise PipelineError(
-                f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another"
-                " name"
+                f"--config-dir={name}: {path.name}={min(duplicates)} exists already. Choose another"
+                " name."
             )
     add_conf(directory)
-    forget_options()  # it may have been added before, with other files
+    forget_options()  # the folder may have been added before, with other files
 
 
 def refuse_interpolation(key_name: str, text: str) -> None:
-    """Raise PipelineError for an interpolation outside of shipped files: resolved, it could carry a
-    token of the environment into manifests and W&B.
+    """Refuse an interpolation outside of shipped files.
+
+    Its value could carry a token of the environment into manifests and W&B.
+
+    Raises:
+        PipelineError: the text has an interpolation.
     """
     if INTERPOLATION.search(text):
-        raise PipelineError(f"{key_name} holds an interpolation, ${{...}}: write the value itself")
+        raise PipelineError(f"{key_name} holds an interpolation, ${{...}}. Write the value.")
 
 
 def option_file(group: str, option: str) -> Path | None:
@@ -126,7 +130,7 @@ def option_file(group: str, option: str) -> Path | None:
 
 @cache
 def _files(searched: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
-    """Group -> option -> its file; what ships is before what is added."""
+    """Return group -> option -> file. Shipped options come before added ones."""
     files: dict[str, dict[str, Path]] = {}
     for path in (path for root in reversed(searched) for path in root.glob("*/*.yaml")):
         files.setdefault(path.parent.name, {})[path.stem] = path
@@ -134,7 +138,10 @@ def _files(searched: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
 
 
 def options(group: str) -> list[str]:
-    """Names of the options; of merge= also the methods of other installed packages."""
+    """Return the names of a group's options.
+
+    For merge= these include methods of other installed packages.
+    """
     if group == "stage":
         return sorted({*OWN_STAGES, *extensions(STAGES)})
     if group == languages.GROUP:
@@ -150,34 +157,37 @@ def groups() -> list[str]:
 def table_file(name: str) -> Path:
     """Return the file of table=NAME.
 
-    It is in tables/ of conf/ or of an added folder, or NAME itself where that has a /, begins with
-    a dot or ends in .yaml, .yml or .zip.
+    It is in tables/ of conf/ or of an added folder. NAME is the file if it has a /, begins with a
+    dot, or ends in .yaml, .yml or .zip.
 
-    Raises: PipelineError: there is none.
+    Raises:
+        PipelineError: the file does not exist.
     """
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(
-                f"table={name} is not a file: give one, or one of {', '.join(options(TABLES))}"
+                f"table={name} is not a file. Name a file, or one of"
+                f" {', '.join(first_few(options(TABLES), 5))}."
             )
         if Path(name).suffix not in TABLE_SUFFIXES:
             raise PipelineError(
-                f"table={name} is not a table: expected a .yaml file, or the .zip written by"
-                " stage=export"
+                f"table={name} is not a table. Name a .yaml file, or a .zip that stage=export"
+                " wrote."
             )
         return Path(name)
     path = option_file(TABLES, name)
     if path is None:
         hint = suggest(name, options(TABLES))
         raise PipelineError(
-            f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)"
+            f"table={name} is not a table: {hint} (for a local file write table=./{name}.yaml)"
         )
     return path
 
 
 def is_checkpoint(model: str) -> bool:
-    """Whether a value of model= is a checkpoint and not an option: a RUN with a /, a : or a leading
-    dot.
+    """Return True if a value of model= is a checkpoint and not an option.
+
+    A checkpoint has a /, a : or a leading dot.
     """
     return "/" in model or ":" in model or model.startswith(".")
 
@@ -185,7 +195,8 @@ def is_checkpoint(model: str) -> bool:
 def option(group: str, name: str) -> Tree:
     """Return what an option sets: keys of a command, with its list of defaults and its package.
 
-    Raises: PipelineError: its file, or one that it starts from, cannot be read.
+    Raises:
+        PipelineError: its file, or a file that it starts from, cannot be read.
     """
     if group == "merge" and option_file(group, name) is None:
         return {group: {"method": name}}  # of another installed package
@@ -193,7 +204,10 @@ def option(group: str, name: str) -> Tree:
 
 
 def forget_options() -> None:
-    """Read the files of options again: in a session of Python they may have changed since."""
+    """Read the files of options again.
+
+    In a Python session they may have changed.
+    """
     _option.cache_clear()
     _files.cache_clear()
 
@@ -206,42 +220,48 @@ def _option(group: str, name: str, searched: tuple[Path, ...]) -> Tree:
 def read_option(
     group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()
 ) -> Tree:
-    """What the file of an option sets: its own keys below its package, after what its list of
-    defaults names: options of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the
-    package.
+    """Return what the file of an option sets.
 
-    package: instead of that of the file's first comment, or its group. above: the files that start
-        from this one.
+    Its own keys come below its package, after the options in its list of defaults. Such an entry
+    names an option of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the package.
+
+    Args:
+        group: the group.
+        name: the option.
+        package: replaces the package in the file's first comment, or the group.
+        above: the files that start from this one.
 
     Raises:
-        PipelineError: the file cannot be read, or starts from itself, or from what is not an
+        PipelineError: the file cannot be read, starts from itself, or starts from an unknown
             option.
     """
     path = option_file(group, name)
     if path is None:
         raise PipelineError(
-            f"{above[-1]} starts from {group}={name}, which is not an option: there are "
-            f"{', '.join(options(group))}"
+            f"{above[-1]} starts from {group}={name}, which is not an option. Name one of"
+            f" {', '.join(first_few(options(group), 5))}."
         )
     if path in above:
-        raise PipelineError(f"{path} starts from itself: leave {name} out of its defaults")
+        raise PipelineError(f"{path} starts from itself. Remove {name} from its defaults.")
     try:
         with readable_yaml(path):
             check_aliases(refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"))
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, OSError) as error:
         raise PipelineError(
-            f"{path} cannot be read ({' '.join(str(error).split())}): correct it"
+            f"{path} cannot be read ({' '.join(str(error).split())}). Correct it."
         ) from error
     if not isinstance(content, dict):
-        raise PipelineError(f"{path} is a list: write KEY: VALUE")
+        raise PipelineError(f"{path} is a list. Write KEY: VALUE.")
     header = PACKAGE.search(path.read_text(encoding="utf-8"))
     package = package or (header[1] if header else group)
     keys = [] if package == "_global_" else package.split(".")
     tree: Tree = {}
     listed = content.pop("defaults", [])
     if not isinstance(listed, list):
-        raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
+        raise PipelineError(
+            f"{path}, defaults: {listed} is not a list. Write defaults: [{listed}]."
+        )
     for entry in listed if "_self_" in listed else [*listed, "_self_"]:
         if entry == "_self_":
             merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))
@@ -259,7 +279,7 @@ def read_option(
 
 
 def merge(tree: Tree, part: Mapping[str, Any]) -> None:
-    """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
+    """Put `part` into the tree. Mappings are merged, other values are replaced."""
     for key, value in part.items():
         if isinstance(value, dict):
             if not isinstance(tree.get(key), dict):
@@ -273,13 +293,14 @@ def merge(tree: Tree, part: Mapping[str, Any]) -> None:
 
 
 def stage_class(name: str) -> type[Stage] | None:
-    """Return the configuration of a stage, of this program or of another package, or None."""
+    """Return the configuration of a stage of any package, or None."""
     return OWN_STAGES.get(name) or stage_of_package(name)
 
 
 def method_of(name: str | None) -> type[Merge] | None:
-    """Return the method of an option of merge=, which its file names, or of another package, or
-    None.
+    """Return the method of an option of merge=, or None.
+
+    Its file names the method, or another package has it.
     """
     if name is None or name in METHODS or option_file("merge", name) is None:
         return METHODS.get(name or "") or merge_method(name or "")
@@ -287,7 +308,7 @@ def method_of(name: str | None) -> type[Merge] | None:
 
 
 def method_of_knobs(knobs: Words) -> type[Merge] | None:
-    """Return the class of the knobs of a merge, by its method."""
+    """Return the dataclass of a merge's settings, by its method, or None."""
     method = str(knobs.get("method"))
     return METHODS.get(method) or merge_method(method)
 

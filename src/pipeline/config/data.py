@@ -10,28 +10,29 @@ from omegaconf import MISSING
 from pipeline.config.knob import Knobs, knob
 from pipeline.errors import PipelineError
 
-OWN_PROMPTS = ("template", "pairs")  # readers of prompts and completions as the user wrote them
+# these readers take prompts and completions as the user wrote them
+OWN_PROMPTS = ("template", "pairs")
 
 
 @dataclass
 class Source(Knobs):
-    """One dataset: where it is on the Hub or below data_root, and which of its rows are used.
+    """One data set: where it is on the Hub or below data_root, and which of its rows are used.
 
-    Sources without `share` give all their rows; the rest of data.size is divided among the others
-    by `share`.
+    Sources without `share` contribute all their rows. The others divide the rest of data.size by
+    `share`.
     """
 
-    hub: str | None = None  # id of the repository, or a folder that is a copy of one
+    hub: str | None = None  # id of the repository, or a folder with a copy of it
     hub_config: str | None = None
     split: str = "train"
-    revision: str | None = None  # null: as locked by stage=prefetch, the newest until then
+    revision: str | None = None  # null: as locked by stage=prefetch, or the newest until then
     files: str | None = (
         None  # pattern of files in the repository, read directly instead of by its script
     )
-    url: str | None = None  # one file, local or on the web, in place of a repository
+    url: str | None = None  # one file, local or on the web, instead of a repository
     format: str | None = knob(
         None, options=("json", "csv", "parquet", "text")
-    )  # of files and url; null: by file name
+    )  # format of files and url; null: by file name
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers mention it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
@@ -52,7 +53,7 @@ class Source(Knobs):
     turns: int | None = knob(
         None, ge=1
     )  # rows=conversation: turns kept from its beginning; null: all
-    min_score: float | None = None  # rows=nllb: LASER margin
+    min_score: float | None = None  # rows=nllb: minimum LASER margin
     without: list[str] | None = (
         None  # drop items of these benchmarks even with data.decontaminate=count
     )
@@ -74,14 +75,15 @@ class World(Knobs):
     items: int = knob(100, ge=1)  # test items per benchmark and language
     generation: int = knob(
         1, ge=1
-    )  # internal: of the files that ship, raised in conf/expert/sandbox.yaml
+    )  # internal: version of the shipped files, raised in conf/expert/sandbox.yaml
     dev_items: ClassVar[int] = 250
 
 
 @dataclass
 class Items(Knobs):
-    """Benchmark items of a small world, the data_root, in a separate data run: more items do not
-    require retraining.
+    """Benchmark items of a small world, the data_root, in a separate data run.
+
+    More items then need no new training.
     """
 
     dev: int = knob(500, ge=1)
@@ -92,9 +94,9 @@ class Items(Knobs):
 class Expert(Knobs):
     """An expert's training data.
 
-    side: which side of a swap it supplies; both: a joint set, whose rows have a side each; none:
-    text to train a base. A joint set is the union of the data runs of its two experts, each drawn
-    with the same data.* and seed.
+    `side` is the side of a swap that the expert supplies; both: a joint set, whose rows have a side
+    each; none: text to train a base. A joint set is the union of the data runs of its two experts,
+    drawn with the same data.* and seed.
     """
 
     name: str = knob(hashed=False)
@@ -102,31 +104,29 @@ class Expert(Knobs):
     sources: dict[str, Source] = field(default_factory=dict)
     union: dict[str, Expert] = knob(
         {}, hashed=False
-    )  # for a joint set: its two experts; their data runs are parents
-    text: dict[str, Source] = knob(
-        {}, hashed=False
-    )  # if given, stage=cpt reads these instead of sources
+    )  # for a joint set: its two experts, whose data runs are parents
+    text: dict[str, Source] = knob({}, hashed=False)  # stage=cpt reads these instead of sources
     size: int | None = knob(None, ge=1)  # training rows if data.size is not set
     world: World | None = None  # set: the data run writes the small world instead of a training set
-    items: Items | None = None  # set: it writes items of the small world that is its data_root
+    items: Items | None = None  # set: the data run writes items of the small world in data_root
 
     @property
     def languages(self) -> list[str]:
-        """The languages of its sources, without repetitions."""
+        """Return the languages of its sources, without repetitions."""
         return list(
             dict.fromkeys(source.language for source in self.sources.values() if source.language)
         )
 
     @property
     def is_own(self) -> bool:
-        """Whether all rows are of the user's own files, which no shipped set is."""
+        """Return True if all rows come from the user's files. No shipped set has such rows."""
         sources = self.sources.values()
         return bool(sources) and all(
             source.hub is None and "://" not in (source.url or "") for source in sources
         )
 
     def all_sources(self) -> list[tuple[str, Source]]:
-        """Return the sources with their names, of a joint set those of its experts."""
+        """Return the sources with their names. A joint set has the sources of its experts."""
         members = [self, *self.union.values()]
         found = []
         for member in members:
@@ -135,8 +135,9 @@ class Expert(Knobs):
         return found
 
     def questions(self, split: str) -> int | None:
-        """Return the number of items per benchmark and language in a small world's data, or None
-        for any other data.
+        """Return the number of items per benchmark and language of a small world.
+
+        Returns None for other data.
         """
         if self.items:
             if split == "test":
@@ -150,13 +151,14 @@ class Expert(Knobs):
 
 
 def has_own_prompts(expert: Expert) -> bool:
-    """Return True if a source's prompts and completions are as the user wrote them."""
+    """Return True if a source has prompts and completions as the user wrote them."""
     return any(source.rows in OWN_PROMPTS for _, source in expert.all_sources())
 
 
 def default_separator(expert: Expert) -> str:
-    """Return the text between prompt and completion: none for the user's own prompts, a line feed
-    for shipped sets.
+    """Return the text between prompt and completion.
+
+    It is empty for the user's prompts, and a line feed for shipped sources.
 
     Raises:
         PipelineError: the expert has sources of both kinds.
@@ -169,22 +171,22 @@ def default_separator(expert: Expert) -> str:
             others.append(name)
     if others:
         raise PipelineError(
-            f"expert={expert.name}: some prompts are your own, and those of {others[0]} are not."
-            " Give "
-            r"sft.separator='' for nothing between prompt and completion, or sft.separator='\n' for"
-            r" a line feed"
+            f"expert={expert.name}: some prompts are your own, but the prompts of {others[0]} are"
+            " not. Set "
+            r"sft.separator='' for no text between prompt and completion, or sft.separator='\n' for"
+            r" a line feed."
         )
     return ""
 
 
 @dataclass
 class Data(Knobs):
-    """The mixture drawn from an expert's sources.
+    """The mixture that is drawn from an expert's sources.
 
-    Dropping deviates from the papers; the data card counts the rows either way.
+    Dropping rows deviates from the papers. The data card counts the rows either way.
     """
 
-    size: int | None = knob(None, ge=1)  # training rows; null: the expert's size, else all
+    size: int | None = knob(None, ge=1)  # training rows; null: the expert's size, or all
     validation: int = knob(0, ge=0)  # rows held out, in addition to `size`
     shuffle: bool = True  # false: keep the order of the sources, as a curriculum needs
     leave_out: list[str] | None = knob(
@@ -197,9 +199,9 @@ class Data(Knobs):
     # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in
     # language sets
     number_variants: str | None = knob(None, options=("drop", "count"))
-    ngram: int = knob(13, ge=4)  # words; twice as many characters where a script has no spaces
-    # a folder with data_root's layout; null: data_root, else the Hub; none: rows are compared with
-    # no benchmark
+    ngram: int = knob(13, ge=4)  # words; twice as many characters in scripts without spaces
+    # a folder with data_root's layout; null: data_root, or else the Hub; none: no comparison with
+    # benchmarks
     benchmarks: str | None = knob(None, run=True, hashed=lambda data: data.benchmarks == "none")
     # internal: the tasks that a table scores -> the file or folder of their rows; empty: on the Hub
     scored: dict[str, str] | None = knob(None, hashed=False)

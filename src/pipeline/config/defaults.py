@@ -1,7 +1,7 @@
-"""Defaults that depend on a command's other settings: the first paper's recipes, and what
-hardware=NAME sets.
+"""Defaults that depend on a command's other settings.
 
-They enter hashes as if they had been typed. What is typed is kept.
+These are the first paper's recipes, and the values that hardware=NAME sets. They enter hashes as if
+they had been typed. Typed values are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.config.stages import HARDWARE, Launcher, Plan
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
 
-KNOBS = (  # of a training, scores and a plan that a machine decides; others belong to recipes
+KNOBS = (  # settings that depend on the machine; the others belong to recipes
     "sft.processes",
     "sft.parallel",
     "sft.micro_batch_size",
@@ -43,14 +43,15 @@ CLASSES: dict[str, type] = {
 OF_ALL_WEIGHTS = (
     "weights",
     "optimizer",
-)  # adapters train few parameters: these take no memory there
+)  # adapters train few parameters, so these take no memory
 
 
 def left_open(settings: Words) -> dict[str, str]:
-    """Return the recipe of layer_swapping's Table 4, and its data, where neither is named and the
-    rest is as in the paper.
+    """Return the recipe of layer_swapping's Table 4 and its data, if the command names neither.
+
+    The other settings must be those of the paper.
     """
-    base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
+    base = conf.option("model", "llama3.1_8b")["model"]["path"]  # another spelling
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
     other_settings = {
         "recipe",
@@ -69,7 +70,7 @@ def left_open(settings: Words) -> dict[str, str]:
 
 
 def option_of(group: str, settings: Words, knob: str, default: str) -> str:
-    """Return a knob in the file of a group's option that these words choose."""
+    """Return the value of a key in the option of a group that a command chooses."""
     name = str(settings.get(group))
     if conf.option_file(group, name):
         return str(conf.option(group, name)[group].get(knob, default))
@@ -79,7 +80,10 @@ def option_of(group: str, settings: Words, knob: str, default: str) -> str:
 def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree:
     """Return what an option of hardware= sets, group by group.
 
-    Args: tree: what the stage's other options set. adapter: sft.adapter where it is typed.
+    Args:
+        name: the option.
+        tree: the settings of the stage's other options.
+        adapter: sft.adapter if it is typed.
     """
     parts = read_hardware(name, adapter or tree.get("sft", {}).get("adapter", "none"))
     parts["launcher"] = {**parts.get("launcher", {}), "gpu": parts.get("plan", {}).get("gpu")}
@@ -91,14 +95,14 @@ def of_hardware(name: str, tree: Mapping[str, Any], adapter: str | None) -> Tree
 
 
 def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
-    """Group -> knob -> value of an option of hardware=, for trainings with this sft.adapter.
+    """Return group -> key -> value of an option of hardware=, for this sft.adapter.
 
     Raises:
-        PipelineError: its file sets what a recipe decides, or a value that is not possible.
+        PipelineError: its file sets a key that belongs to a recipe, or an impossible value.
     """
     path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
     if not content:
-        raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
+        raise PipelineError(f"{path} sets no value. Write for example sft: {{processes: 8}}.")
     parts = {
         part: dict(knobs) if isinstance(knobs, dict) else {"": knobs}
         for part, knobs in content.items()
@@ -110,8 +114,8 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     wrong = [key for key in keys if key not in KNOBS]
     if wrong:
         raise PipelineError(
-            f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest"
-            " belongs to a recipe"
+            f"{path} sets {', '.join(wrong)}, but hardware may only set {', '.join(KNOBS)}. Move"
+            " the others to a recipe."
         )
     for part, knobs in parts.items():
         validated(CLASSES[part], knobs, f"{path}: {part}.")
@@ -124,7 +128,7 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
 
 
 def card_of(name: str | None) -> str | None:
-    """Return the GPU of an option of hardware=, or None for one without and for no option."""
+    """Return the GPU of an option of hardware=, or None."""
     if name:
         return read_hardware(name).get("plan", {}).get("gpu")
     return None

@@ -13,9 +13,10 @@ from pipeline.errors import PipelineError
 
 
 def below_float32(config: Eval) -> bool:
-    """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it
-    changes up to half of them, in float32 none (results/README.md). For an unresolved
-    eval.dtype=auto the dtype is unknown.
+    """Return True if answers depend on which prompts are computed together.
+
+    In bfloat16 rounding changes up to half of the answers, in float32 none (results/README.md). The
+    dtype must be known, so eval.dtype=auto must be resolved before.
     """
     return config.dtype != "float32"
 
@@ -23,15 +24,16 @@ def below_float32(config: Eval) -> bool:
 def settle_products(settings: Eval) -> Eval:
     """Return the settings with eval.products=auto resolved, once the dtype is known.
 
-    Raises: PipelineError: bf16x3 of what eval.backend=hf does not compute in float32.
+    Raises:
+        PipelineError: bf16x3 without eval.dtype=float32 and eval.backend=hf.
     """
     possible = settings.dtype == "float32" and settings.backend == "hf"
     if settings.products == "ieee" or settings.dtype == "auto":
         return settings
     if settings.products == "bf16x3" and not possible:
         raise PipelineError(
-            "eval.products=bf16x3 is of eval.dtype=float32 and eval.backend=hf, not of"
-            f" {settings.dtype} and {settings.backend}: give eval.products=ieee"
+            "eval.products=bf16x3 needs eval.dtype=float32 and eval.backend=hf, not"
+            f" {settings.dtype} and {settings.backend}. Set eval.products=ieee."
         )
     return replace(settings, products="bf16x3" if possible else "ieee")
 
@@ -59,7 +61,7 @@ SAMPLED = (is_sampled, "eval.temperature above 0")
 class EvalTask(Knobs):
     task: str = MISSING
     num_fewshot: int = knob(MISSING, ge=0)
-    where_possible: bool = False  # in a bundle: data that is missing is reported and is no error
+    where_possible: bool = False  # in a bundle, missing data are reported and are no error
 
     @property
     def label(self) -> str:
@@ -72,13 +74,12 @@ class Eval(Knobs):
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     # folder of task files in lm-eval's format; the files enter as a parent
     include_path: str | None = knob(None, hashed=False)
-    # if checkpoint= is an adapter that PEFT saved: its base; null: the base that its
-    # adapter_config.json names
+    # if checkpoint= is a PEFT adapter: its base; null: the base in its adapter_config.json
     base: str | None = knob(None, run=True)
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, ge=1)  # questions per task; null: all
     max_gen_toks: int | None = knob(None, ge=1)  # null: the task's own
-    # language -> its own max_gen_toks, as scripts need different numbers of tokens
+    # language -> its own max_gen_toks, because scripts need different numbers of tokens
     max_gen_toks_of: dict[str, PositiveInt] = knob({})
     # which exemplars of MGSM; random: the harness draws them for each question
     exemplars: str = knob(
@@ -88,10 +89,10 @@ class Eval(Knobs):
     )
     dtype: str = knob(
         "auto", options=("auto", "float32", "bfloat16", "float16")
-    )  # auto: as the weights are stored
+    )  # auto: the dtype of the stored weights
     # how a GPU multiplies float32 matrices; bf16x3: by three bfloat16 products, which differ from
     # float32's in the last bits (models/products.py); auto: bf16x3 for float32 with
-    # eval.backend=hf, else ieee
+    # eval.backend=hf, otherwise ieee
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
     # vllm: needs the extra vllm; a merge is written, scored and deleted
     backend: str = knob("hf", options=("hf", "vllm"))
@@ -107,7 +108,7 @@ class Eval(Knobs):
     chat_template_args: dict[str, Any] = knob(
         {}, read=(lambda config: config.chat_template, "eval.chat_template=true")
     )
-    # the date printed by chat templates that print today's date
+    # the date for chat templates that print today's date
     template_date: str = knob(
         "2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true")
     )
@@ -119,25 +120,25 @@ class Eval(Knobs):
     # SentencePiece model of spBLEU; its content enters as a parent
     spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
     temperature: float = knob(0.0, ge=0)  # 0: greedy decoding; above: sampling
-    # sample from the likeliest tokens that hold this share of probability
+    # sample from the likeliest tokens with this share of probability
     top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)
     answers: int = knob(1, ge=1, read=SAMPLED)  # sampled for each question
     sample_seed: int = knob(0, read=SAMPLED)
     # the token after a reasoning model's thoughts, which are not scored:
     # 'eval.think_end="</think>"'
     think_end: str | None = None
-    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at
-    # most 512; else 32. Hashed only below float32, where it changes answers
+    # prompts at once, halved when memory runs out; null: on a GPU as many as fit in memory, at most
+    # 512, otherwise 32. Hashed only below float32, where it changes answers
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
     share_prefix: bool = knob(
         True, hashed=below_float32
-    )  # compute exemplars once, not per question; hashed likewise
+    )  # compute exemplars once instead of per question; hashed likewise
 
     @property
     def label(self) -> str:
-        """What names of runs and reports say was scored:
+        """Return the name of the scores for runs and reports.
 
-        TASK_Nshot if there is one task, else the option's name.
+        It is TASK_Nshot for one task, and otherwise the option's name.
         """
         first, *more = self.tasks
         if more or self.name == first.task:
@@ -147,8 +148,9 @@ class Eval(Knobs):
 
 @dataclass
 class Measure(Knobs):
-    """One number of a model: its score on a task, in its primary metric, over the questions in one
-    language.
+    """One number of a model: its score on a task in one language.
+
+    The score is the task's primary metric over the questions.
     """
 
     task: str = MISSING
@@ -157,15 +159,13 @@ class Measure(Knobs):
 
 @dataclass
 class Select(Knobs):
-    """Which snapshot of which run is selected: the best by the primary measures among those that
-    pass the guards.
-    """
+    """The choice of a snapshot: the best by the primary measures that passes the guards."""
 
     name: str = knob(hashed=False)
     by: str = knob("scores", options=("scores", "validation_loss"))
     snapshots: str = knob("all", options=("all", "last"))  # last: only each run's final weights
     primary: list[Measure] | None = None  # snapshots are ordered by their mean rank over these
     guards: list[Measure] | None = None  # a snapshot may not score below the base in these
-    guard_slack: float = knob(0.0, ge=0)  # by how much it may
+    guard_slack: float = knob(0.0, ge=0)  # except by this much
     place: int = knob(1, ge=1)  # 2: the best snapshot of the second best run, and so on
     eval: Eval | None = None  # how snapshots are scored; has the tasks of the measures

@@ -16,7 +16,7 @@ from pipeline.config.knob import BOUNDS, adapter, names_of
 from pipeline.errors import PipelineError, close_matches
 
 T = TypeVar("T")
-Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
+Extra = Literal["forbid", "ignore"]  # treatment of keys that a dataclass does not have
 TYPES = {  # the beginning of pydantic's name of an error -> the expected type
     "int": "a whole number",
     "float": "a number",
@@ -25,9 +25,9 @@ TYPES = {  # the beginning of pydantic's name of an error -> the expected type
 }
 
 
-# what replaces an option that stood for a task in each language
+# the replacement of an option that stood for a task in each language
 LANGUAGES = "name the task of each language, eval={0}, in a study {{sw: {0}}}"
-REMOVED = {  # what replaces a stage or an option of an earlier version
+REMOVED = {  # the replacement of a stage or option of an earlier version
     "stage=check": (
         "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few"
         " steps"
@@ -69,10 +69,13 @@ OUTSIDE = (
 
 
 def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
-    """Message for an unknown key: those of the known `names` that are close, else all.
+    """Return a message about an unknown key: the close known keys, or the first ones.
 
-    inside: keys of the command's parts, such as sft.epochs, which are close if their last names
-    are.
+    Args:
+        key: the unknown key.
+        names: the known keys.
+        inside: keys of the command's parts, such as sft.epochs, which are close if their last names
+            are.
     """
     if key in REMOVED:
         return f"{key} was removed in 0.2.0: {REMOVED[key]}"
@@ -123,9 +126,12 @@ def not_read(word: str, stage: str) -> str:
 
 
 def explain_key(key: str, holder: Any, stage: str) -> str:
-    """Message for a key that does not exist.
+    """Return a message about a key that does not exist.
 
-    holder: the type in which its last name was looked up.
+    Args:
+        key: the key.
+        holder: the type that should have its last name.
+        stage: the stage.
     """
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
@@ -147,7 +153,7 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
 
 
 def keys_of(stage: str) -> set[str]:
-    """Return the keys that a stage has: its groups and fields, and the knobs in them."""
+    """Return the keys of a stage: its groups and fields, and the fields in them."""
     kind = conf.stage_class(stage)
     keys = {*conf.groups_read(stage), *names_of(kind)}
     for name in list(keys):
@@ -160,8 +166,12 @@ def keys_of(stage: str) -> set[str]:
 
 
 def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
-    """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with
-    `prefix`.
+    """Return a message about pydantic's error for a value of a dataclass.
+
+    Args:
+        error: the error.
+        kind: the dataclass.
+        prefix: the beginning of its keys.
     """
     holder = kind
     for name in error["loc"][:-1]:
@@ -191,12 +201,18 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
 def validated(
     kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid"
 ) -> T:
-    """Return the dataclass that a tree of plain values describes, each converted to its type: an
-    integer to a float.
+    """Return the dataclass of a tree of plain values.
 
-    Args: prefix: of the keys, for errors.
+    Each value is converted to its type, for example an integer to a float.
 
-    Raises: PipelineError: the first unknown key, or value of another type.
+    Args:
+        kind: the dataclass.
+        tree: the values.
+        prefix: the beginning of the keys, for errors.
+        extra: treatment of unknown keys.
+
+    Raises:
+        PipelineError: an unknown key, or a value of another type.
     """
     try:
         checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
@@ -208,7 +224,7 @@ def validated(
 
 
 def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
-    """Message for a value outside of its knob's options, form or bounds."""
+    """Return a message about a value outside of its options, form or bounds."""
     options = meta.get("options")
     if options:
         return f"{key} must be one of {', '.join(options)}, got {value!r}"
@@ -222,9 +238,9 @@ def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
 
 
 def type_inside(kind: Any, name: str) -> Any:
-    """Return the type of a field, or of its items where it is a dict or a list;
+    """Return the type of a field, or of the items of a dict or list.
 
-    None without such a field.
+    Returns None if the field does not exist.
     """
     if is_dataclass(kind):
         hint = type_hints(kind).get(name)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Stages, merge methods, backends and benchmarks outside of the core, found by the entry points of
-installed packages: of others, and of extras/ in this one.
+"""Stages, merge methods, backends and benchmarks outside of the core.
 
-Names are read from the metadata of installed distributions; a package is imported when one of its
-names is used, and a failing import is an error with its name.
+They are found by the entry points of installed packages, and of extras/ in this package. Names come
+from the metadata of installed distributions. A package is imported when one of its names is used; a
+failing import is an error with its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ OURS = "cross-lingual-merging"
 class Extension:
     """One entry point.
 
-    package: name and version of the distribution that declares it; ours: whether that is this one.
+    Attributes:
+        name: its name.
+        entry: the entry point.
+        package: name and version of the distribution that declares it.
+        ours: whether this is our distribution.
     """
 
     name: str
@@ -38,16 +42,17 @@ class Extension:
     ours: bool
 
     def load(self) -> Any:
-        """Import what the entry point names.
+        """Import the object of the entry point.
 
-        Raises: PipelineError: the import fails.
+        Raises:
+            PipelineError: the import fails.
         """
         file = (
             Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
         )
         if self.ours and not file.is_file():
             raise PipelineError(
-                f"{self.name} is in {file}, which is not there: install {self.package} again"
+                f"{self.name} is in {file}, which does not exist. Install {self.package} again."
             )
         try:
             return self.entry.load()
@@ -60,9 +65,10 @@ class Extension:
 
 @cache
 def extensions(group: str) -> dict[str, Extension]:
-    """Name -> extension, without importing any.
+    """Return name -> extension, without importing any.
 
-    Raises PipelineError for a name that two packages declare.
+    Raises:
+        PipelineError: two packages declare a name.
     """
     by_name: dict[str, Extension] = {}
     for entry in metadata.entry_points(group=group):
@@ -72,8 +78,8 @@ def extensions(group: str) -> dict[str, Extension]:
             package = entry.value
         if entry.name in by_name and by_name[entry.name].package != package:
             raise PipelineError(
-                f"{entry.name} is of package {by_name[entry.name].package} and {package}:"
-                " uninstall one"
+                f"{entry.name} is declared by {by_name[entry.name].package} and {package}."
+                " Uninstall either package."
             )
         by_name[entry.name] = Extension(
             entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS
@@ -82,13 +88,14 @@ def extensions(group: str) -> dict[str, Extension]:
 
 
 def outside_core(group: str, name: str) -> Any:
-    """Return what the entry point of this name gives.
+    """Return the object of the entry point with this name.
 
-    Raises: PipelineError: no installed package has it.
+    Raises:
+        PipelineError: no installed package has it.
     """
     if name not in extensions(group):
         raise PipelineError(
-            f"{name} of {group} is declared by no installed package: install {OURS} again"
+            f"{name} of {group} is not declared by any installed package. Install {OURS} again."
         )
     return extensions(group)[name].load()
 
@@ -97,7 +104,8 @@ def outside_core(group: str, name: str) -> Any:
 def merge_method(name: str) -> type[Merge] | None:
     """Return the merge method of another package, or None.
 
-    Raises: PipelineError: the package cannot be imported, or what it declares is not a method.
+    Raises:
+        PipelineError: the package cannot be imported, or its object is not a method.
     """
     extension = extensions(MERGE_METHODS).get(name)
     if extension is None:
@@ -120,9 +128,12 @@ def merge_method(name: str) -> type[Merge] | None:
 
 @cache
 def stage_of_package(name: str) -> type[Stage] | None:
-    """Return the configuration of a stage outside of the core, whose `answer()` runs it, or None.
+    """Return the configuration of a stage outside of the core, or None.
 
-    Raises: PipelineError: it cannot be imported, or is none.
+    Its `answer()` runs the stage.
+
+    Raises:
+        PipelineError: it cannot be imported, or is not a stage.
     """
     extension = extensions(STAGES).get(name)
     if extension is None:

@@ -1,5 +1,6 @@
-"""The names of tasks, groups and tags of the evaluation harness and of eval.include_path, found
-without the harness.
+"""The names of tasks, groups and tags of the harness and of eval.include_path.
+
+They are found without importing the harness.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pipeline.files import content_hash
 from pipeline.text import pluralize
 
 WORD = r"[^\s\"'#]"
-NAMED = {  # each part begins with what the one before cannot hold: a search takes linear time
+# each part begins with what the part before cannot contain, so that a search takes linear time
+NAMED = {
     key: re.compile(
         rf"^[\"']?{key}[\"']?:["
         rf" \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
@@ -43,21 +45,22 @@ OF_ENTRIES = {
     "task_alias",
     "group",
     "group_alias",
-}  # keys of an entry of a group that change no score
+}  # keys of a group's entry that change no score
 OF_GROUPS = {
     *OF_ENTRIES,
     "aggregate_metric_list",
     "metadata",
-}  # those of a group that is defined inside of another
+}  # keys of a group that is defined inside another group
 MOST_LETTERS = 150
-NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # of a user-defined task
+NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # name of a user-defined task
 MOST_NAMED = 10  # tasks in a message
 
 
 @dataclass(frozen=True)
 class Index:
-    """Task -> its YAML file, and group -> its YAML file, of the files below one folder, and the
-    tags in these.
+    """The tasks, groups and tags in the files below one folder.
+
+    It maps a task or group to its YAML file.
     """
 
     tasks: dict[str, Path] = field(default_factory=dict)
@@ -74,9 +77,9 @@ _included: dict[
 
 
 def index(folder: Path) -> Index:
-    """Return what the YAML files below a folder define; Python classes are not included.
+    """Return the tasks, groups and tags in the YAML files below a folder.
 
-    The harness' 14,000 files take a second.
+    Python classes are not included. The harness' 14,000 files take a second.
     """
     result = Index()
     for file in sorted(
@@ -87,7 +90,7 @@ def index(folder: Path) -> Index:
         text = file.read_text(encoding="utf-8", errors="replace")
         for lines in TAGS.findall(text):
             result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
-        if file.suffix != ".yaml":  # which others include
+        if file.suffix != ".yaml":  # included by others
             continue
         group = NAMED["group"].search(text)
         if group:
@@ -106,16 +109,16 @@ def shipped() -> Index:
 
 
 def include(folder: str) -> None:
-    """Make the tasks of eval.include_path=FOLDER known.
+    """Register the tasks of eval.include_path=FOLDER.
 
     Raises:
-        PipelineError: no folder, none with a task, or one with a task of a name that is taken.
+        PipelineError: the folder does not exist, has no task, or has a task with a taken name.
     """
     path = Path(folder).resolve()
     if not path.is_dir():
         raise PipelineError(
-            f"eval.include_path={folder} is not a folder: give the one with your task files"
-            " (*.yaml)"
+            f"eval.include_path={folder} is not a folder. Name the folder with your task files"
+            " (*.yaml)."
         )
     digest = content_hash([*parts_of(path)], path)
     if path in _included and _included[path][0] == digest:
@@ -124,14 +127,14 @@ def include(folder: str) -> None:
     for name in (*own_index.tasks, *own_index.groups):
         if not NAME.fullmatch(name):
             raise PipelineError(
-                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, as files are named"
-                f" after it: use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
+                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
+                f" named after it. Use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
             )
     if not own_index.tasks:
         for file in sorted(path.rglob("*.yaml")):
-            load_plain(file)  # or an error that says what is wrong with it
+            load_plain(file)  # or raises an error that says what is wrong
         raise PipelineError(
-            f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME"
+            f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
     other_folders = [
         shipped(),
@@ -140,15 +143,16 @@ def include(folder: str) -> None:
     for name in (*own_index.tasks, *own_index.groups):
         if any(name in other for other in other_folders):
             raise PipelineError(
-                f"eval.include_path={folder}: the name {name} is taken: rename the task"
+                f"eval.include_path={folder}: the name {name} is taken. Rename the task."
             )
     _included[path] = digest, own_index
     forget_names()
 
 
 def forget_files() -> None:
-    """Read the files of options and tasks again, for another command of this process: they may have
-    changed since, and another eval.include_path may have tasks of the same names.
+    """Read the files of options and tasks again, for another command of this process.
+
+    They may have changed, and another eval.include_path may have tasks of the same names.
     """
     conf.forget_options()
     _included.clear()
@@ -161,16 +165,15 @@ def forget_names() -> None:
 
 
 def included_folder(task: str) -> Path | None:
-    """Return the folder of eval.include_path that defines a task or group, or None for any
-    other.
-    """
+    """Return the folder of eval.include_path that defines a task or group, or None."""
     return next((path for path, (_, part) in _included.items() if task in part), None)
 
 
 def files_of_task(name: str) -> tuple[Path, ...]:
-    """Return the files in eval.include_path that decide the scores of a task or group: the task
-    files with those that they include, their rows, and the Python of the folder if a task runs
-    some.
+    """Return the files in eval.include_path that decide the scores of a task or group.
+
+    These are the task files with their included files, their rows, and the Python of the folder if
+    a task runs some.
     """
     folder = included_folder(name)
     assert folder
@@ -187,13 +190,13 @@ def files_of_task(name: str) -> tuple[Path, ...]:
 
 
 def included_state() -> tuple[str, ...]:
-    """Return what eval.include_path has added, as the digests of its files."""
+    """Return the digests of the files that eval.include_path has added."""
     return tuple(digest for digest, _ in _included.values())
 
 
 @cache
 def harness_index() -> Index:
-    """All that is known: what the installed harness ships, and what eval.include_path adds."""
+    """Return all known tasks: the installed harness' and those of eval.include_path."""
     result = Index()
     for part in (shipped(), *(own_index for _, own_index in _included.values())):
         result.tasks.update(part.tasks)
@@ -204,17 +207,19 @@ def harness_index() -> Index:
 
 @cache
 def file_of(name: str) -> TaskFile:
-    """Return the file of a task or group. It is read once in a command."""
+    """Return the file of a task or group, which is read once in a command."""
     index = harness_index()
     return read_task(index.tasks.get(name) or index.groups[name])
 
 
 @cache
 def members(name: str) -> tuple[str, ...]:
-    """Return the tasks of a task (itself) or group, in its order, with those of groups and tags
-    within it.
+    """Return the tasks of a task (itself) or group, in its order.
 
-    Raises: PipelineError: a group redefines its tasks, or has an unknown one.
+    Groups and tags within it are expanded.
+
+    Raises:
+        PipelineError: a group redefines its tasks, or has an unknown task.
     """
     harness = harness_index()
     if name in harness.tasks:
@@ -224,9 +229,12 @@ def members(name: str) -> tuple[str, ...]:
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
-    """Return the tasks that a group lists, or a group that is defined inside of it.
+    """Yield the tasks that a group lists, or those of a group that is defined inside it.
 
-    Args: folder: that of its file.
+    Args:
+        group: the name of the group.
+        listed: its entries.
+        folder: the folder of its file.
     """
     harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
@@ -239,9 +247,9 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
         own_keys = entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES)
         if own_keys:
             raise PipelineError(
-                f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file:"
-                " write that as a task file to a folder, eval.include_path=FOLDER, or list the"
-                " other tasks in eval.tasks=[...]"
+                f"The group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file."
+                " Write that as a task file to a folder, eval.include_path=FOLDER, or list the"
+                " other tasks in eval.tasks=[...]."
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
@@ -252,15 +260,14 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
                 members_inside = tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
-                f"the group {group} has a task {part}, which is not known: list the others in"
-                " eval.tasks"
+                f"The group {group} has an unknown task {part}. List the others in eval.tasks."
             )
         yield from members_inside
 
 
 @cache
 def tags_below(folder: Path) -> dict[str, list[str]]:
-    """Tag -> tasks in a folder and below it."""
+    """Return tag -> tasks in a folder and below it."""
     by_tag: dict[str, list[str]] = {}
     for name, file in harness_index().tasks.items():
         tags = (read_task(file).body.get("tag") or []) if folder in file.parents else []
@@ -272,8 +279,8 @@ def tags_below(folder: Path) -> dict[str, list[str]]:
 def tagged(tag: str, nearest: Path | None = None) -> list[str]:
     """Return the tasks with a tag.
 
-    They are those below the folder `nearest` if it has any, as most tags are of one folder, else
-    below all, which takes two seconds.
+    Most tags belong to one folder, so the tasks below `nearest` have priority. Otherwise all files
+    are searched, which takes two seconds.
     """
     folders = [nearest, *_included, shipped_folder()]
     return next(
@@ -282,13 +289,14 @@ def tagged(tag: str, nearest: Path | None = None) -> list[str]:
 
 
 def name_tasks(tasks: Sequence[str]) -> str:
-    """Return the override that scores some tasks, the first of many."""
+    """Return the override that scores some tasks, or the first of many."""
     return f"{TASKS}=[{','.join(tasks[:MOST_NAMED])}{',...' if len(tasks) > MOST_NAMED else ''}]"
 
 
 def explain_tag(name: str) -> str:
-    """Return what to give in place of a tag, which has no score of its own; "" for a name that is
-    no tag.
+    """Return what to use instead of a tag, which has no score.
+
+    Returns an empty string if the name is not a tag.
     """
     tag, _ = split_shots(name)
     if tag not in harness_index().tags:
@@ -304,13 +312,16 @@ def explain_tag(name: str) -> str:
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
-    """Overrides in which a task or group of the harness stands for an option (eval=arc_easy,
-    eval=arc_easy_5shot) or in eval.tasks=[arc_easy, ...], with both as options and records; an
-    option with another number of exemplars (eval=mgsm_3shot), too. `options`: those of eval=. Tasks
-    without an option have the name `tasks`.
+    """Return overrides in which tasks and groups of the harness replace options of eval=.
 
-    Without a number, a task has as many exemplars as its file says, which is none where it says
-    nothing.
+    A task may be named as an option (eval=arc_easy, eval=arc_easy_5shot) or in
+    eval.tasks=[arc_easy, ...], where options and records are allowed too. An option may have
+    another number of exemplars (eval=mgsm_3shot). Without a number, a task has the exemplars of its
+    file, or none.
+
+    Args:
+        settings: the overrides.
+        options: the options of eval=.
     """
     spelled = dict(settings)
     folder = settings.get(INCLUDED, settings.get(f"every.{INCLUDED}"))
@@ -342,9 +353,7 @@ def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
 
 
 def split_shots(name: str) -> tuple[str, int | None]:
-    """Split a name into a task and its number of exemplars, if the name ends in one:
-    arc_easy_5shot.
-    """
+    """Split the number of exemplars off a name such as arc_easy_5shot, if it ends in one."""
     match = SHOTS.fullmatch(name)
     if match:
         return (match[1], int(match[2]))
@@ -352,9 +361,7 @@ def split_shots(name: str) -> tuple[str, int | None]:
 
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
-    """Return the first option of eval= that differs from a name in its number of exemplars
-    alone.
-    """
+    """Return the first option of eval= that differs from a name only in its exemplars."""
     task, shots = split_shots(name)
     near = (
         option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task
@@ -371,7 +378,7 @@ def tasks_of_option(option: str) -> list[Tree]:
 def task_of_option(option: str) -> str:
     """Return the task that an option of eval= scores.
 
-    It is the one that its file lists, else the option's name without its number of exemplars:
+    Its file lists the task. Otherwise it is the option's name without the number of exemplars:
     arc_easy for arc_easy_5shot.
     """
     tasks = []
@@ -383,8 +390,9 @@ def task_of_option(option: str) -> str:
 
 
 def named_task(name: str) -> Tree | None:
-    """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no
-    such task.
+    """Return the task and the number of exemplars of arc_easy or arc_easy_5shot.
+
+    Returns None if the harness has no such task.
     """
     if name in harness_index():
         return {"task": name, "num_fewshot": stock_shots(name)}
@@ -395,8 +403,9 @@ def named_task(name: str) -> Tree | None:
 
 
 def stock_shots(name: str) -> int:
-    """Return the number of exemplars that the file of a task sets, of a group that of its first
-    task; else 0.
+    """Return the number of exemplars that the file of a task sets, or 0.
+
+    For a group it is the number of its first task.
     """
     first = next(iter(members(name)), None)
     if first:

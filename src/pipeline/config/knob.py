@@ -1,6 +1,6 @@
-"""Knobs: dataclass fields with bounds, how they are checked, and whether they affect a run's hash.
+"""Knobs: dataclass fields with bounds, their checks, and their effect on a run's hash.
 
-Nothing heavy is imported, so that a wrong key is an error before torch is imported.
+No heavy package is imported, so that a wrong key is an error before torch is imported.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ BOUNDS = {
 }
 Words = Mapping[
     str, Any
-]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
-Tree = dict[
-    str, Any
-]  # a mapping of YAML: knobs by their names, those of a part in a mapping of their own
-# whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
+]  # key -> value, from YAML or the command line; a new key begins with a plus
+Tree = dict[str, Any]  # a mapping of YAML: knobs by name, with a nested mapping for each part
+# Whether the dataclass of a field reads it, and the setting that makes it do so, such as sft=lora.
 Condition = tuple[Callable[[Any], bool], str]
 
 
 class Knobs:
-    """What all dataclasses of knobs have in common: how pydantic reads them."""
+    """The base of all dataclasses of knobs, which sets how pydantic reads them."""
 
     __pydantic_config__ = ConfigDict(
         extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
@@ -54,15 +52,18 @@ def knob(
     hash_default: Any = None,
     **bounds: float,
 ) -> Any:
-    """A dataclass field; pydantic reads its metadata as arguments of Field.
+    """Return a dataclass field. Pydantic reads its metadata as arguments of Field.
 
-    bounds: ge, gt, le, lt of a number.
-
-    options: of a text, the only values. hashed: whether the field affects the run hash; a function
-    decides it from the dataclass that holds the field. read: where the field has an effect, for one
-    that has none elsewhere; there alone it is hashed. form: of a text, a regular expression and
-    examples. hash_default: the value that adds nothing to a hash, where it is another than the
-    default.
+    Args:
+        default: the default.
+        options: the only values of a text.
+        hashed: whether the field affects the run hash, or a function that decides it from the
+            dataclass.
+        read: where the field has an effect, if it has none elsewhere. It is hashed only there.
+        form: a regular expression and examples of a text.
+        run: whether the value names a RUN.
+        hash_default: the value that adds nothing to a hash, if it is not the default.
+        **bounds: ge, gt, le, lt of a number.
     """
     if read and hashed is True:
         hashed = read[0]
@@ -84,13 +85,15 @@ def knob(
 
 
 def part(kind: type, *, hashed: bool = True) -> Any:
-    """Return a field for a nested dataclass, all its knobs at their defaults."""
+    """Return a field for a nested dataclass with its defaults."""
     return field(default_factory=kind, metadata={"hashed": hashed})
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Raise a PipelineError for the first knob that holds an empty list, or a number that is not
-    finite.
+    """Check that no value is an empty list or a number that is not finite.
+
+    Raises:
+        PipelineError: for the first such value.
     """
     for name, value, item in knobs_of(config, prefix):
         if value is not item.default:
@@ -106,14 +109,14 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def names_of(kind: Any) -> list[str]:
-    """Return the names of a dataclass's knobs, sorted; none for another type."""
+    """Return the sorted field names of a dataclass, or an empty list for another type."""
     if is_dataclass(kind):
         return sorted(item.name for item in fields_of(kind))
     return []
 
 
 def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, field) of each knob of a dataclass, and of the dataclasses inside it."""
+    """Yield (key, value, field) of each field of a dataclass, and of the dataclasses inside it."""
     for item in fields_of(type(config)):
         key, value = prefix + item.name, getattr(config, item.name)
         yield key, value, item
@@ -137,7 +140,7 @@ def check_value(name: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise PipelineError(f"{name} must be a finite number, got {value}")
     if value == []:
-        raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
+        raise PipelineError(f"{name} is empty. Name at least one: {name}=[...]")
     inside = value.items() if isinstance(value, dict) else ()
     for key, part_value in inside:
         check_value(f"{name}.{key}", part_value)
@@ -146,7 +149,7 @@ def check_value(name: str, value: Any) -> None:
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
-    """(dataclass, field) of a dotted key; None where it leads through anything but dataclasses."""
+    """Return (dataclass, field) of a dotted key, or None if it leaves the dataclasses."""
     *path, last = key.split(".")
     for name in path:
         config = getattr(config, name, None)
@@ -159,9 +162,7 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
 
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
-    """Key of a knob without effect in this configuration, of these keys -> what would give it
-    one.
-    """
+    """Return key -> remedy for the keys that have no effect in this configuration."""
     field_owners = {key: owner for key in keys if (owner := field_of_key(config, key))}
     conditions = {
         key: (item.metadata.get("read"), holder) for key, (holder, item) in field_owners.items()
@@ -172,17 +173,16 @@ def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def is_hashed(item: Any, config: Any) -> bool:
-    """Whether a field of the dataclass `config` affects the run hash."""
+    """Return True if a field of the dataclass `config` affects the run hash."""
     hashed = item.metadata.get("hashed", True)
     return bool(hashed(config) if callable(hashed) else hashed)
 
 
 def identity(config: Any) -> Tree:
-    """Return the part of a config that decides results: hashed fields that differ from their
-    declared defaults.
+    """Return the part of a configuration that decides results.
 
-    A nested dataclass whose default is None counts even with all its fields at their defaults, as
-    an expert's world.
+    These are the hashed fields that differ from their declared defaults. A nested dataclass whose
+    default is None counts even with default fields, for example an expert's world.
     """
     hashed_fields: Tree = {}
     for item in fields_of(type(config)):
@@ -211,7 +211,7 @@ def identity(config: Any) -> Tree:
 
 
 def format_value(value: Any) -> str:
-    """Print a knob's value: text with line breaks and separators escaped, all else as JSON."""
+    """Print a value: text with escaped line breaks and separators, other values as JSON."""
     plain = isinstance(value, str) and value.isprintable() and value.strip()
     if plain:
         return str(value)

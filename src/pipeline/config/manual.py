@@ -32,11 +32,10 @@ TOP_LEVEL = "this command"
 
 
 def manual_text(command_words: list[str]) -> str:
-    """Text about the groups and knobs that a stage reads: each with its value, its bounds, and its
-    meaning.
+    """Return the groups and keys that a stage reads, with values, bounds and meanings.
 
     Raises:
-        PipelineError: an unknown stage.
+        PipelineError: the stage is unknown.
     """
     chosen = chosen_options(command_words)
     stage = chosen.get("stage", "table")
@@ -91,7 +90,7 @@ def manual_text(command_words: list[str]) -> str:
 
 
 def usage_text() -> str:
-    """Text of --help: the stages with the groups that they read, the groups with their options."""
+    """Return the text of --help: stages with their groups, and groups with their options."""
     kinds = {stage: conf.stage_class(stage) or Stage for stage in conf.options("stage")}
     stage_groups = {f"stage={stage}": " ".join(kind.groups) for stage, kind in kinds.items()}
     options = {}
@@ -117,9 +116,11 @@ def usage_text() -> str:
 
 
 def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
-    """Return a command's values as YAML, for --cfg job; what is missing is ???.
+    """Return a command's values as YAML, for --cfg job. Missing values are ???.
 
-    Args: resolved: the stage that it builds.
+    Args:
+        command_words: the command.
+        resolved: the stage that it builds.
     """
     own_words, command = split_command(command_words)
     config, missing = settled_stage(values_of(command or own_words))
@@ -134,11 +135,12 @@ def command_text(command_words: list[str], resolved: Stage | None = None) -> str
 
 
 def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
-    """Return what a command composes to, and the groups that it needs and does not name.
+    """Return what a command composes to, and the required groups that it does not name.
 
-    Any option of such a group is put there.
+    Such a group gets any of its options.
 
-    Raises: PipelineError: a wrong key or option.
+    Raises:
+        PipelineError: a wrong key or option.
     """
     typed = values_of(split_command(command_words)[0])
     settings = {**kind.groups, **left_open(typed), **typed}
@@ -153,15 +155,13 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
-    """As `partial_stage`, with knobs filled in whose default depends on others."""
+    """Return as `partial_stage` does, with the defaults that depend on other values."""
     config, missing = partial_stage(settings)
     return config.settled() if isinstance(config, TrainStage) else config, missing
 
 
 def class_summary(kind: type) -> str:
-    """Return a class's docstring as one line; "" if it has only the signature that dataclass
-    makes.
-    """
+    """Return a class's docstring as one line, or an empty string without a docstring."""
     text = " ".join((kind.__doc__ or "").split())
     if text.startswith(f"{kind.__name__}("):
         return ""
@@ -169,7 +169,7 @@ def class_summary(kind: type) -> str:
 
 
 def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[str, type]]:
-    """(title, dataclass) of the parts of a stage's knobs."""
+    """Yield (title, dataclass) of the parts of a stage's settings."""
     for item in fields(stage_class):
         kind: Any = type_inside(stage_class, item.name)
         if item.name == "merge":
@@ -189,7 +189,7 @@ def default_of(item: Field[Any]) -> str:
 
 
 def bounds_text(item: Field[Any]) -> str:
-    """Options or bounds of a knob, in brackets; empty without any."""
+    """Return the options or bounds of a field in brackets, or an empty string."""
     meta = item.metadata
     if meta.get("options"):
         return f"[{', '.join(meta['options'])}]"
@@ -212,8 +212,9 @@ def knob_comment(kind: type, item: Field[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def field_comments(kind: type) -> dict[str, str]:
-    """Field -> the comment after it, or on lines of its own before it; empty for a class created at
-    run time.
+    """Return field -> the comment behind it, or on the lines before it.
+
+    Empty for a class that was created at run time.
     """
     try:
         source = textwrap.dedent(inspect.getsource(kind))
@@ -223,7 +224,7 @@ def field_comments(kind: type) -> dict[str, str]:
     name, pending = "", list[str]()
     for line in source.splitlines():
         code, _, text = line.partition("# ")
-        if re.match(r" {4}[\w@]", line):  # a field, or what is no field
+        if re.match(r" {4}[\w@]", line):  # a field, or another statement
             name = line.partition(":")[0].strip()
             texts[name], pending = pending, []
         if text:
@@ -232,7 +233,7 @@ def field_comments(kind: type) -> dict[str, str]:
 
 
 def format_entry(key: str, text: str) -> list[str]:
-    """Indented lines; the text begins at one column, below the key where that is long."""
+    """Return indented lines. The text begins at one column, below a long key."""
     head = f"  {key:<34} "
     if len(head) > 38:
         return [

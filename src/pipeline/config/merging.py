@@ -1,4 +1,4 @@
-"""Knobs and interface of all merges, and the map of what training changed."""
+"""Settings and interface of all merges, and the map of changed parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ References = dict[str, tuple[str, Any]]  # role of a source -> the key that name
 
 @dataclass
 class Merge(Knobs):
-    """Knobs of all merges. A LoRA expert is its base and its adapter, read as float32.
+    """Settings of all merges. A LoRA expert is its base and its adapter, read as float32.
 
-    Below the knobs is the interface that method-independent code uses; a method's file in
-    merge/methods/ overrides it where needed.
+    Below the fields is the interface that method-independent code uses. A method's file in
+    merge/methods/ overrides it.
     """
 
     method: str = MISSING
@@ -34,34 +34,35 @@ class Merge(Knobs):
     files_from: str | None = (
         None  # the role whose tokenizer, template and configs the merge gets; null: the first
     )
-    # auto: an adapter if all experts are adapters and their merge is one exactly
+    # auto: an adapter if all experts are adapters and their merge is exactly an adapter
     form: str = knob("auto", options=("auto", "dense", "adapter"))
     control: list[str] | None = (
-        None  # roles whose expert the base replaces after weights were computed; null: none
+        None  # roles whose expert is replaced by the base after weights were computed; null: none
     )
 
     reads_partition: ClassVar[bool] = False
     writes_folder: ClassVar[bool] = (
-        False  # whether another program computes it, by `write_folder`, not `decide`
+        False  # whether another program computes it, by `write_folder` instead of `decide`
     )
     fewest: ClassVar[int] = 2  # experts
     package: ClassVar[str] = (
-        ""  # if another package has the method: its name and version, which are hashed
+        ""  # name and version of the package if another package has the method; hashed
     )
 
     def references(self) -> References:
-        """Return the sources in the order of the merge, without the base; the result is laid out as
-        the first.
+        """Return the sources in the order of the merge, without the base.
+
+        The result has the layout of the first source.
         """
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def decide(
         self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None
     ) -> Any:
-        """How each parameter is merged: `Linear` weights or a `Computed` formula of merge/merge.py.
+        """Return how each parameter is merged: `Linear` weights or a `Computed` formula.
 
-        The sources are open and were checked to match. Only headers are read, except for weights by
-        magnitude.
+        See merge/merge.py. The sources are open and were checked to match. Only headers are read,
+        except for weights by magnitude.
         """
         raise PipelineError(f"merge.method={self.method} is not known")
 
@@ -70,44 +71,49 @@ class Merge(Knobs):
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
-        """Whether it reads the base: for task vectors, or to weight experts by how far they moved
-        from it.
+        """Return True if the merge reads the base.
+
+        The base defines task vectors, or weights experts by their distance from it.
         """
         return False
 
     def result_dtype(self) -> str | None:
-        """torch's name of the dtype in which the result is stored; None: that of the sources."""
+        """Return torch's name of the stored dtype, or None for the sources' dtype."""
         return self.dtype
 
     @staticmethod
     def dtype_of_several(of_base: Collection[str]) -> str:
-        """torch's name of the dtype of a merge of experts with several: the base's, if a base with
-        one dtype is given; else float32, which holds all of them.
+        """Return torch's name of the dtype of a merge of experts with several dtypes.
+
+        It is the base's if the base is given and has one dtype. Otherwise it is float32, which
+        holds all of them.
         """
         if len(of_base) == 1:
             return next(iter(of_base))
         return "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """Return what is hashed besides the knobs: the version of another package, the content of a
-        file.
+        """Return what is hashed besides the settings.
+
+        Examples are the version of another package, and the content of a file.
         """
         if self.package:
             return {"packages": {self.method: self.package}}
         return {}
 
     def controlled_roles(self) -> list[str]:
-        """Return the roles of `control`; a side that is a list stands for all of its experts.
+        """Return the roles of `control`. A side that is a list stands for all of its experts.
 
-        Raises: PipelineError: a role that the merge does not have, or no expert is left.
+        Raises:
+            PipelineError: the merge does not have a role, or no expert is left.
         """
         roles, requested = list(self.references()), self.control or []
         sides = {role.partition(".")[0] for role in roles}
         unknown = next((role for role in requested if role not in (*roles, *sides)), None)
         if unknown:
             raise PipelineError(
-                f"merge.control={self.control}: {unknown} is not a role: there are"
-                f" {', '.join(roles)}"
+                f"merge.control={self.control}: {unknown} is not a role. Choose from"
+                f" {', '.join(roles)}."
             )
         controlled = []
         for role in roles:
@@ -115,36 +121,42 @@ class Merge(Knobs):
                 controlled.append(role)
         if controlled == roles:
             raise PipelineError(
-                f"merge.control={self.control} leaves no expert: name the language expert alone"
+                f"merge.control={self.control} leaves no expert. Name only the language expert."
             )
         return controlled
 
     def exact_for_adapters(self) -> bool:
-        """Whether a merge of LoRA experts is an adapter exactly: whether it is a weighted sum of
-        whole parameters.
+        """Return True if a merge of LoRA experts is exactly an adapter.
+
+        A weighted sum of whole parameters is one.
         """
         return True
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        """Raise PipelineError, before a run begins, for knobs that contradict each other or the
-        number of layers.
+        """Raise PipelineError for settings that contradict each other or the number of layers.
 
-        layers: None where the model is not on this machine yet.
+        Args:
+            partition: the partition of the layers, or None.
+            layers: the number of layers, or None if the model is not on this machine yet.
         """
 
     def settled(self, partition: Partition | None) -> Merge:
-        """Fill in knobs whose default depends on whether there is a partition."""
+        """Fill in defaults that depend on whether there is a partition."""
         return self
 
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
-        """Raise PipelineError for roles that contradict the sides for which the sources were
-        trained, where known.
+        """Check that roles fit the sides for which the sources were trained, if known.
+
+        Raises:
+            PipelineError: a role contradicts a side.
         """
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """Return the beginning of run names, before the experts' labels.
 
-        Args: layers: as in `refuse`.
+        Args:
+            partition: as in `refuse`.
+            layers: as in `refuse`.
         """
         return self.method
 
@@ -173,7 +185,11 @@ class Merge(Knobs):
 
 
 def check_method(kind: type[Merge], name: str, where: str) -> None:
-    """Raise PipelineError, naming the place, for a class that is not the method of this name."""
+    """Check that a class is the method of this name.
+
+    Raises:
+        PipelineError: it is not. The message names the place.
+    """
     if kind.method != name:
         raise PipelineError(f'{where}: {kind.__name__} must have method: str = "{name}"')
     for required in ("references", "write_folder" if kind.writes_folder else "decide"):
@@ -188,18 +204,19 @@ def numbered_references(experts: Sequence[Any]) -> References:
 
 @dataclass
 class Analyze(Knobs):
-    """The map of what training changed: mean absolute change of a row, a row being an input or an
-    output feature.
+    """The map of changed parameters: mean absolute change per row.
+
+    A row is an input or an output feature.
     """
 
     axis: str = knob("input", options=("input", "output"))  # input: as in the published figures
     threshold: float | None = knob(
         None, ge=0
-    )  # null: the published one of the expert's side, below
+    )  # null: the published threshold of the expert's side, below
     threshold_math: float = knob(
         1.0e-5, ge=0
-    )  # layer_swapping figure 2, which does not say which expert has which
+    )  # layer_swapping figure 2, which does not assign the values to experts
     threshold_language: float = knob(1.9e-5, ge=0)
     compare_unlike: bool = (
-        False  # one scale for experts of different dtypes or optimizers: rounding is in them
+        False  # one scale for experts of different dtypes or optimizers, so it includes rounding
     )

@@ -1,4 +1,4 @@
-"""Words of the command line: key=value in Hydra's grammar, and the commands inside commands."""
+"""Overrides of the command line: key=value in Hydra's grammar, and commands inside commands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pipeline.config.explain import unknown_key
 from pipeline.config.knob import Tree
 from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
+from pipeline.text import first_few
 
-LONGEST_NAME = 255  # of a file, as an option is
+LONGEST_NAME = 255  # a file, as an option is
 SINGLE = {
     "eval": "eval",
     "select": "select",
@@ -31,7 +32,7 @@ SINGLE = {
 
 
 def values_of(typed_words: Sequence[str]) -> Tree:
-    """Key, with its plus, -> value of each override, in which a typed \\n is a line feed."""
+    """Return key, with its plus, -> value of each override. A typed \n is a line feed."""
     overrides = zip(typed_words, map(parse_override, typed_words), strict=True)
     return {
         "+" * text.startswith("+") + override.key_or_group: with_line_feeds(override.value())
@@ -50,7 +51,7 @@ def with_line_feeds(value: Any) -> Any:
 
 
 def override_of(key: str, value: Any) -> str:
-    """Return the override that gives a key, with its plus, this value."""
+    """Return the override that sets a key, with its plus, to this value."""
     return f"{key}={written(value)}"
 
 
@@ -69,21 +70,21 @@ def written(value: Any) -> str:
 
 
 def typed_in(typed_words: Sequence[str]) -> dict[str, str]:
-    """Key -> value of each override, as typed."""
+    """Return key -> value of each override, as typed."""
     return {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in typed_words}
 
 
 def chosen_options(typed_words: Sequence[str]) -> Tree:
-    """Key -> value of a command, as typed, with what it leaves open."""
+    """Return key -> value of a command, with the defaults that it leaves open."""
     typed = typed_in(typed_words)
     return {**typed, **left_open(typed)}
 
 
 def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split the words of stage=plan and stage=prefetch from the single command that they are about,
-    if it is not a table.
+    """Split the words of stage=plan and stage=prefetch from the single command inside them.
 
-    `stage=plan expert=math` is about `stage=sft expert=math`; plan.stage names another stage.
+    `stage=plan expert=math` is about `stage=sft expert=math`; plan.stage names another stage. For a
+    table there is no such command.
     """
     options = typed_in(typed_words)
     study = options.get("stage", "table")
@@ -103,7 +104,7 @@ def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | No
 
 
 def refuse_repeated(typed_words: Sequence[str]) -> None:
-    """Raise PipelineError for a key that is given twice."""
+    """Raise PipelineError for a key that is set twice."""
     values: dict[str, str] = {}
     for key, equals, value in (text.lstrip("+").partition("=") for text in typed_words):
         if equals and key in values:
@@ -111,7 +112,7 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
             if key == "stage":
                 of_plan = ", or plan.stage=STAGE to plan one command"
             raise PipelineError(
-                f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}"
+                f"{key} is set twice, to {values[key]} and {value}. Set it once{of_plan}."
             )
         values[key] = value
 
@@ -120,10 +121,12 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
 def parse_override(text: str, sweep: bool = False) -> Override:
     """Parse a `key=value`.
 
-    Args: sweep: allow `key=a,b`, as for `-m`.
+    Args:
+        text: the override.
+        sweep: allow `key=a,b`, as for `-m`.
 
-    Raises: PipelineError: not an override, one of Hydra's that has no meaning here, or an
-    interpolation.
+    Raises:
+        PipelineError: it is not an override, has no meaning here, or has an interpolation.
     """
     conf.refuse_interpolation(text.partition("=")[0], text)
     try:
@@ -133,47 +136,47 @@ def parse_override(text: str, sweep: bool = False) -> Override:
         quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
         if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
             raise PipelineError(
-                f"{text!r} is not an override: quote an = inside brackets, '{key}={quoted}'"
+                f"{text!r} is not an override. Quote an = inside brackets: '{key}={quoted}'"
             ) from error
         if value == "~":
-            raise PipelineError(
-                f"{text!r} is not an override: null is written out, {key}=null"
-            ) from error
+            raise PipelineError(f"{text!r} is not an override. Write null: {key}=null") from error
         if value and not re.match(r"\[|{.*:", value) and is_override(f'{key}="{value}"'):
             raise PipelineError(
-                f"""{text!r} is not an override: quote the value too, '{key}="{value}"'"""
+                f"""{text!r} is not an override. Quote the value too: '{key}="{value}"'"""
             ) from error
         raise PipelineError(
-            f"{text!r} is not an override: write key=value, for example stage=sft expert=math;"
-            " quote a value with brackets or spaces, 'languages=[en,sw]'"
+            f"{text!r} is not an override. Write key=value, for example stage=sft expert=math."
+            " Quote a value with brackets or spaces: 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
     if text.startswith("+") and key in conf.groups():
-        raise PipelineError(f"{text}: an option is chosen without a plus, {text.lstrip('+')}")
+        raise PipelineError(f"{text}: choose an option without a plus: {text.lstrip('+')}")
     if not key:
         raise PipelineError(
-            f"{text!r} has no key: write key=value, for example stage=sft expert=math"
+            f"{text!r} has no key. Write key=value, for example stage=sft expert=math."
         )
     if key in conf.FILES:
         raise PipelineError(unknown_key(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
-        raise PipelineError(f"{text!r} removes a key that is needed: give {key}=value")
+        raise PipelineError(f"{text!r} removes a required key. Write {key}=value.")
     if override.is_sweep_override():
         if not sweep:
             raise PipelineError(
-                f"{text} gives several values: -m starts a run for each; a list is {key}=[...]"
+                f"{text} has several values. -m starts a run for each; a list is {key}=[...]"
             )
     elif key in conf.groups() and (
         not isinstance(override.value(), str) or len(text) > LONGEST_NAME
     ):
-        raise PipelineError(f"{text} is not an option: give one of {', '.join(conf.options(key))}")
+        raise PipelineError(
+            f"{text} is not an option. Choose from {', '.join(first_few(conf.options(key), 5))}."
+        )
     if key.partition(".")[0] == "hydra" and not sweep:
-        raise PipelineError(f"{text}: hydra's own settings are read with -m only")
+        raise PipelineError(f"{text}: Hydra's own settings are read with -m only.")
     return override
 
 
 def is_override(text: str) -> bool:
-    """Whether Hydra's grammar accepts a word."""
+    """Return True if Hydra's grammar accepts a word."""
     try:
         return bool(OverridesParser.create().parse_override(text))
     except HydraException:
@@ -181,8 +184,9 @@ def is_override(text: str) -> bool:
 
 
 def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
-    """Return the overrides of each job of `-m`, as Hydra's sweeper makes them, without Hydra's own
-    settings.
+    """Return the overrides of each job of `-m`, as Hydra's sweeper makes them.
+
+    Hydra's own settings are left out.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 

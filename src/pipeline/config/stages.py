@@ -1,11 +1,11 @@
-"""Every knob: its unit, its bounds, its default; one dataclass per stage.
+"""Every setting with its unit, bounds and default: one dataclass per stage.
 
-Defaults are set here and nowhere else; the files under conf/ only choose.
+Defaults are set only here. The files under conf/ only choose.
 
-Which fields affect a run's hash (design: identity) is set here too: each field does, unless it is
-declared with `hashed=False` (paths, labels, batch sizes of evaluation in float32) or names a RUN
-(parents enter by their own hashes), and a field at its declared default adds nothing, so a new knob
-leaves old runs valid.
+This module also decides which fields affect a run's hash (design: identity). Each field does,
+unless it is declared with `hashed=False` (paths, labels, batch sizes of evaluation in float32) or
+names a RUN, because parents enter by their own hashes. A field at its declared default adds
+nothing, so a new field leaves old runs valid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
-# a group; compose merges it after the others: of its file, the parts that the stage has
+# A group that compose merges after the others: the parts of its file that the stage has.
 HARDWARE = "hardware"
 CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
@@ -34,7 +34,7 @@ RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 @dataclass
 class Tracking(Knobs):
-    """W&B. mode auto: online where a key is configured, offline otherwise, without a prompt."""
+    """W&B. mode auto: online if a key is configured, otherwise offline, without a prompt."""
 
     project: str = "cross-lingual-merging"  # where runs are listed
     entity: str | None = None  # user or team; null: the key's default
@@ -42,10 +42,10 @@ class Tracking(Knobs):
     weights: bool = False  # log the weights of each model as an artifact
     timeout: float = knob(
         30.0, ge=1
-    )  # seconds after which a call of W&B has failed and W&B is switched off
+    )  # seconds after which a call of W&B fails and W&B is switched off
 
 
-# a knob that launcher=slurm alone reads
+# a setting that only launcher=slurm reads
 of_slurm = partial(
     knob, default=None, read=(lambda launcher: launcher.name == "slurm", "launcher=slurm")
 )
@@ -53,24 +53,22 @@ of_slurm = partial(
 
 @dataclass
 class Launcher(Knobs):
-    """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job
-    arrays.
-    """
+    """Where a plan is computed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
-    # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an
-    # array, at most; null: one for each five minutes of work, up to 64
+    # number of processes; null: one for each GPU, otherwise cores // threads. With Slurm: maximum
+    # of tasks of an array; null: one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = of_slurm()  # sbatch --partition
     # for jobs without GPUs, which then request one GPU's share of cores and memory; null: partition
     cpu_partition: str | None = of_slurm()
     account: str | None = of_slurm()  # sbatch --account
     qos: str | None = of_slurm()  # sbatch --qos
-    gpus: int | None = of_slurm(ge=0)  # per job, at most; null: as many as its runs request
+    gpus: int | None = of_slurm(ge=0)  # maximum per job; null: as many as its runs request
     # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
     gpu: str | None = of_slurm(options=CARDS)
-    # cores of a job for each of its GPUs, or in cpu_partition, unless threads= says how many; null:
-    # the site's default
+    # cores of a job for each of its GPUs, or in cpu_partition, unless threads= sets them; null: the
+    # site's default
     cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
     # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if
     # that is shorter. null: the partition's limit
@@ -78,13 +76,11 @@ class Launcher(Knobs):
         form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )
     memory: str | None = of_slurm(form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
-    # of a job with GPUs, for each of them, and of one in cpu_partition, unless memory is given
+    # memory of a job for each of its GPUs, or in cpu_partition, unless memory is set
     memory_per_gpu: str | None = of_slurm(form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     # lines of bash that run before the program: module load, source activate
     setup: list[str] | None = of_slurm()
-    wrap: str | None = (
-        of_slurm()
-    )  # command that the program is started with: apptainer exec --nv IMAGE
+    wrap: str | None = of_slurm()  # command that starts the program: apptainer exec --nv IMAGE
     scratch: str | None = of_slurm()  # TMPDIR of a job, on the node: $SLURM_TMPDIR
     hf_home: str | None = of_slurm()  # HF_HOME of a job: the cache of the Hub's files
     options: list[str] | None = of_slurm()  # further options of sbatch: '["--constraint=a100"]'
@@ -98,15 +94,15 @@ class Clean(Knobs):
     """What stage=clean deletes and keeps."""
 
     dry_run: bool = True  # only list
-    hours: float = knob(24.0, ge=0)  # keep work that was touched within this time
+    hours: float = knob(24.0, ge=0)  # keep work that has changed within this time
     resume_points: bool = False  # also delete resume points of interrupted trainings
 
 
 @dataclass
 class Stage(Knobs):
-    """groups: group that the stage reads -> its default option.
+    """A stage. `groups` maps each group that it reads to the default option.
 
-    MISSING: one must be given; None: none is chosen.
+    MISSING: an option is required. None: no option is chosen.
     """
 
     groups: ClassVar[dict[str, str | None]] = {}
@@ -122,8 +118,9 @@ class Stage(Knobs):
 
 
 def draws(config: RunStage) -> bool:
-    """Whether the seed affects results: data are drawn and trainings shuffled; other stages draw
-    nothing.
+    """Return True if the seed affects results.
+
+    Data are drawn and trainings shuffled; other stages draw nothing at random.
     """
     return config.stage in ("data", "sft", "cpt")
 
@@ -143,7 +140,7 @@ class RunStage(Stage):
     )  # torch's deterministic algorithms in training, relevant on a GPU
     # CPU threads; null: torch's default. The same bits need the same number
     threads: int | None = knob(None, ge=1, hashed=False)
-    group: str | None = knob(None, hashed=False)  # the table that the run belongs to; W&B's group
+    group: str | None = knob(None, hashed=False)  # the table of the run, which is W&B's group
 
 
 @dataclass
@@ -159,7 +156,7 @@ class DataStage(RunStage):
 
 @dataclass
 class TrainStage(RunStage):
-    """sft and cpt. Expert and data are hashed by the data run, which is a parent."""
+    """sft and cpt. The data run, a parent, hashes expert and data."""
 
     groups = {
         "model": "llama3.1_8b",
@@ -178,12 +175,10 @@ class TrainStage(RunStage):
         None, run=True
     )  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
-    partition: Partition | None = None  # partial and simultaneous training need one
+    partition: Partition | None = None  # required by partial and simultaneous training
 
     def settled(self) -> TrainStage:
-        """Fill in knobs whose default depends on others: the learning rate, the separator,
-        partial's side.
-        """
+        """Fill in defaults that depend on others: learning rate, separator, and partial's side."""
         sft = self.sft
         if sft.learning_rate is None:
             sft = replace(sft, learning_rate=default_rate(sft.adapter))
@@ -206,7 +201,7 @@ class MergeStage(RunStage):
 
 @dataclass
 class EvalStage(RunStage):
-    """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
+    """The scores of `checkpoint`, or of `merge`, which is scored in memory."""
 
     groups = {"merge": None, "partition": None, "eval": MISSING, HARDWARE: None}
 
@@ -253,7 +248,7 @@ class TableStage(Stage):
 
     groups = {HARDWARE: None}
 
-    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
+    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file with a / or .yaml in its name
     free_snapshots: bool | None = (
         None  # delete snapshots once a selection has ranked them; null: as the table says
     )
@@ -267,7 +262,7 @@ class TableStage(Stage):
 
 @dataclass
 class Report(Knobs):
-    fewer: bool = False  # allow a report with fewer finished cells than the one that it replaces
+    fewer: bool = False  # allow a report with fewer finished cells than the report that it replaces
 
 
 @dataclass
@@ -281,16 +276,16 @@ class ReportStage(TableStage):
 class Export(Knobs):
     """What stage=export writes, and where.
 
-    `format` is read with table= (lm_eval also with the checkpoint=RUN of an evaluation), all others
-    but `to` with checkpoint=.
+    `format` applies to table= (lm_eval also to the checkpoint=RUN of an evaluation). The other
+    fields except `to` apply to checkpoint=.
     """
 
     to: str | None = (
         # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
         None
     )
-    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: of its logs;
-    # others: cells
+    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: a folder of
+    # its logs; others: cells
     format: str = knob(
         "archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval")
     )
@@ -300,10 +295,10 @@ class Export(Knobs):
     adapter: bool = (
         False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
     )
-    # the base of an adapter from elsewhere; null: the one that the adapter names
+    # the base of an external adapter; null: the base that the adapter names
     base: str | None = knob(None, run=True)
     licence: str | None = (
-        None  # for the model card, as spelled on the Hub; null: that of the experts
+        None  # for the model card, as spelled on the Hub; null: the experts' licence
     )
     private: bool = True  # on the Hub: visible to its owners only
 
@@ -323,7 +318,7 @@ class ExportStage(TableStage):
 class Plan(Knobs):
     """Settings of stage=plan.
 
-    gpu: the GPU for which hours and memory are estimated; null: this machine.
+    `gpu` is the GPU for which hours and memory are estimated; null: this machine.
     """
 
     # stage of the single command given instead of a table; null: guessed from its groups
@@ -355,7 +350,7 @@ class Prefetch(Knobs):
 
 @dataclass
 class PrefetchStage(TableStage):
-    """Fetches what a table needs from the Hub, or a single command: stage=prefetch expert=math."""
+    """Fetches the inputs of a table, or of a single command, from the Hub."""
 
     prefetch: Prefetch = part(Prefetch)
     command: list[str] | None = None  # internal: words of the single command

@@ -1,7 +1,6 @@
-"""The YAML files of a task: what they hold with the files that they include, and the rows that they
-name.
+"""The YAML files of a task, with the files that they include and the rows that they name.
 
-Files are read without the harness, which takes seconds to import, and no function that they name is
+Files are read without the harness, which takes seconds to import. No function that they name is
 run.
 """
 
@@ -23,8 +22,8 @@ from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 
 MOST_BYTES = 1_000_000  # of a task file
-MOST_INCLUDED = 100  # files that one task file is made of
-READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are no folder
+MOST_INCLUDED = 100  # files that one task file may consist of
+READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
 
 def shipped_folder() -> Path | None:
@@ -44,13 +43,14 @@ def parts_of(folder: Path) -> tuple[Path, ...]:
 
 
 class FunctionName(str):
-    """The name of a function that a task file gives as !function, without its module, which may
-    move.
+    """The name of a function from !function in a task file.
+
+    It has no module, because the module may move.
     """
 
 
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads !function as a FunctionName."""
+    """A loader that reads !function as a FunctionName."""
 
 
 _Plain.add_constructor(
@@ -59,25 +59,27 @@ _Plain.add_constructor(
 
 
 def load_plain(file: Path) -> Tree:
-    """Load a task file as it is, without what it includes.
+    """Load a task file without the files that it includes.
 
-    Raises: PipelineError: it cannot be read.
+    Raises:
+        PipelineError: the file cannot be read.
     """
     try:
         body: Tree = read_yaml(file, loader=_Plain, most_bytes=MOST_BYTES)
     except OSError as error:
         raise PipelineError(
-            f"{file} cannot be read ({error.strerror}): correct the file"
+            f"{file} cannot be read ({error.strerror}). Correct the file."
         ) from error
     if not isinstance(body, dict):
-        raise PipelineError(f"{file} is not a task file: give keys and values, such as task: NAME")
+        raise PipelineError(
+            f"{file} is not a task file. Write keys and values, such as task: NAME."
+        )
     return body
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The YAML file of a task or group, read once with the files that it includes, itself or
-    through others.
+    """The YAML file of a task or group with all files that it includes, each read once.
 
     `parts` has each file with its own content. Later files have priority, and the task's own file
     is the last.
@@ -87,7 +89,7 @@ class TaskFile:
 
     @cached_property
     def body(self) -> Tree:
-        """The content of all files together. A !function is the name of the function."""
+        """Return the content of all files together. A !function is the name of the function."""
         body: Tree = {}
         for _, content in self.parts:
             body |= content
@@ -96,8 +98,9 @@ class TaskFile:
 
     @cached_property
     def own(self) -> list[tuple[Path, Tree]]:
-        """The files that are not the harness' own, which are trusted; the task's own file is the
-        first.
+        """Return the files that the harness does not ship, with the task's own file first.
+
+        The harness' files are trusted.
         """
         trusted = shipped_folder()
         folder = trusted.resolve() if trusted else None
@@ -109,7 +112,7 @@ class TaskFile:
 
     @cached_property
     def python(self) -> str | None:
-        """The name of a file that runs Python of its own, or None."""
+        """Return the name of a file that runs its own Python, or None."""
         for path, content in self.own:
             events = yaml.parse(path.read_text(encoding="utf-8"))
             if "class" in content or any(
@@ -127,8 +130,8 @@ def read_task(file: Path) -> TaskFile:
     """Read a task's file and the files that it includes.
 
     Raises:
-        PipelineError: a file cannot be read, or is included twice, which the harness refuses too,
-            or there are too many files.
+        PipelineError: a file cannot be read, is included twice, which the harness refuses too, or
+            there are too many files.
     """
     return TaskFile(tuple(_parts_of_task(file, [])))
 
@@ -137,24 +140,22 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
     path = file.resolve()
     if path in seen:
         raise PipelineError(
-            f"{file} includes itself or is included twice: remove one of the lines with include"
+            f"{file} includes itself or is included twice. Remove one of the lines with include."
         )
     if len(seen) == MOST_INCLUDED:
         raise PipelineError(
-            f"{seen[0]} includes more than {MOST_INCLUDED} files: write them as one file"
+            f"{seen[0]} includes more than {MOST_INCLUDED} files. Write them as one file."
         )
     seen.append(path)
     content = load_plain(file)
     names = content.get("include", [])
     for name in [names] if isinstance(names, str) else names:
-        yield from _parts_of_task(
-            path.parent / name, seen
-        )  # as for the harness, a link's are those of its target
+        yield from _parts_of_task(path.parent / name, seen)  # the harness also follows links
     yield file, content
 
 
 def outside_metric(body: Mapping[str, Any]) -> str | None:
-    """Return a metric that is not the harness' own, or "".
+    """Return a metric that the harness does not have, or an empty string.
 
     The harness would download such a metric as a program from the Hub.
     """
@@ -177,14 +178,15 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
 
 
 def data_files(body: Mapping[str, Any]) -> Any:
-    """Return the files that a task names itself, as `datasets` takes them: one, a list, or a
-    dictionary by split.
+    """Return the data files that a task names.
+
+    `datasets` takes one file, a list, or a dictionary by split.
     """
     return (body.get("dataset_kwargs") or {}).get("data_files") or []
 
 
 def data_folders(body: Mapping[str, Any]) -> list[Path]:
-    """Return the folders of this machine that a task names as `data_dir` or as `dataset_path`."""
+    """Return the local folders that a task names as `data_dir` or `dataset_path`."""
     names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
     folders = []
     for name in names:
@@ -201,7 +203,7 @@ def names_of_rows(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the files of this machine that hold the rows of a task file."""
+    """Yield the local files with the rows of a task file."""
     for name in names_of_rows(body):
         yield from (Path(match) for match in glob(name, recursive=True))
     for folder in data_folders(body):

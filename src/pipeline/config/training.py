@@ -22,9 +22,7 @@ ATTENTION = rf"{'|'.join(ATTENTIONS)}|kernels-community/[\w.-]+@[0-9a-f]{{40}}"
 
 @dataclass
 class Model(Knobs):
-    """The base. `path`: RUN, a folder, hub:org/name, or package:folder for one shipped with the
-    wheel.
-    """
+    """The base. `path` is a RUN, a folder, hub:org/name, or package:folder for the shipped base."""
 
     name: str = knob(hashed=False)
     path: str | None = knob(
@@ -38,7 +36,7 @@ class Model(Knobs):
         "", hashed=False
     )  # as spelled on the Hub; empty: the licence in the base's model card
     init: str = knob("pretrained", options=("pretrained", "random"))
-    # init=random: fields of transformers' config; model_type is one of them
+    # init=random: fields of transformers' config, with model_type among them
     architecture: dict[str, Any] = knob(
         {}, read=(lambda model: model.init == "random", "model.init=random")
     )
@@ -61,7 +59,7 @@ class Partition(Knobs):
 
     The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention`
     (A) or `all_mlp` assigns that part of every layer to language too; `inverse` exchanges the sides
-    (Z). `outside` is the side of embeddings, final norm and head; frozen: trained on neither.
+    (Z). `outside` is the side of embeddings, final norm and head; frozen: they are not trained.
     """
 
     name: str = knob(hashed=False)
@@ -74,7 +72,7 @@ class Partition(Knobs):
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
 
 
-# attention and MLP of models of Llama's shape: naming them all is the default there
+# Attention and MLP of models of Llama's shape. Naming them all is the default there.
 LLAMA_MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WITH_ADAPTER = (
     lambda sft: sft.adapter == "lora",
@@ -83,8 +81,9 @@ WITH_ADAPTER = (
 
 
 def default_rate(adapter: str) -> float:
-    """Return the learning rate where a recipe leaves it open: for adapters that of
-    unreasonable_lora, else our choice.
+    """Return the learning rate that a recipe leaves open.
+
+    For adapters it is the rate of unreasonable_lora. Otherwise it is our choice.
     """
     if adapter == "lora":
         return 6e-5
@@ -104,7 +103,8 @@ class Sft(Knobs):
     side: str | None = knob(
         None, options=("math", "language")
     )  # partial: the trained side; null: the expert's side
-    # Knobs that only some training methods read are hashed only there
+    # Settings that only some training methods read are hashed only for these methods.
+
     # simultaneous: optimizer steps on one side before it is the other's turn
     steps_per_switch: int = knob(
         1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
@@ -148,7 +148,7 @@ class Sft(Knobs):
     template_date: str = knob(
         "2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat")
     )
-    # between prompt and completion where sft.template=plain; null: nothing for prompts of your own
+    # between prompt and completion with sft.template=plain; null: empty for your own prompts
     # (rows=template, pairs), a line feed for the shipped sets
     separator: str | None = knob(
         None,
@@ -157,7 +157,7 @@ class Sft(Knobs):
     )
     # the token that ends a response, saved with the model; null: the tokenizer's own
     eos_token: str | None = None
-    # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on
+    # bf16: matrix products by autocast; tf32: fp32's products in TF32, on GPUs from the A100 on
     precision: str = knob("fp32", options=("fp32", "bf16", "tf32"))
     weights: str = knob(
         "float32", options=("float32", "bfloat16")
@@ -176,7 +176,7 @@ class Sft(Knobs):
         16.0, gt=0, read=WITH_ADAPTER
     )  # adapters are scaled by alpha / sqrt(rank)
     lora_dropout: float = knob(0.0, ge=0, lt=1, read=WITH_ADAPTER)
-    # names of matrices in the layers; null: every matrix of attention and MLP, and those of
+    # names of matrices in the layers; null: every matrix of attention and MLP, and the matrices of
     # recurrent mixers that have the same names
     lora_targets: list[str] | None = knob(
         None,
@@ -191,7 +191,7 @@ class Sft(Knobs):
     snapshot_keep: int | None = knob(
         None, ge=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
     )
-    # at most, between two resume points; null: write one only when stopped
+    # maximum between two resume points; null: write one only when stopped
     resume_minutes: float | None = knob(30.0, ge=0, hashed=False)
     stall_minutes: float | None = knob(
         30.0, gt=0, hashed=False
@@ -199,15 +199,17 @@ class Sft(Knobs):
 
     @property
     def adapter_rank(self) -> int:
-        """The rank of the adapters, 0 where there are none."""
+        """Return the rank of the adapters, or 0 without adapters."""
         if self.adapter == "lora":
             return self.lora_rank
         return 0
 
 
 def refuse_unknown_targets(targets: Sequence[str], matrices: Collection[str]) -> None:
-    """Raise PipelineError for an sft.lora_targets that is not among the matrices of a model's
-    layers.
+    """Check that sft.lora_targets are among the matrices of a model's layers.
+
+    Raises:
+        PipelineError: an entry matches no matrix.
     """
     unknown = []
     for target in targets:
@@ -215,7 +217,7 @@ def refuse_unknown_targets(targets: Sequence[str], matrices: Collection[str]) ->
             unknown.append(target)
     if unknown:
         raise PipelineError(
-            f"sft.lora_targets: {unknown[0]} matches nothing; there are"
-            f" {', '.join(sorted({*matrices}))}. Leave sft.lora_targets out for every matrix of"
-            " attention and MLP"
+            f"sft.lora_targets: {unknown[0]} matches nothing. Choose from"
+            f" {', '.join(sorted({*matrices}))}, or remove sft.lora_targets to train every matrix"
+            " of attention and MLP."
         )
