@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
@@ -98,10 +99,10 @@ def stage_of(settings: Words) -> Stage:
         inside = {
             key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing
         }  # of an item of a list
-        examples = " ".join(
-            text if "=" in text else f"{key}={example.get(key, '...')}"
-            for key, text in inside.items()
-        )
+        parts = []
+        for key, text in inside.items():
+            parts.append(text if "=" in text else f"{key}={example.get(key, '...')}")
+        examples = " ".join(parts)
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}. Write {examples}.")
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
@@ -167,9 +168,8 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
     left_out = drop_missing(tree)
     stage = read_stage(kind, tree)
-    return stage, sorted(
-        {*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)}
-    )
+    missing = [key for key, value, _ in knobs_of(stage) if value == MISSING]
+    return stage, sorted({*left_out, *missing})
 
 
 def with_hardware(config: T, every: Words) -> T:
@@ -182,10 +182,8 @@ def with_hardware(config: T, every: Words) -> T:
     of_site = conf.option("launcher", config.given.get("launcher", "local"))["launcher"]
     of_site = {f"launcher.{knob}": value for knob, value in of_site.items()}
     own = stage_of({**of_site, **config.given, HARDWARE: every[HARDWARE]})
-    return replace(
-        config,
-        **{part: getattr(own, part) for part in ("launcher", "plan") if hasattr(config, part)},
-    )
+    parts = filter(partial(hasattr, config), ("launcher", "plan"))
+    return replace(config, **{part: getattr(own, part) for part in parts})
 
 
 def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
@@ -224,9 +222,8 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
             raise PipelineError(unknown_option(group, str(option)))
         if group == HARDWARE:
             parts = of_hardware(str(option), tree, settings.get("sft.adapter"))
-            conf.merge(
-                tree, {part: knobs for part, knobs in parts.items() if part in names_of(kind)}
-            )
+            read_here = parts.keys() & set(names_of(kind))
+            conf.merge(tree, {part: parts[part] for part in parts if part in read_here})
         else:
             conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def option_file(group: str, option: str) -> Path | None:
 def _files(searched: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
     """Return group -> option -> file. Shipped options come before added ones."""
     files: dict[str, dict[str, Path]] = {}
-    for path in (path for root in reversed(searched) for path in root.glob("*/*.yaml")):
+    for path in chain.from_iterable(root.glob("*/*.yaml") for root in reversed(searched)):
         files.setdefault(path.parent.name, {})[path.stem] = path
     return files
 

@@ -121,9 +121,9 @@ class Expert(Knobs):
     def is_own(self) -> bool:
         """Return True if all rows come from the user's files. No shipped set has such rows."""
         sources = self.sources.values()
-        return bool(sources) and all(
-            source.hub is None and "://" not in (source.url or "") for source in sources
-        )
+        if not sources:
+            return False
+        return all(source.hub is None and "://" not in (source.url or "") for source in sources)
 
     def all_sources(self) -> list[tuple[str, Source]]:
         """Return the sources with their names. A joint set has the sources of its experts."""

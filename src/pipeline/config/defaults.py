@@ -103,10 +103,9 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
     if not content:
         raise PipelineError(f"{path} sets no value. Write for example sft: {{processes: 8}}.")
-    parts = {
-        part: dict(knobs) if isinstance(knobs, dict) else {"": knobs}
-        for part, knobs in content.items()
-    }
+    parts = {}
+    for part, knobs in content.items():
+        parts[part] = dict(knobs) if isinstance(knobs, dict) else {"": knobs}
     keys = []
     for part, knobs in parts.items():
         for knob in knobs:
@@ -119,11 +118,9 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
         )
     for part, knobs in parts.items():
         validated(CLASSES[part], knobs, f"{path}: {part}.")
-        parts[part] = {
-            key: value
-            for key, value in knobs.items()
-            if adapter == "none" or key not in OF_ALL_WEIGHTS
-        }
+        if adapter != "none":
+            for key in OF_ALL_WEIGHTS & knobs.keys():
+                del knobs[key]
     return parts
 
 

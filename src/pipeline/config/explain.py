@@ -14,6 +14,7 @@ from pipeline.config import conf
 from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.config.knob import BOUNDS, adapter, names_of
 from pipeline.errors import PipelineError, close_matches
+from pipeline.text import first_few
 
 T = TypeVar("T")
 Extra = Literal["forbid", "ignore"]  # treatment of keys that a dataclass does not have
@@ -80,7 +81,8 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
     if key in REMOVED:
         return f"{key} was removed in 0.2.0: {REMOVED[key]}"
     parent, dot, last = key.rpartition(".")
-    close = close_matches(last, [*names, *(name.rpartition(".")[2] for name in inside)])
+    last_names = [name.rpartition(".")[2] for name in inside]
+    close = close_matches(last, [*names, *last_names])
     if close:
         matches = []
         for name in names:
@@ -90,7 +92,15 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
             if name.rpartition(".")[2] in close:
                 matches.append(name)
         return f"unknown key {key}: did you mean {' or '.join(matches)}?"
-    return f"unknown key {key}: there are {', '.join(names)}"
+    return f"unknown key {key}: there are {listed(names)}"
+
+
+def listed(names: Collection[str]) -> str:
+    """Return up to five names, and how to list all."""
+    text = ", ".join(first_few(list(names), 5))
+    if len(names) > 5:
+        text += " (--help lists all)"
+    return text
 
 
 def unknown_option(group: str, option: str) -> str:
@@ -104,24 +114,23 @@ def unknown_option(group: str, option: str) -> str:
         if tag:
             return f"{group}={option} is not an option: {tag}"
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
-        names = [*names, "and the tasks of the harness, such as arc_easy"]
-    hint = "there"
+    wrong = f"{group}={option} is not an option"
     if close:
-        hint = f"did you mean {' or '.join(close)}? There"
-    if close or group == "stage":
-        own_file = ""
-    else:
-        own_file = f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
-    return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own_file}"
+        return f"{wrong}: did you mean {' or '.join(close)}? --help lists all options."
+    hint = f"{wrong}: there are {listed(names)}"
+    if group == "eval":
+        hint += ", and the tasks of the harness, such as arc_easy"
+    if group != "stage":
+        hint += f" (for your own option write {group}/{option}.yaml and give --config-dir=DIR)"
+    return hint
 
 
 def not_read(word: str, stage: str) -> str:
-    table = ""
+    remedy = "Remove it"
     if stage in ("plan", "table"):
-        table = f"give every.{word} for the runs of the table, or "
+        remedy = f"Set every.{word} for the runs of the table, or remove it"
     return (
-        f"stage={stage} does not read {word}: {table}leave it out; it reads"
-        f" {', '.join(conf.groups_read(stage))}"
+        f"stage={stage} does not read {word}. {remedy}. It reads {listed(conf.groups_read(stage))}."
     )
 
 
@@ -140,16 +149,15 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
         return not_read(key, stage)
     if holder is kind and "." not in key:
         own_keys = names_of(kind)
-        return unknown_key(
-            key,
-            own_keys,
-            [f"{part}.{name}" for part in own_keys for name in names_of(type_inside(kind, part))],
-        )
+        inside = []
+        for part in own_keys:
+            inside += [f"{part}.{name}" for name in names_of(type_inside(kind, part))]
+        return unknown_key(key, own_keys, inside)
     if holder is not kind and is_dataclass(holder):
         return unknown_key(key, names_of(holder))
     if close_matches(group, known):
         return unknown_key(group, known)
-    return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
+    return f"unknown key {key}: stage={stage} reads {listed(conf.groups_read(stage))}"
 
 
 def keys_of(stage: str) -> set[str]:
@@ -161,7 +169,8 @@ def keys_of(stage: str) -> set[str]:
             kinds = [*conf.METHODS.values()]
         else:
             kinds = [type_inside(kind, name)]
-        keys.update(f"{name}.{knob_name}" for holder in kinds for knob_name in names_of(holder))
+        for holder in kinds:
+            keys.update(f"{name}.{knob_name}" for knob_name in names_of(holder))
     return keys
 
 
@@ -184,9 +193,9 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     if error["type"] == "finite_number":
         return f"{key} must be a finite number, got {value}"
     if error["type"] in OUTSIDE:
-        meta = (
-            holder.__dataclass_fields__[error["loc"][-1]].metadata if is_dataclass(holder) else {}
-        )
+        meta: Mapping[Any, Any] = {}
+        if is_dataclass(holder):
+            meta = holder.__dataclass_fields__[error["loc"][-1]].metadata
         return outside_text(key, value, {**error["ctx"], **meta})
     expected = TYPES.get(error["type"].partition("_")[0])
     if expected:
@@ -231,10 +240,11 @@ def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
     form = meta.get("form")
     if form:
         return f"{key}={value} is not of the form {form[1]}: write it so"
-    limits = " and ".join(
-        f"{words} {meta[bound]}" for bound, (words, _) in BOUNDS.items() if bound in meta
-    )
-    return f"{key} must be {limits}, got {value}"
+    limits = []
+    for bound, (words, _) in BOUNDS.items():
+        if bound in meta:
+            limits.append(f"{words} {meta[bound]}")
+    return f"{key} must be {' and '.join(limits)}, got {value}"
 
 
 def type_inside(kind: Any, name: str) -> Any:

@@ -47,9 +47,8 @@ class Extension:
         Raises:
             PipelineError: the import fails.
         """
-        file = (
-            Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
-        )
+        parts = self.entry.module.split(".")[1:]
+        file = Path(__file__).parents[1].joinpath(*parts).with_suffix(".py")
         if self.ours and not file.is_file():
             raise PipelineError(
                 f"{self.name} is in {file}, which does not exist. Install {self.package} again."
@@ -81,9 +80,8 @@ def extensions(group: str) -> dict[str, Extension]:
                 f"{entry.name} is declared by {by_name[entry.name].package} and {package}."
                 " Uninstall either package."
             )
-        by_name[entry.name] = Extension(
-            entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS
-        )
+        is_ours = entry.dist is not None and entry.dist.name == OURS
+        by_name[entry.name] = Extension(entry.name, entry, package, is_ours)
     return by_name
 
 

@@ -31,8 +31,8 @@ WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
 NAMED = {
     key: re.compile(
-        rf"^[\"']?{key}[\"']?:["
-        rf" \t]*[\"']?({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
+        rf"^[\"']?{key}[\"']?:[ \t]*[\"']?"
+        rf"({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
         re.MULTILINE,
     )
     for key in ("task", "group")
@@ -82,9 +82,9 @@ def index(folder: Path) -> Index:
     Python classes are not included. The harness' 14,000 files take a second.
     """
     result = Index()
-    for file in sorted(
-        path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()
-    ):
+    for file in sorted(folder.rglob("*")):
+        if file.suffix not in ("", ".yaml") or not file.is_file():
+            continue
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -136,10 +136,10 @@ def include(folder: str) -> None:
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    other_folders = [
-        shipped(),
-        *(other for place, (_, other) in _included.items() if place != path),
-    ]
+    other_folders = [shipped()]
+    for place, (_, other) in _included.items():
+        if place != path:
+            other_folders.append(other)
     for name in (*own_index.tasks, *own_index.groups):
         if any(name in other for other in other_folders):
             raise PipelineError(
@@ -225,7 +225,8 @@ def members(name: str) -> tuple[str, ...]:
     if name in harness.tasks:
         return (name,)
     folder = harness.groups[name].parent
-    return tuple(dict.fromkeys(tasks_within(name, file_of(name).body.get("task") or [], folder)))
+    listed = file_of(name).body.get("task") or []
+    return tuple(dict.fromkeys(tasks_within(name, listed, folder)))
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
@@ -283,14 +284,19 @@ def tagged(tag: str, nearest: Path | None = None) -> list[str]:
     are searched, which takes two seconds.
     """
     folders = [nearest, *_included, shipped_folder()]
-    return next(
-        (tasks for folder in folders if folder and (tasks := tags_below(folder).get(tag))), []
-    )
+    for folder in filter(None, folders):
+        tasks = tags_below(folder).get(tag)
+        if tasks:
+            return tasks
+    return []
 
 
 def name_tasks(tasks: Sequence[str]) -> str:
     """Return the override that scores some tasks, or the first of many."""
-    return f"{TASKS}=[{','.join(tasks[:MOST_NAMED])}{',...' if len(tasks) > MOST_NAMED else ''}]"
+    named = [*tasks[:MOST_NAMED]]
+    if len(tasks) > MOST_NAMED:
+        named.append("...")
+    return f"{TASKS}=[{','.join(named)}]"
 
 
 def explain_tag(name: str) -> str:
@@ -363,9 +369,8 @@ def split_shots(name: str) -> tuple[str, int | None]:
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
     """Return the first option of eval= that differs from a name only in its exemplars."""
     task, shots = split_shots(name)
-    near = (
-        option for option in options if SHOTS.fullmatch(option) and split_shots(option)[0] == task
-    )
+    numbered = [option for option in options if SHOTS.fullmatch(option)]
+    near = (option for option in numbered if split_shots(option)[0] == task)
     if shots is None:
         return None
     return next(near, None)

@@ -67,10 +67,16 @@ def knob(
     """
     if read and hashed is True:
         hashed = read[0]
-    pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
+    pattern = None
+    if options:
+        pattern = "|".join(map(re.escape, options))
+    elif form:
+        pattern = form[0]
+    if run and hashed is True:
+        hashed = False
     meta: Tree = {
         "options": options,
-        "hashed": False if run and hashed is True else hashed,
+        "hashed": hashed,
         "read": read,
         "form": form,
         "run": run,
@@ -122,13 +128,11 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
             continue
-        inside = (
-            value.items()
-            if isinstance(value, dict)
-            else enumerate(value)
-            if isinstance(value, list)
-            else ()
-        )
+        inside: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            inside = value.items()
+        elif isinstance(value, list):
+            inside = enumerate(value)
         if is_dataclass(value):
             yield from knobs_of(value, f"{key}.")
         for name, part_value in inside:
@@ -164,12 +168,14 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
     """Return key -> remedy for the keys that have no effect in this configuration."""
     field_owners = {key: owner for key in keys if (owner := field_of_key(config, key))}
-    conditions = {
-        key: (item.metadata.get("read"), holder) for key, (holder, item) in field_owners.items()
-    }
-    return {
-        key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)
-    }
+    unread = {}
+    for key, (holder, item) in field_owners.items():
+        read = item.metadata.get("read")
+        if read:
+            has_effect, remedy = read
+            if not has_effect(holder):
+                unread[key] = remedy
+    return unread
 
 
 def is_hashed(item: Any, config: Any) -> bool:

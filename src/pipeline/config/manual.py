@@ -83,9 +83,8 @@ def manual_text(command_words: list[str]) -> str:
             else:
                 shown = format_value(to_jsonable_python(value))
             entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
-            lines += format_entry(
-                entry, " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
-            )
+            meaning = filter(None, (knob_comment(kind, item), bounds_text(item)))
+            lines += format_entry(entry, " ".join(meaning))
     return "\n".join(lines)
 
 
@@ -98,10 +97,10 @@ def usage_text() -> str:
         if group not in ("stage", "data"):
             options[f"{group}="] = ", ".join(conf.options(group))
     options["table="] = ", ".join(conf.options(conf.TABLES))
-    lines = [
-        textwrap.fill(f"{name:15} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 18)
-        for name, text in [*stage_groups.items(), ("", ""), *options.items()]
-    ]
+    lines = []
+    for name, text in [*stage_groups.items(), ("", ""), *options.items()]:
+        entry = f"{name:15} {text}"
+        lines.append(textwrap.fill(entry, WIDTH, initial_indent="  ", subsequent_indent=" " * 18))
     first = (
         "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing:"
         " stage=table table=sandbox)"
@@ -148,10 +147,8 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
     for group in kind.groups:
         if settings[group] == MISSING:
             unnamed.append(group)
-    return (
-        settled_stage({**settings, **{group: conf.options(group)[0] for group in unnamed}})[0],
-        unnamed,
-    )
+    chosen = {group: conf.options(group)[0] for group in unnamed}
+    return settled_stage({**settings, **chosen})[0], unnamed
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:

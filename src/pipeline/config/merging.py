@@ -167,21 +167,18 @@ class Merge(Knobs):
         else:
             parts = ["equal weights"]
         for item in fields(self):
-            value, is_own = (
-                getattr(self, item.name),
-                not hasattr(Merge, item.name) and not item.metadata.get("run"),
-            )
-            if (
-                is_own
-                and value is not None
-                and (type(value) in (int, float) or value != item.default)
-            ):
+            value = getattr(self, item.name)
+            is_own = not hasattr(Merge, item.name) and not item.metadata.get("run")
+            is_number = type(value) in (int, float)
+            if is_own and value is not None and (is_number or value != item.default):
                 parts.append(
                     f"{item.name.replace('_', ' ')} {value:g}"
                     if type(value) is float
                     else f"{item.name} {value}"
                 )
-        return ", ".join([*parts, *([f"partition {partition.name}"] if partition else [])])
+        if partition:
+            parts.append(f"partition {partition.name}")
+        return ", ".join(parts)
 
 
 def check_method(kind: type[Merge], name: str, where: str) -> None:

@@ -34,10 +34,13 @@ SINGLE = {
 def values_of(typed_words: Sequence[str]) -> Tree:
     """Return key, with its plus, -> value of each override. A typed \n is a line feed."""
     overrides = zip(typed_words, map(parse_override, typed_words), strict=True)
-    return {
-        "+" * text.startswith("+") + override.key_or_group: with_line_feeds(override.value())
-        for text, override in overrides
-    }
+    values = {}
+    for text, override in overrides:
+        key = override.key_or_group
+        if text.startswith("+"):
+            key = f"+{key}"
+        values[key] = with_line_feeds(override.value())
+    return values
 
 
 def with_line_feeds(value: Any) -> Any:
@@ -58,7 +61,8 @@ def override_of(key: str, value: Any) -> str:
 def written(value: Any) -> str:
     """Write a value in Hydra's grammar."""
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{written(inner)}' for key, inner in value.items())}}}"
+        items = [f"{key}:{written(inner)}" for key, inner in value.items()]
+        return f"{{{','.join(items)}}}"
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     if not isinstance(value, str):
@@ -71,7 +75,11 @@ def written(value: Any) -> str:
 
 def typed_in(typed_words: Sequence[str]) -> dict[str, str]:
     """Return key -> value of each override, as typed."""
-    return {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in typed_words}
+    typed = {}
+    for text in typed_words:
+        key, _, value = text.partition("=")
+        typed[key.lstrip("+~")] = value
+    return typed
 
 
 def chosen_options(typed_words: Sequence[str]) -> Tree:
@@ -88,9 +96,8 @@ def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | No
     """
     options = typed_in(typed_words)
     study = options.get("stage", "table")
-    kind = options.get(
-        f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None)
-    )
+    guessed = next((kind for key, kind in SINGLE.items() if key in options), None)
+    kind = options.get(f"{study}.stage", guessed)
     if study not in ("plan", "prefetch") or kind is None or "table" in options:
         return list(typed_words), None
     of_program, of_run = [], [f"stage={kind}"]

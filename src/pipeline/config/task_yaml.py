@@ -35,11 +35,8 @@ def shipped_folder() -> Path | None:
 
 def parts_of(folder: Path) -> tuple[Path, ...]:
     """Return the files of a folder of task files whose content identifies it."""
-    return tuple(
-        sorted(
-            file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts
-        )
-    )
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return tuple(sorted(file for file in files if "__pycache__" not in file.parts))
 
 
 class FunctionName(str):
@@ -115,9 +112,8 @@ class TaskFile:
         """Return the name of a file that runs its own Python, or None."""
         for path, content in self.own:
             events = yaml.parse(path.read_text(encoding="utf-8"))
-            if "class" in content or any(
-                getattr(event, "tag", None) == "!function" for event in events
-            ):
+            names_function = any(getattr(event, "tag", None) == "!function" for event in events)
+            if "class" in content or names_function:
                 return path.name
         return None
 
