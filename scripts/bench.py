@@ -1,19 +1,21 @@
-"""How fast it is, beside a named peer in the same run, in CPU seconds of one thread; on a GPU in
-seconds of the clock.
+"""Measure speed beside a named peer in the same run.
 
-    python scripts/bench.py train                      # each method; peer: TRL's SFTTrainer on the
-    same rows python scripts/bench.py merge [--mergekit PYTHON]  # 2.5 GB of random bfloat16; peers:
-    cp, mergekit in its Python python scripts/bench.py evaluate --model $(python
-    scripts/get_smollm2.py) --data_root DIR [--vllm]  # HFLM python scripts/bench.py launch
-    [--slurm]           # 1,000 trainings submitted; a table as jobs, and made here python
-    scripts/bench.py plan                       # plans beside 10,000 finished runs; peer: the
-    imports python scripts/bench.py report                     # 12,264 results; peer: the imports;
-    the page in Chromium
+Times are CPU seconds of one thread, and seconds of the clock on a GPU.
 
-A row's ratio is ours over the peer's: less is faster. --record writes results/bench/NAME.json; a
-row whose ratio is 10 % above that of the record of this name is marked, and the exit status is 1.
-Other work on the machine changes CPU seconds less than those of the clock, and ratios less than
-either: the record has the load.
+    python scripts/bench.py train       # each method; peer: TRL's SFTTrainer on the same rows
+    python scripts/bench.py merge       # 2.5 GB of random bfloat16; peer: cp
+                  [--mergekit PYTHON]   # peer: mergekit in this Python
+    python scripts/bench.py evaluate --model $(python scripts/get_smollm2.py) --data_root DIR
+                  [--vllm]              # peer: HFLM
+    python scripts/bench.py launch      # 1,000 trainings submitted; a table as jobs and here
+                  [--slurm]
+    python scripts/bench.py plan        # plans beside 10,000 finished runs; peer: the imports
+    python scripts/bench.py report      # 12,264 results; peer: the imports; page in Chromium
+
+The ratio of a row is our time divided by the peer's: lower is faster. --record writes
+results/bench/NAME.json. It marks a row whose ratio is 10 % above the ratio in the record of this
+name, and exits with 1. Other work on the machine changes CPU seconds less than clock seconds, and
+ratios less than both. The record includes the load.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""The branches of src/pipeline that only a machine with CUDA takes, and what executes each of them
-without one.
+"""List the branches of src/pipeline that only run with CUDA, and their stand-in tests.
 
-    python scripts/cuda_branches.py              # the list: stand-in tests, and what is never
-    executed here python scripts/cuda_branches.py --verify     # runs the stand-in tests, and sees
-    that they reach the branch
+    python scripts/cuda_branches.py             # the list, and branches that never run here
+    python scripts/cuda_branches.py --verify    # run the stand-in tests, and check that they
+                                                # reach the branches
 
-Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries,
-comparisons with a device or with fsdp2, and the trainer's is_fsdp_enabled. A place is a function;
-`reached` is a line of it that CUDA alone decides. An H100 and an H200 have executed most of them
-(results/README.md): not vLLM, several GPUs, flash attention without padding.
+Branches are found in the syntax: torch.cuda, CUDA's names for variables, errors and libraries,
+comparisons with a device or with fsdp2, and the trainer's is_fsdp_enabled. A place is a function.
+`reached` is part of a line that only runs with CUDA. An H100 and an H200 have executed most
+branches (results/README.md). The exceptions are vLLM, several GPUs, and flash attention without
+padding.
 """
 
 from __future__ import annotations

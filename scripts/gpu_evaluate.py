@@ -1,11 +1,10 @@
-"""Seconds of scoring on a GPU at the shape of an 8B Llama, with random weights made on the device,
-beside HFLM's.
+"""Time scoring on a GPU at the shape of an 8B Llama, beside HFLM.
 
-    python scripts/gpu_evaluate.py [--record FILE] [--tiny]     # tiny: what shows that it works,
-    also on a CPU
+    python scripts/gpu_evaluate.py [--record FILE]
+                                   [--tiny]    # a quick check, which also runs on a CPU
 
-Prompts are random tokens: an 8-shot prefix, questions below it, answers of 128 tokens that no token
-ends.
+Weights are random and made on the device. Prompts are random tokens: an 8-shot prefix, questions
+below it, and answers of 128 tokens without an end token.
 """
 
 from __future__ import annotations

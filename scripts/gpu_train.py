@@ -1,12 +1,12 @@
-"""Tokens a second of training steps on a GPU at the shape of an 8B Llama, with random weights made
-on the device.
+"""Measure tokens per second of training steps on a GPU at the shape of an 8B Llama.
 
-    python scripts/gpu_train.py [--record FILE] [--tiny]     # tiny: what shows that it works, also
-    on a CPU
+    python scripts/gpu_train.py [--record FILE]
+                                [--tiny]    # a quick check, which also runs on a CPU
 
-A step is a forward and a backward pass in bfloat16 autocast, the loss over parts of the
-vocabulary's logits at a time; no optimizer. Each variant says its loss and the sum of its
-gradients' sizes: equal bits show that nothing was changed.
+Weights are random and made on the device. A step is a forward and a backward pass in bfloat16
+autocast, with the loss over parts of the vocabulary's logits at a time and without an optimizer.
+Each variant prints its loss and the sum of its gradients' sizes. Equal bits show that a variant
+computes the same values.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
-"""A dress rehearsal: every table of the papers, whole, over a Hub on this machine, with narrow
-models.
+"""Run every table of the papers with narrow models and a Hub on this machine.
 
 Recipes, mixtures, seeds, partitions, choices, evaluations, numbers of layers, architectures and
-tokenizer classes are the shipped ones, and the commands are the program's own (prefetch, plan,
-table, report). The Hub of tests/rehearsal has the repositories that the tables read, laid out as
-published. Lowered are the width of the models and, by every., the rows (two or three optimizer
-steps a training; table A.3 has its 2,000), the validation rows, the interval of snapshots and the
-questions. Random models seldom end an answer before the limit: these end most contexts.
+tokenizer classes are the shipped ones. The commands are the program's own (prefetch, plan, table,
+report). The Hub of tests/rehearsal has the repositories that the tables read, with their published
+layout. Smaller are the width of the models and, by every., the rows (two or three optimizer steps
+per training; table A.3 keeps its 2,000), the validation rows, the interval of snapshots and the
+questions. Random models seldom end an answer before the limit, so the limit of most contexts is
+reached.
 
-    python scripts/rehearsal.py                                            # all tables, one after
-    the other python scripts/rehearsal.py layer_swapping_table1 unreasonable_table2  # these python
-    scripts/rehearsal.py --quick                                    # a small part of one table a
-    paper python scripts/rehearsal.py --slurm unreasonable_table_a2              # as arrays on the
-    Slurm of tests/slurm python scripts/rehearsal.py --record results/bench/rehearsal.json      #
-    tables not run keep their record
+    python scripts/rehearsal.py                                      # all tables
+    python scripts/rehearsal.py layer_swapping_table1 unreasonable_table2
+    python scripts/rehearsal.py --quick                              # a part of one table per paper
+    python scripts/rehearsal.py --slurm unreasonable_table_a2        # on the Slurm of tests/slurm
+    python scripts/rehearsal.py --record results/bench/rehearsal.json
 
-Exits with 1 where a command fails, or a published cell is empty without a reason that the plan
-gave.
+With --record, tables that do not run keep their record. The exit status is 1 if a command fails, or
+if a published cell is empty without a reason from the plan.
 """
 
 from __future__ import annotations

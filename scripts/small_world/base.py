@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Make the base of the small world from nothing: about 20 CPU minutes.
+"""Train the base model of the small world, in about 20 CPU minutes.
 
-    python scripts/small_world/base.py                         # the base that ships, in
-    src/pipeline/data/sandbox_base python scripts/small_world/base.py --seed 1 --folder DIR   #
-    another world and another base
+    python scripts/small_world/base.py                         # the shipped base, in
+                                                               # src/pipeline/data/sandbox_base
+    python scripts/small_world/base.py --seed 1 --folder DIR   # another world and base
 
-Trains a small Llama on documents that scripts/small_world/text.py makes. Matrices of the layers are
-trained with Muon, the rest with AdamW. Completions have the full weight in the loss, prompts a
+A small Llama is trained on documents from scripts/small_world/text.py. Muon trains the matrices of
+the layers, AdamW the other parameters. In the loss, completions have the full weight and prompts a
 small one.
 """
 
