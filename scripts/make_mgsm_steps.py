@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Write the items of eval=mgsm_steps_4shot below a data_root, from MGSM's and GSM8K's files in it:
+"""Write the items of eval=mgsm_steps_4shot below a data_root.
 
     python scripts/make_mgsm_steps.py DATA_ROOT [LANGUAGE ...]
 
-It reads mgsm/LANGUAGE/{test,train}.jsonl and gsm8k/test.jsonl (not of rows with solutions of their
-own, as the small world's) and writes mgsm_steps/LANGUAGE/*.jsonl and card.json, which lists what is
-not asked and why; without a language, of each that is there.
+It reads mgsm/LANGUAGE/{test,train}.jsonl and gsm8k/test.jsonl of the data_root; rows with their own
+solutions, as in the small world, need no GSM8K. It writes mgsm_steps/LANGUAGE/*.jsonl and
+card.json, which lists what is left out and why. Without LANGUAGE it covers all languages there.
 """
 
 from __future__ import annotations

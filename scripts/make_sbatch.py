@@ -1,6 +1,6 @@
 """Write slurm/*.sbatch from the template of all job scripts (pipeline/launch/job_script.py).
 
-python scripts/make_sbatch.py           # write them
+python scripts/make_sbatch.py
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Write docs/table.schema.json, the JSON Schema with which editors complete and check tables and
-studies.
+"""Write docs/table.schema.json, with which editors complete and check tables and studies.
 
-    python scripts/make_schema.py     # a test holds the file against what this would write
+    python scripts/make_schema.py     # a test compares the file with this output
 
-Options, knobs, their bounds and meanings are those of conf/ and pipeline/config. What only the
-program can know, such as axes and names of runs, is free.
+Options, keys, bounds and meanings come from conf/ and pipeline/config. The schema leaves open what
+only the program can know, such as axes and names of runs.
 """
 
 from __future__ import annotations

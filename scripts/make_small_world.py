@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Write a small world of other sizes or another seed than the one that ships, as a data_root:
+"""Write a small world of another size or seed than the shipped one, as a data_root.
 
     python scripts/make_small_world.py FOLDER --items 2000
 
-or the archive that ships in the package:
+The archive of the package is written with:
 
     python scripts/make_small_world.py --archive src/pipeline/data/small_world.tar.xz
 """

@@ -1,10 +1,8 @@
-"""Copy what is published of each finished report under runs/reports into results/: tables, scores,
-plots.
+"""Copy tables, scores and plots of the finished reports in runs/reports into results/.
 
     make results        # or: python scripts/publish_results.py [TABLE ...]
 
-The pages themselves stay where they are made: with their generations they are larger than what is
-kept in git.
+The pages are not copied, because their generations make them too large for git.
 """
 
 from __future__ import annotations

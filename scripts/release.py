@@ -1,12 +1,12 @@
-"""The gate of a release: every suite, one after the other, also those that .ci/run leaves out.
+"""Run every test suite of a release, also those that .ci/run leaves out.
 
-    python scripts/release.py                     # what has not passed yet on this commit
-    python scripts/release.py test-vllm lowest    # these, whether they have passed or not
+    python scripts/release.py                     # suites that have not passed on this commit
+    python scripts/release.py test-vllm lowest    # these suites, even if they have passed
 
-Each suite's result, seconds and last lines go to results/bench/release.json as it ends, so that an
-interrupted gate goes on where it was; another commit begins anew. Its output is in
-release/SUITE.log. Exits with 0 if all have passed. Run it in a clean checkout, by `make release`: a
-change that is not committed is not what is released.
+When a suite ends, its result, seconds and last lines go to results/bench/release.json, so that an
+interrupted run continues. Another commit begins anew. The output of a suite is in
+release/SUITE.log. The exit status is 0 if all suites passed. Run it with `make release` in a clean
+checkout, because only committed changes are released.
 """
 
 from __future__ import annotations

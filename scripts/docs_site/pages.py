@@ -1,5 +1,7 @@
-"""Hooks of mkdocs: README.md as the first page, the knobs of each stage, the functions of Python,
-and files that pages link to outside of docs/.
+"""Hooks of mkdocs for the documentation's site.
+
+They add README.md as the first page, the keys of each stage, the Python functions, and files
+outside of docs/ that pages link to.
 """
 
 from __future__ import annotations

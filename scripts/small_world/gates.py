@@ -1,12 +1,11 @@
 #!/usr/bin/env python
-"""Measure on development questions what docs/explanation/small_world.md requires of base and
-experts.
+"""Measure the requirements of docs/explanation/small_world.md on development questions.
 
-    python scripts/small_world/gates.py                          # the shipped base; about ten
-    minutes python scripts/small_world/gates.py --base RUN --record ''   # another base
+    python scripts/small_world/gates.py                          # the shipped base: ten minutes
+    python scripts/small_world/gates.py --base RUN --record ''   # another base
 
-Trains the math expert and the language expert by their recipes, and the control: the base trained
-on word problems in qac, which no training set of the pipeline has. The record is
+The script trains the math expert and the language expert by their recipes, and a control: the base
+trained on word problems in qac, which no training set of the pipeline has. The record is
 results/bench/small_world_gates.json.
 """
 

@@ -238,7 +238,7 @@ def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
         key = flag.lstrip("-")
         instead = ""
         if key in (*conf.groups(), "table", "languages", "seed", "runs_dir"):
-            instead = f": write {key}=..."
+            instead = f", write {key}=VALUE"
         raise PipelineError(
             f"{flag} is not a flag of this program{instead}. The flags are {FLAGS}."
         )

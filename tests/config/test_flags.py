@@ -21,20 +21,20 @@ from pipeline.config.training import Sft
 @pytest.mark.parametrize(
     ("words", "sentence"),
     {
-        "stage=status =1": "'=1' has no key: write key=value",
+        "stage=status =1": "'=1' has no key. Write key=value",
         "language=1": "unknown key language: did you mean languages?",
         "tables=1": "unknown key tables: did you mean table",
         "stage=plan table=sandbox evry.seed=1": "unknown key evry: did you mean every?",
-        "--resolve": "--resolve is not a flag of this program; there are --help",
-        "--stage sft": "--stage is not a flag of this program: write stage=...; there are --help",
-        "expert=null --cfg job": "expert=null is not an option: give one of",
+        "--resolve": "--resolve is not a flag of this program. The flags are --help",
+        "--stage sft": "--stage is not a flag of this program, write stage=VALUE. The flags are --help",
+        "expert=null --cfg job": "expert=null is not an option. Choose from",
         "--cfg job +thsi=1": "unknown key thsi",
-        "--cfg": "--cfg shows a command's values: give --cfg job",
-        "--cfg=jbo": "--cfg shows a command's values: give --cfg job",
+        "--cfg": "--cfg shows the values of a command. Write --cfg job",
+        "--cfg=jbo": "--cfg shows the values of a command. Write --cfg job",
         "-m --cfg job seed=1,2": (
-            "-m starts a run for each of several values, --cfg shows one: drop one"
+            "-m starts a run for each of several values, but --cfg shows one. Remove one"
         ),
-        "--cfg job all": "'all' is not an override: write key=value",
+        "--cfg job all": "'all' is not an override. Write key=value",
         "stage=sft sft.epochs=-1 expert=math --cfg job": "sft.epochs must be",
     }.items(),
 )

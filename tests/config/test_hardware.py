@@ -141,11 +141,11 @@ columns: {math: {run: math}}
     [
         (
             "sft: {learning_rate: 1.0e-3}",
-            "mine.yaml sets sft.learning_rate: hardware sets sft.processes, ",
+            "mine.yaml sets sft.learning_rate, but hardware may only set sft.processes, ",
         ),
-        ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
-        ("sft: 8", "mine.yaml sets sft: hardware sets"),
-        ("", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
+        ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size, but hardware may only set"),
+        ("sft: 8", "mine.yaml sets sft, but hardware may only set"),
+        ("", "mine.yaml sets no value. Write for example sft: {processes: 8}"),
         ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
         (
             "plan: {gpu: rtx4090}",
@@ -185,14 +185,14 @@ def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
     ) and first.endswith("GPU-hours")
     assert (
         told.status == 1
-        and "GB of memory, and this machine has 64 and no GPU: run it on a node with" in error
+        and "GB of memory, and this machine has 64 and no GPU. Run it on a node with" in error
     )
     monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(preflight, "gpu_memory", lambda: 80 * 2**30)
     told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
     assert (
         told.status == 1
-        and "on each GPU, and these have 86: give hardware=" in told.err.splitlines()[1]
+        and "on each GPU, and these have 86. Set hardware=" in told.err.splitlines()[1]
     )
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
 

@@ -100,5 +100,5 @@ def test_a_closed_output_is_one_sentence() -> None:
     ended = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (
         1,
-        "error: standard output is closed: redirect it to a file, or to /dev/null\n",
+        "error: standard output is closed. Redirect it to a file, or to /dev/null.\n",
     )

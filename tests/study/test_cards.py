@@ -125,7 +125,10 @@ def test_who_dies_leaves_its_card_and_its_run(
     runs = [named(tmp_path, label) for label in ("dies-0", "train-0", "score-0")]
     ran(node, runs)
     assert all(read_manifest(run.folder) for run in runs) and len(node.workers) == 8
-    assert "its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
+    assert (
+        "its worker ended with SIGKILL. Another worker begins the run again."
+        in capfd.readouterr().err
+    )
 
 
 def test_a_model_in_memory_is_given_back_before_neighbours_train(

@@ -186,7 +186,9 @@ def complete(source: Path, target: Path) -> Path:
 def test_paths_of_libraries_stay(
     export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
 ) -> None:
-    assert "licence unknown" in export(complete(models["qwen2"][1], tmp_path / "ada"), status=0).err
+    assert (
+        "licence is unknown" in export(complete(models["qwen2"][1], tmp_path / "ada"), status=0).err
+    )
     out = tmp_path / "out"
     nothing_of_here(out, runs_dir)
     assert "ada" not in "".join(path.read_text() for path in out.glob("*.json"))
@@ -199,7 +201,7 @@ def test_a_tokenizer_of_vocab_txt(
     """An older BERT vocabulary: scoring takes such a folder, and so does an export."""
     source = complete(models["qwen2"][1], tmp_path / "ada")
     (source / "tokenizer.json").unlink()
-    assert "has no tokenizer: copy that of its base into" in export(source, status=1).err
+    assert "has no tokenizer. Copy the tokenizer of its base into" in export(source, status=1).err
     (source / "vocab.txt").write_text("[UNK]\na\n")
     assert (
         export(source).status == 0 and (tmp_path / "out" / "vocab.txt").read_text() == "[UNK]\na\n"
@@ -286,9 +288,9 @@ def test_a_snapshot_and_a_selection_too(
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        ("full", "holds files: name a new or empty folder"),
-        ("file", "exists and is no folder: give the folder another name"),
-        ("nowhere", "is not a place for a folder: name one in an existing folder"),
+        ("full", "holds files. Name a new or empty folder"),
+        ("file", "exists and is not a folder. Give the folder another name"),
+        ("nowhere", "cannot hold a folder. Name a folder in an existing folder"),
         ("run", "is inside the run"),
     ],
 )
@@ -327,7 +329,7 @@ def test_exporting_again_changes_no_weights(
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
     for other in ((math_expert,), (swap, "export.dtype=bfloat16")):
         assert (
-            "holds the export of another model: name a new folder" in export(*other, status=1).err
+            "holds the export of another model. Name a new folder" in export(*other, status=1).err
         )
     assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
 

@@ -102,12 +102,12 @@ def test_what_is_ranked_is_freed_at_once(
     assert "Nothing is left to compute." in call("stage=plan", "table=./freeing.yaml", *table).out
 
     refused = call("stage=table", "table=./late.yaml", *table)
-    assert refused.status == 1 and f"{math.name}@3 was deleted: train it again" in refused.err
+    assert refused.status == 1 and f"{math.name}@3 was deleted. Train it again" in refused.err
     assert "done in" not in refused.err
     planned = call("stage=plan", "table=./late.yaml", *table)
     assert (
         planned.status == 1
-        and f"error: {math.name}@3 was deleted: train it again with redo=true" in planned.err
+        and f"error: {math.name}@3 was deleted. Train it again with redo=true" in planned.err
     )
 
 
@@ -204,7 +204,7 @@ def test_a_new_score_needs_them(home: Path, call: Call) -> None:
     (math / "model.safetensors").unlink()
     told = call("stage=table", *words(home), "every.eval.limit=1")
     assert (
-        told.status == 1 and f"{math.name} was deleted: train it again with redo=true" in told.err
+        told.status == 1 and f"{math.name} was deleted. Train it again with redo=true" in told.err
     )
 
 

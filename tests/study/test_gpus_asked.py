@@ -52,7 +52,7 @@ def test_more_processes_than_gpus(
     told = call(*words, "sft.processes=4", status=1).err
     assert not list(tmp_path.glob("*/manifest.json")) and not list(tmp_path.glob(".work/*"))
     assert "\nerror: sft.processes=4, but 2 GPUs are visible here (math-full-s0-" in told
-    assert told.endswith("): give at most 2\n")
+    assert told.endswith("). Give at most 2.\n")
     refuse_without_gpus([training(2)])
 
 
@@ -71,7 +71,7 @@ def test_a_driver_too_old_is_one_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         PipelineError,
-        match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82: update the dr",
+        match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82. Update the dr",
     ):
         refuse_without_gpus([training(1)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -217,12 +217,12 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
     monkeypatch.setattr(subprocess, "Popen", suicidal)
     once, always, never = (small(tmp_path, seed) for seed in (1, 2, 3))
     failed = two.execute([once, always, never])
-    told = f"its worker ended without a word, {TRIES} times: see "
+    told = f"its worker ended without a word, {TRIES} times. See "
     assert set(failed) == {always.name} and failed[always.name].startswith(told)
     assert read_manifest(once.folder) and read_manifest(never.folder)
     assert Path(two.folder.name, "tries-2").read_text() == "x" * TRIES
     assert (
-        f"{once.name}: its worker ended with SIGKILL; another begins it again"
+        f"{once.name}: its worker ended with SIGKILL. Another worker begins the run again."
         in capfd.readouterr().err
     )
 

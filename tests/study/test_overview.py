@@ -45,7 +45,7 @@ def test_a_plan_is_one_screen_without_names_of_runs(
     assert lines[0].startswith(f"{name}: ") and lines[-1].startswith(
         "Next: python -m pipeline stage=table "
     )
-    assert re.search(r"\b0 of\s+[\d,]+\s+runs\s+are\s+done\.", text)
+    assert re.search(r"^[\d,]+ runs, 0 done\. ", text, re.MULTILINE)
     kinds = [line.split("  ")[0] for line in lines]
     assert {"trainings", "scores"} <= {*kinds}
     detectable = r"^points detectable at p < 0\.0\d+  these trainings  3 seeds  5 seeds  8 seeds$"
@@ -70,7 +70,7 @@ def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
     assert int(rows[0][1]) == 15
     chosen = rows[1][3]
     assert (
-        f"choosing snapshots takes {chosen} of {total} GPU-hours: set every.select.eval.limit or a"
+        f"Choosing snapshots takes {chosen} of {total} GPU-hours. Set every.select.eval.limit or a"
         " larger" in text
     )
 
@@ -93,7 +93,7 @@ def test_hours_that_computing_activations_twice_takes_where_they_fit(
     words = (*asked.split(), f"runs_dir={tmp_path}", "plan.lines=1")
     text, _ = planned(*words)
     told = re.search(
-        r"^(?:KNOW  |      )?(\S+=false) fits, and takes ([\d.]+) GPU-hours less$",
+        r"^(?:KNOW  |      )?(\S+=false) fits, and takes ([\d.]+) GPU-hours less\.$",
         text,
         re.MULTILINE,
     )
@@ -103,7 +103,7 @@ def test_hours_that_computing_activations_twice_takes_where_they_fit(
     assert "GPU-hours less" not in once and bool(refused) != bool(key)
     if told:
         twice, without = (
-            float(re.search(r"^([\d.]+) GPU-", plan, re.MULTILINE)[1]) for plan in (text, once)
+            float(re.search(r" done\. ([\d.]+) GPU-", plan)[1]) for plan in (text, once)
         )  # type: ignore[index]
         assert float(told[2]) == pytest.approx(twice - without, abs=0.16) and float(told[2]) > 0
 
@@ -116,12 +116,12 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     assert text.splitlines()[-1].startswith(
         "Next: fix it, then run python -m pipeline stage=table "
     )
-    remedy = "free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
-    assert refused.endswith(f"where 3.00 TB are free: {remedy}")
+    remedy = "Set a runs_dir with more room, or free_snapshots=true, which needs 1.22 TB."
+    assert refused.endswith(f"where 3.00 TB are free. {remedy}")
     _, refused = planned(*words, "free_snapshots=true", free=3e12)
     assert not refused
     _, refused = planned(*words, "free_snapshots=true", free=1e12)
-    assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
+    assert "free_snapshots" not in refused and "Trainings write 1.22 TB" in refused
 
 
 def test_a_dry_run_refuses_what_the_plan_refuses(
@@ -136,7 +136,7 @@ def test_a_dry_run_refuses_what_the_plan_refuses(
     assert (
         planned.status == tried.status == 1
         and planned.err == tried.err
-        and "trainings write 4.34 TB" in tried.err
+        and "Trainings write 4.34 TB" in tried.err
     )
     fix = [
         [line for line in told.out.splitlines() if line.startswith("FIX")]
@@ -159,7 +159,7 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
             f"data.size={size}",
             f"runs_dir={tmp_path}",
         )
-        assert re.search(f"^{hours} on gpu_24x1", text, re.MULTILINE), text
+        assert re.search(f" done\\. {hours} on gpu_24x1", text), text
 
 
 @pytest.mark.parametrize(
@@ -225,13 +225,13 @@ def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
         (
             "chat",
             "false",
-            "trained with sft.template=chat and scored without it: set eval.chat_template=true",
+            "trained with sft.template=chat and scored without it. Set eval.chat_template=true",
         ),
         (
             "plain",
             "true",
             (
-                "trained with sft.template=plain and scored with the chat template: set"
+                "trained with sft.template=plain and scored with the chat template. Set"
                 " eval.chat_template="
             ),
         ),

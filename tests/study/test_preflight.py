@@ -398,7 +398,7 @@ def test_rows_with_a_blank_column_are_counted_and_dropped(
         and told not in without
         and "sft.learning_rate=1e-06 is the default, for mo" in without
     )
-    assert "own.jsonl: 5 of 29 rows are dropped, as a row before says the same" in without
+    assert "own.jsonl: 5 of 29 rows are dropped, as an earlier row says the same" in without
     assert [file.name for file in read] == ["own.jsonl"]
     (cause,) = refused(show_plan, plan_of("{q} {none}"))
     assert cause.startswith(

@@ -191,7 +191,7 @@ def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: P
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     assert values and all(f"{value:.1f}" in text for value in values)
     told = call("stage=export", "checkpoint=./m", "export.format=latex", "export.to=./x")
-    assert told.status == 1 and "export.format=latex applies to table=T only: remove it" in told.err
+    assert told.status == 1 and "export.format=latex applies to table=T only. Remove it" in told.err
 
 
 def test_an_archive_holds_no_weights_or_secrets(home: Path, call: Call, tmp_path: Path) -> None:

@@ -413,7 +413,7 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
         os.utime(path, (0, 0))
     everything = {path: path.stat().st_mtime_ns for path in runs_dir.rglob("*") if path.is_file()}
     told = call("stage=clean", runs_of_ours[0])
-    assert told.status == 0 and "clean.dry_run=false frees it" in told.out
+    assert told.status == 0 and "clean.dry_run=false frees them" in told.out
     assert {path: path.stat().st_mtime_ns for path in everything} == everything
     assert str(stale) in told.out and str(young) not in told.out and "2.0 MB" in told.out
     assert (

@@ -114,7 +114,7 @@ def option(call: list[str], name: str) -> str:
 def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(site: Site) -> None:
     targets = site.plan()
     launcher = Launcher(name="slurm", partition="gpu", memory="4G", options=["--constraint=a100"])
-    told = r"^7 runs submitted as 2 arrays; stage=status shows the runs; rerun the same comm"
+    told = r"^7 runs submitted as 2 arrays\. stage=status shows the runs\. Rerun the same comm"
     site.submit(targets, told, launcher=launcher)
     first, second = site.calls()  # three tasks an array at most
     assert [option(one, "--array") for one in (first, second)] == ["0-2", "0-0"]
@@ -156,7 +156,7 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     told = capfd.readouterr().err
     assert (
         ended.value.code == 0
-        and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
+        and f"Nothing was submitted (launcher.dry_run=true). These lines are in {folder}" in told
     )
     assert (folder / "submit.sh").read_text() in told and not site.calls()
     assert "# job $JOB1: level 0, " in told and "# job $JOB2: level 1, " in told
@@ -234,13 +234,13 @@ def test_while_jobs_are_in_the_queue_nothing_is_submitted(site: Site) -> None:
     site.submit(targets)
     site.in_queue(site.folder(targets), "1_0", "1_1")
     site.submit(
-        targets, rf"^2 jobs of {site.folder(targets).name} in the queue, as they were submitted \("
+        targets, rf"^2 jobs of {site.folder(targets).name} in the queue, as submitted earlier \("
     )
     assert len(site.calls()) == 2
     site.in_queue(site.folder(targets))
     for run in order_runs(targets)[:3]:
         make_once(run, writes())
-    site.submit(targets, "^4 runs submitted as 1 array;")
+    site.submit(targets, "^4 runs submitted as 1 array\\.")
     for run in order_runs(targets):
         make_once(run, writes())
     assert slurm.execute(LAUNCHER, None, targets) == {}
@@ -259,14 +259,14 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
 ) -> None:
     targets, tools = site.plan(), site.tools
     (tools / "tasks").write_text("1")  # 3 workers -> 1
-    site.submit(targets, "^7 runs submitted as 2 arrays;")
+    site.submit(targets, "^7 runs submitted as 2 arrays\.")
     assert [option(one, "--array") for one in site.calls()] == ["0-2", "0-0", "0-0"]
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
     (tools / "scancel").write_text(
         (tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most")
     )
-    site.submit(targets, "^6 runs submitted as 1 array, 1 more when these are done;", AGAIN)
+    site.submit(targets, "^6 runs submitted as 1 array, 1 more when these are done\\.", AGAIN)
     assert site.calls("scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
@@ -296,7 +296,7 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
     hangs(site, "squeue")
     site.submit(
         site.plan(),
-        r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm",
+        r"^squeue did not respond within 0.3 s, 3 times\. Rerun the same command when Slurm",
     )
     assert not (site.runs / ".slurm/submitting").exists()  # its lock
 
@@ -399,7 +399,7 @@ def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again
 ) -> None:
     """It makes them in its own process, with a log for each, and goes on with its command."""
     targets, launcher = small_plan(site.runs), replace(LAUNCHER, time="24:00:00")
-    told = r"^3 runs submitted as one job; stage=status shows the runs; rerun the same command"
+    told = r"^3 runs submitted as one job\. stage=status shows the runs\. Rerun the same command"
     site.submit(targets, told, AGAIN, launcher)
     (call,) = site.calls()
     assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(
@@ -616,7 +616,7 @@ def test_a_training_is_asked_to_stop_early_enough_to_write_a_resume_point(tmp_pa
     assert resources_of(of_8b(tmp_path, "threads=8"), short) == Resources(gpus=1, cpus=8, lead=120)
     with pytest.raises(
         PipelineError,
-        match=r"^launcher.time=2:00 is 120 s: a job of math-full-s0-\w+ needs 240 s to",
+        match=r"^launcher.time=2:00 is 120 s, but a job of math-full-s0-\w+ needs 240 s to",
     ):
         resources_of(of_8b(tmp_path), Launcher(name="slurm", time="2:00"))
 

@@ -695,7 +695,7 @@ def test_a_plan_tells_dtypes_and_bases_that_differ(
         and "scored in float32" in told.out
     )
     assert (
-        "fits is an adapter of org/other: it is merged with and scored on the study's base"
+        "fits is an adapter of org/other. It is merged with and scored on the study's base"
         in told.out
     )
     experts["fits"] = {"run": str(tmp_path / "wide"), "side": "language"}
@@ -715,7 +715,7 @@ TAKEN = "s.yaml, base: the base or an expert has this name already: rename"
         (
             "sw: {sft: lora, side: language}",
             "{soup: {}}",
-            "s.yaml, run 'sw': stage=sft needs expert=...: one of bn, ",
+            "s.yaml, run 'sw': stage=sft needs expert=... Choose from bn, ",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def stage_of(settings: Words) -> Stage:
         if stage.checkpoint is None:
             suffix = ""
         raise PipelineError(
-            f"stage=eval needs checkpoint. Write checkpoint=RUN, or merge=...{suffix}."
+            f"stage=eval needs checkpoint. Write checkpoint=RUN, or merge=METHOD{suffix}."
         )
     return stage
 
@@ -206,14 +206,14 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
             raise PipelineError(not_read(f"{key}={value}", stage))
         if dot and group in groups and (settings.get(group, groups[group])) is None:
             raise PipelineError(
-                f"{key.lstrip('+')} needs {group}=... Choose one of"
+                f"{key.lstrip('+')} needs {group}=... Choose from"
                 f" {', '.join(first_few(conf.options(group), 5))}."
             )
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
             raise PipelineError(
-                f"stage={stage} needs {group}=... Choose one of"
+                f"stage={stage} needs {group}=... Choose from"
                 f" {', '.join(first_few(conf.options(group), 5))}."
             )
         if option is None and default is None:
@@ -286,7 +286,7 @@ def method_class(knobs: Words) -> type[Any]:
     if method:
         return method
     raise PipelineError(
-        f"merge.method={knobs.get('method')} is not installed here. Choose one of"
+        f"merge.method={knobs.get('method')} is not installed here. Choose from"
         f" {', '.join(first_few(sorted(conf.METHODS), 5))}."
     )
 

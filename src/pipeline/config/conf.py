@@ -239,7 +239,7 @@ def read_option(
     path = option_file(group, name)
     if path is None:
         raise PipelineError(
-            f"{above[-1]} starts from {group}={name}, which is not an option. Name one of"
+            f"{above[-1]} starts from {group}={name}, which is not an option. Choose from"
             f" {', '.join(first_few(options(group), 5))}."
         )
     if path in above:

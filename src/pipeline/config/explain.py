@@ -117,12 +117,14 @@ def unknown_option(group: str, option: str) -> str:
     wrong = f"{group}={option} is not an option"
     if close:
         return f"{wrong}: did you mean {' or '.join(close)}? --help lists all options."
-    hint = f"{wrong}: there are {listed(names)}"
+    hint = f"{wrong}: there are {', '.join(first_few(names, 5))}"
     if group == "eval":
         hint += ", and the tasks of the harness, such as arc_easy"
+    if len(names) > 5:
+        hint += " (--help lists all)"
     if group != "stage":
-        hint += f" (for your own option write {group}/{option}.yaml and give --config-dir=DIR)"
-    return hint
+        hint += f". Or write {group}/{option}.yaml in DIR and give --config-dir=DIR"
+    return f"{hint}."
 
 
 def not_read(word: str, stage: str) -> str:

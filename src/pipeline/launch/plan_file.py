@@ -189,7 +189,7 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
         return External(entry["name"], entry["hash"], Path(entry["folder"]), entry["hub"], files)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
-        raise PipelineError(f"Its {role} {entry['name']} is not finished.")
+        raise PipelineError(f"its {role} {entry['name']} is not finished")
     if "of" in entry:
         step = entry["step"]
         snapshot = folder / "snapshots" / f"step-{step}"

@@ -182,7 +182,7 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
         options = [option for option, _ in hardware_that_fits([largest], room)]
         remedy = "No hardware= makes it fit: use a larger GPU"
         if options:
-            remedy = f"Set {' or '.join(options)}"
+            remedy = f"Set {' or '.join(options[:5])}"
         raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}. {remedy}.")
     raise PipelineError(
         f"{need}, and this machine has {room / 1e9:.0f} and no GPU. Run it on a node with GPUs"

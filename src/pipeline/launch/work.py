@@ -124,7 +124,7 @@ class Session:
         """
         pids = self.begun_by(task)
         if len(pids) == TRIES:
-            raise PipelineError(f"Its worker ended without a word, {TRIES} times. See {task.log}.")
+            raise PipelineError(f"its worker ended without a word, {TRIES} times. See {task.log}.")
         pids.append(os.getpid())
         self._write(task, "begun", " ".join(map(str, pids)))
         self.begun.add(task.hash)
