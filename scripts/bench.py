@@ -114,8 +114,9 @@ def row(what: str, seconds: float, peer: str, peer_seconds: float, **more: Any) 
 
 
 def command(words: list[str], status: int = 0, **environment: str) -> dict[str, Any]:
-    """Seconds of a process, on the clock and of CPU, its peak anonymous memory, and the JSON that
-    it prints last.
+    """Run a process and return its times, its peak memory and the JSON that it prints last.
+
+    Times are seconds of the clock and of the CPU. Memory is anonymous memory.
     """
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(
@@ -175,8 +176,9 @@ def imports(rounds: int) -> float:
 
 
 def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Steps of each method, in turns with a bare SFTTrainer: same weights, rows, arguments; medians
-    of the rounds.
+    """Yield a row per training method, timed in turns with a bare SFTTrainer.
+
+    Both have the same weights, rows and arguments. A row has medians of the rounds.
     """
     import torch
     from datasets import Dataset
@@ -315,8 +317,9 @@ print(json.dumps({"seconds": time.process_time() - cpu, "wall": time.perf_counte
 
 
 def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Merges of experts with recorded digests, as of finished runs, in the page cache: the engine
-    without imports.
+    """Yield a row per merge of experts with recorded digests, without imports.
+
+    The files are in the page cache, as after a training.
     """
     if asked.small:
         sizes = (64, 128, 8, 4, 2, 200)
@@ -378,8 +381,9 @@ def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def make_checkpoints(
     folder: Path, width: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int
 ) -> None:
-    """base, and math and language 0.002 away from it, with manifests of finished runs; foreign_*:
-    without these.
+    """Write a base, and a math and a language expert 0.002 away from it.
+
+    They have manifests of finished runs. The folders foreign_* have none.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -427,7 +431,7 @@ def make_checkpoints(
 
 
 def opened(name: str, folder: Path) -> Any:
-    """A merge, open: headers are read."""
+    """Open a merge, which reads headers only."""
     from pipeline.merge.merge import open_merge
     from pipeline.merge.methods import METHODS
     from pipeline.models.checkpoint import Checkpoint
@@ -489,7 +493,7 @@ def one_merge(name: str, folder: Path) -> dict[str, float]:
 
 
 def for_mergekit(name: str, folder: Path) -> dict[str, Any]:
-    """The same merge in mergekit's words; bfloat16 out, arithmetic as it does it."""
+    """Return the same merge as a configuration of mergekit, with bfloat16 output."""
     math_, language = (str(folder / role) for role in ("math", "language"))
     layers = json.loads((folder / "base/config.json").read_text())["num_hidden_layers"]
     if name == "swap":
@@ -510,7 +514,7 @@ def for_mergekit(name: str, folder: Path) -> dict[str, Any]:
 
 
 def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """The same requests to the harness' HFLM and to ours."""
+    """Yield a row per kind of request, answered by the harness' HFLM and by our engine."""
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -691,8 +695,10 @@ def executable(file: Path, text: str) -> Path:
 
 
 def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step;
-    a table by Slurm, as here.
+    """Yield the times of submissions to a stand-in for sbatch, of a job, and of a table.
+
+    The stand-in leaves only our own time. The job is timed until its first step. The table runs by
+    Slurm and on this machine.
     """
     for name in ("squeue", "scontrol", "sbatch"):
         executable(folder / name, STAND_IN)
@@ -746,8 +752,9 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Beside many finished runs: manifests like those of real ones, 14 KB each, with other names
-    and hashes.
+    """Yield the times of plans beside many finished runs.
+
+    The runs have manifests like real ones, 14 KB each, with other names and hashes.
     """
     from importlib.resources import files
 
@@ -824,8 +831,9 @@ requestAnimationFrame(shown);
 
 
 def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Of made-up finished runs of 24 models in three languages: 100 answers each, 10,000 of them on
-    the page.
+    """Yield the times of a report on made-up finished runs.
+
+    They have 24 models, three languages, and 100 answers each, of which the page shows 10,000.
     """
     from made_up_runs import finish
 
@@ -853,9 +861,10 @@ def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def browser_milliseconds(page: Path, rounds: int = 5) -> Row:
-    """Medians in headless Chromium: until the page has been painted and its script has run
-    (`interactive`), and from opening its answers until they are there. Needs Debian's chromium and
-    chromium-driver.
+    """Return medians in headless Chromium, in milliseconds.
+
+    `interactive` is the time until the page is painted and its script has run. `answers` is the
+    time from opening its answers until they are there. Needs Debian's chromium and chromium-driver.
     """
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service

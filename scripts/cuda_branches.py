@@ -30,8 +30,12 @@ WORDS = re.compile(r"cuda|nccl|cublas|flash|OutOfMemoryError", re.IGNORECASE)
 
 
 class StandIn(NamedTuple):
-    """test: the file and its function; reached: a part of the line that it executes, empty for one
-    that runs in processes of its own and cannot be seen to.
+    """The stand-in test of a branch.
+
+    Attributes:
+        test: the file and its function.
+        reached: part of the line that the test executes. It is empty if the line runs in another
+            process, where it cannot be traced.
     """
 
     test: str
@@ -165,7 +169,7 @@ LIBRARIES = (  # of what is in no branch of ours
 
 
 def places() -> dict[str, list[tuple[int, str]]]:
-    """Function -> (line, code) of what only CUDA decides in it."""
+    """Return function -> (line, code) of the branches that only CUDA decides."""
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(SRC.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -216,7 +220,7 @@ def of_cuda(node: ast.expr) -> str | None:
 
 
 def lines_of(place: str) -> dict[int, str]:
-    """Number -> text of the lines of a function."""
+    """Return number -> text of the lines of a function."""
     file, _, name = place.partition("::")
     text = (SRC / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
@@ -231,8 +235,9 @@ def lines_of(place: str) -> dict[int, str]:
 
 
 def problems() -> list[str]:
-    """What is wrong with the lists; empty if each place is in one of them, and each test and line
-    is there.
+    """Return what is wrong with the lists, or an empty list.
+
+    Each place must be in one list, and each test and line must exist.
     """
     found, wrong = places(), []
     for place in sorted(found.keys() - STAND_INS.keys() - NEVER.keys()):

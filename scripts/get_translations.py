@@ -89,7 +89,7 @@ def read_declaration(package: Path, code: str) -> dict[str, str]:
 
 
 def read_articles(package: Path, name: str) -> list[list[str]]:
-    """The paragraphs of each part of the declaration: the preamble, then thirty articles."""
+    """Return the paragraphs of each part of the declaration: preamble and thirty articles."""
     with tarfile.open(package) as archive:
         stream = archive.extractfile(f"package/declaration/{name}.html")
         assert stream is not None

@@ -300,8 +300,9 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
 
 
 def report(rows: list[Row], record: Path | None) -> None:
-    """Print the last row, and write all of them: the time that a script is given may end at the
-    next.
+    """Print the last row and write all rows.
+
+    All rows are written each time, because the script's time may end at any row.
     """
     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if record:

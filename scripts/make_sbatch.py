@@ -31,7 +31,7 @@ AGAIN = requeue_lines('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 
 
 
 def head(title: str, command: str, **options: object) -> list[str]:
-    """The first lines: what the file is for, and what it requests of Slurm."""
+    """Return the first lines of a job script: its purpose, and what it requests of Slurm."""
     asked = {
         "job-name": "pipeline",
         **{key.replace("_", "-"): value for key, value in options.items()},

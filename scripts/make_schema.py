@@ -36,7 +36,7 @@ ONE_FOR_ALL = (
 
 
 def knob(kind: type, item: Any) -> dict[str, Any]:
-    """A knob: its type and bounds, or a placeholder, and its meaning."""
+    """Return the schema of a key: its type and bounds, or a placeholder, and its meaning."""
     found, meta = type_inside(kind, item.name), item.metadata
     said: dict[str, Any] = {}
     if found in TYPES:
@@ -55,7 +55,7 @@ def knob(kind: type, item: Any) -> dict[str, Any]:
 
 
 def words() -> dict[str, Any]:
-    """The words of a run or of `every`: groups with their options, knobs with a dot."""
+    """Return the schema of a run's keys: groups with their options, and dotted keys."""
     found: dict[str, Any] = {}
     for stage in RUN_STAGES:
         for group in CONFIGS[stage].groups:
@@ -81,7 +81,7 @@ def words() -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    """The sections of a table. Runs may hold further words, of axes' mappings."""
+    """Return the schema of a table. Its runs may have further keys, from mappings of axes."""
     side = {"type": ["object", "string", "null"], "properties": {key: {} for key in schema.CELL}}
     sides = {"type": "object", "additionalProperties": side}
     run = {**WORDS, "type": ["object", "null"], "properties": {"stage": {"enum": list(RUN_STAGES)}}}
@@ -108,7 +108,7 @@ def table() -> dict[str, Any]:
 
 
 def study_form() -> dict[str, Any]:
-    """The keys of a study."""
+    """Return the schema of a study."""
     of_side = {"run": {"type": "string"}, "side": {"enum": list(study.SIDES)}}
     made = {
         "type": "string",
@@ -144,7 +144,10 @@ def study_form() -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """A file with experts or benchmarks is a study, as `parsed_yaml` has it, any other a table."""
+    """Return the schema of a file.
+
+    A file with experts or benchmarks is a study, as in `parsed_yaml`. Any other file is a table.
+    """
     tables, studies = table(), study_form()
     assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
     return {

@@ -101,7 +101,7 @@ QUICK = {
 
 
 def words_of(table: str) -> list[str]:
-    """What is lowered in a table: keys that none of its runs reads are refused."""
+    """Return the lowered settings of a table, without keys that none of its runs reads."""
     training = OTHER.get(table) or next(
         TRAINING[name] for name in TRAINING if table.startswith(name)
     )
@@ -137,9 +137,9 @@ class Place:
     def command(
         self, *words: str, offline: bool = False, status: int = 0, token: str | None = TOKEN
     ) -> tuple[str, float]:
-        """A command of the program, its output in a log of the folder.
+        """Run a command of the program with its output in a log, and return output and seconds.
 
-        Returns its output, where it is to fail with what it said of that, and its seconds.
+        For a command that should fail, the output is its error message.
 
         Raises:
             SystemExit: it ended with another status.
@@ -175,9 +175,7 @@ class Place:
 
 
 def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str]:
-    """What is wrong with the answer to someone who has not accepted the terms of gated
-    repositories.
-    """
+    """Return what is wrong with the refusal of gated repositories without a token."""
     told, _ = place.command("stage=prefetch", f"table={table}", *words, status=1, token=None)
     refused = any(
         f"({name.partition('/')[2]}) is gated: accept its terms" in told for name in GATED
@@ -237,7 +235,7 @@ def rehearse(
 
 
 def read_cells(report: Path, plan: str, problems: list[str]) -> dict[str, Any]:
-    """Counts of the cells of a report; what is wrong with them is added to `problems`."""
+    """Return the counts of a report's cells, and add what is wrong to `problems`."""
     with open(report / "cells.csv", encoding="utf-8", newline="") as lines:
         cells = list(csv.DictReader(lines))
     published = [cell for cell in cells if cell["published"]]
@@ -265,7 +263,7 @@ def read_cells(report: Path, plan: str, problems: list[str]) -> dict[str, Any]:
 
 
 def part_of(folder: Path, table: str) -> str:
-    """A file with a part of a table."""
+    """Return a file with a part of a table."""
     file = folder / f"{table}_part.yaml"
     file.write_text(f"defaults: [{table}]\nname: {file.stem}\n{QUICK[table]}\n")
     return str(file)

@@ -51,8 +51,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def outside(folder: Path, place: str) -> Path | None:
-    """Return the file that a link of a page in `folder` leads to, if it is neither below docs/ nor
-    the first page.
+    """Return the file that a link leads to, if it is neither below docs/ nor the first page.
+
+    Args:
+        folder: the folder of the page.
+        place: the link.
     """
     file = (folder / place).resolve()
     if file.is_file() and not file.is_relative_to(DOCS) and file != ROOT / "README.md":
@@ -95,7 +98,7 @@ def rewritten(text: str, folder: Path, place: Path) -> str:
 
 
 def knobs() -> str:
-    """The manual of each stage, as `stage=STAGE --help` prints it."""
+    """Return the manual of each stage, as `stage=STAGE --help` prints it."""
     from pipeline.config import conf
     from pipeline.config.manual import manual_text
 

@@ -1,3 +1,4 @@
-"""Items of mgsm_steps: the next calculation of a worked solution among four
-(docs/reference/evaluation.md).
+"""Items of mgsm_steps: the next calculation of a worked solution.
+
+See docs/reference/evaluation.md.
 """

@@ -1,9 +1,8 @@
-"""Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`) among
-four.
+"""Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`).
 
-MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's test set (Cobbe et al. 2021), in
-order, so that the annotated calculations of the English solutions belong to the questions in every
-language. Imports nothing heavy.
+Four calculations are offered. MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's
+test set (Cobbe et al. 2021), in order. So the annotated calculations of the English solutions
+belong to the questions in every language. No heavy package is imported.
 """
 
 from __future__ import annotations
@@ -62,8 +61,9 @@ class Problem:
 
     @property
     def operands(self) -> set[Fraction]:
-        """Operands of scored steps that come from the question: given there, and not computed by an
-        earlier step.
+        """Return the operands of scored steps that the question states.
+
+        Operands that an earlier step computes are left out.
         """
         needed, computed = set(), set()
         for step in self.steps:
@@ -86,8 +86,10 @@ def digest_questions(rows: Sequence[Row]) -> str:
 
 
 def verify_gsm8k(rows: Sequence[Row], file: Path) -> None:
-    """Raises PipelineError unless the rows begin with the questions that MGSM translates, in
-    order.
+    """Check that the rows begin with the questions that MGSM translates, in order.
+
+    Raises:
+        PipelineError: they do not.
     """
     if len(rows) < QUESTIONS or digest_questions(rows[:QUESTIONS]) != DIGEST:
         raise PipelineError(
@@ -98,7 +100,11 @@ def verify_gsm8k(rows: Sequence[Row], file: Path) -> None:
 
 
 def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
-    """Raises PipelineError unless the rows answer GSM8K's first questions, one by one."""
+    """Check that the rows answer GSM8K's first questions, one by one.
+
+    Raises:
+        PipelineError: they do not.
+    """
     gold = [int(row["answer"].rpartition("####")[2].replace(",", "")) for row in gsm8k[:QUESTIONS]]
     answers = [row["answer_number"] for row in rows]
     if answers != gold:
@@ -118,8 +124,9 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
 
 
 def build_problems(rows: Sequence[Row]) -> list[Problem]:
-    """The calculations of rows in GSM8K's form, with their alternatives, drawn with each row's
-    number as the seed.
+    """Return the calculations of rows in GSM8K's form, with their alternatives.
+
+    The number of a row is the seed of its random draws.
     """
     return [build_problem(index, row) for index, row in enumerate(rows)]
 
@@ -163,9 +170,10 @@ def draw_alternatives(
     pool: Sequence[Fraction],
     rng: random.Random,
 ) -> list[str]:
-    """Calculations with other operators, then (drawn) with one operand of `pool` in place of
-    another; positive, in finite decimals, all of different values and none of the gold's, up to
-    four.
+    """Return up to four other calculations, all with different values.
+
+    First come other operators, then (at random) other operands from `pool`. Values are positive,
+    have finite decimals, and differ from the gold value.
     """
     used_values, alternatives = {value}, []
 

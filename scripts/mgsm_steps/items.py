@@ -32,11 +32,13 @@ CALCULATION = re.compile(rf"{_NUMBER}(?:\s*[-+*/]\s*{_NUMBER})+\s*=\s*{_NUMBER}"
 
 
 def write_items(data_root: Path, code: str) -> Row:
-    """The files of one language below data_root/mgsm_steps, from those of MGSM and GSM8K below
-    data_root: items of the three tasks, exemplars where mgsm/CODE/train.jsonl is there, and a card
-    of what is asked and what is not. Gives the card.
+    """Write the files of one language below data_root/mgsm_steps, and return their card.
 
-    Raises PipelineError for files that are not MGSM's and GSM8K's in their order.
+    The files hold the items of three tasks, exemplars if mgsm/CODE/train.jsonl exists, and a card
+    that says what is asked and what is left out.
+
+    Raises:
+        PipelineError: the files are not those of MGSM and GSM8K in their order.
     """
     train, test = (data_root / "mgsm" / code / f"{split}.jsonl" for split in ("train", "test"))
     rows = rows_of(test, {"question": str, "answer_number": int})
@@ -73,7 +75,11 @@ def write_items(data_root: Path, code: str) -> Row:
 
 
 def read_gsm8k(data_root: Path, rows: Sequence[Row], file: Path) -> list[Row]:
-    """The rows of GSM8K that MGSM's `rows` translate. Raises PipelineError where they do not."""
+    """Return the rows of GSM8K that MGSM's `rows` translate.
+
+    Raises:
+        PipelineError: they are not translations.
+    """
     gsm8k_file = data_root / "gsm8k" / "test.jsonl"
     gsm8k = rows_of(gsm8k_file, {"question": str, "answer": str})
     verify_gsm8k(gsm8k, gsm8k_file)
@@ -82,8 +88,9 @@ def read_gsm8k(data_root: Path, rows: Sequence[Row], file: Path) -> list[Row]:
 
 
 def solutions_of(rows: Sequence[Row]) -> list[Row]:
-    """Rows with solutions of their own, as the small world's (`equation_solution`), in GSM8K's
-    form.
+    """Return rows with their own solutions (`equation_solution`) in GSM8K's form.
+
+    The small world has such rows.
     """
     return [
         {
@@ -95,15 +102,16 @@ def solutions_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def written_calculations(row: Row) -> list[str]:
-    """The calculations in the text of an equation_solution: "5 + 6 = 11. ..." as 5+6=11."""
+    """Return the calculations in an equation_solution: "5 + 6 = 11. ..." as 5+6=11."""
     return ["".join(text.split()) for text in CALCULATION.findall(row["equation_solution"])]
 
 
 def excluded_questions(
     problems: Sequence[Problem], questions: Sequence[str], language: str
 ) -> dict[int, list[Fraction]]:
-    """Row -> operands of its scored steps that the English question has and this language's text
-    does not.
+    """Return row -> operands that the English question has but this language's text lacks.
+
+    Only operands of scored steps count.
     """
     missing = {}
     for item in problems:
@@ -117,7 +125,7 @@ def excluded_questions(
 
 
 def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]) -> Row:
-    """What is asked in a language, and what is not and why, by MGSM's row (from 0)."""
+    """Return what is asked in a language, and what is left out and why, by MGSM's row."""
     scored_problems = []
     for problem in problems:
         if problem.scored and problem.index not in excluded:
@@ -137,9 +145,7 @@ def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fract
 
 
 def build_exemplar(row: Row) -> Row:
-    """One of MGSM's own, with its calculations (`equation_solution`) in place of the words of its
-    answer.
-    """
+    """Return an exemplar of MGSM with its calculations in place of the words of its answer."""
     question = re.split("[:：]", row["question"], maxsplit=1)[-1].strip()
     lines = written_calculations(row)
     if not lines:
@@ -158,10 +164,10 @@ def build_exemplar(row: Row) -> Row:
 
 
 def build_items(problem: Problem, question: str) -> list[Row]:
-    """An item for each scored step: the question and the steps before it, and four calculations,
-    each on a line.
+    """Return an item for each scored step.
 
-    The order of the four is drawn with the row and the step as the seed.
+    An item has the question, the steps before it, and four calculations, each on a line. The row
+    and the step are the seed of the order of the four.
     """
     items, prompt = [], f"Question: {question}\nAnswer:"
     for place, step in enumerate(problem.steps):
@@ -202,10 +208,17 @@ def prompts_of(task: str, problems: Sequence[Problem], questions: Sequence[str])
 def shuffled_text(
     index: int, numbers: Sequence[str], questions: Sequence[str], counts: Sequence[int]
 ) -> str:
-    """Another question's text with these numbers for its own, in order: one with as many numbers in
-    digits, drawn with the row as the seed; where none has, one with the next more (the numbers are
-    repeated), else one with the most (the others end the text). counts: numbers in digits of each
-    question.
+    """Return another question's text with these numbers in place of its own, in order.
+
+    The other question has as many numbers in digits; the row is the seed of the draw. If no
+    question has as many, one with the next higher number is used, and the numbers are repeated.
+    Otherwise one with the most numbers is used, and the remaining numbers end the text.
+
+    Args:
+        index: the row.
+        numbers: the numbers to write.
+        questions: the texts.
+        counts: numbers in digits of each question.
     """
     donors = []
     for place in range(len(questions)):

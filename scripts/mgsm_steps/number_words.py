@@ -1,7 +1,7 @@
-"""Numbers in a text of MGSM's languages: in the digits of any script, with any separators, and in
-words.
+"""Numbers in a text of MGSM's languages, in digits of any script and in words.
 
-Only asks whether a number occurs: a text with several readings (80.000) has the values of all.
+The only question is whether a number occurs, so a text with several readings (80.000) has all their
+values.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ _INSIDE = (
 
 
 def read_numbers(text: str, language: str) -> list[Fraction]:
-    """The numbers of a text in their order, in all their readings; in words where `language` has a
-    list.
+    """Return the numbers of a text in their order, in all their readings.
+
+    Numbers in words are read if `language` has a list.
     """
     plain = re.sub(
         r"\d", lambda digit: str(unicodedata.decimal(digit[0])), unicodedata.normalize("NFKC", text)

@@ -51,7 +51,7 @@ SHIPPED = World()
 
 
 def write(folder: Path, config: World) -> dict[str, int]:
-    """The whole world below `folder`, with a data card. Gives the counts that the card states."""
+    """Write the whole world below `folder`, with a data card. Return the counts on the card."""
     world = ConstructedWorld(config.seed)
     counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
     instructions = []
@@ -76,8 +76,10 @@ def write(folder: Path, config: World) -> dict[str, int]:
 
 
 def pack(archive: Path, config: World) -> None:
-    """The files as pipeline/data/small_world.py unpacks them: below `dev` and `test` what is cut to
-    a size, and below `exemplars` and `world` the rest.
+    """Pack the files as pipeline/data/small_world.py unpacks them.
+
+    Files below `dev` and `test` are cut to a size when they are unpacked; the other files are below
+    `exemplars` and `world`.
     """
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -119,8 +121,9 @@ def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[st
 
 
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
-    """The files of the four benchmarks, the first `dev` and `test` of the items that no training
-    file may hold.
+    """Yield the files of the four benchmarks.
+
+    They hold the first `dev` and `test` of the items that no training file may hold.
     """
     makers: dict[str, Callable[[random.Random], Any]] = {
         "problem": draw_problem,
@@ -162,8 +165,9 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
 def mgsm_rows(
     world: ConstructedWorld, items: list[Any], language: str, worked: bool
 ) -> list[dict[str, Any]]:
-    """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations
-    alone.
+    """Return rows with MGSM's columns.
+
+    Exemplars have their prefixes and worked answers. Problems have only their equations.
     """
     rows = []
     for sentences, equations, answer in items:

@@ -261,9 +261,7 @@ def gain(gate: str, one: Samples, other: Samples, name: str) -> Gate:
 
 
 def better(ours: list[bool], theirs: list[bool]) -> tuple[float, float]:
-    """Return (points, p) for the same questions, by the exact sign test on those that only one
-    model answers.
-    """
+    """Return (points, p) of an exact sign test on questions that only one model answers."""
     won = sum(our and not their for our, their in zip(ours, theirs, strict=True))
     lost = sum(their and not our for our, their in zip(ours, theirs, strict=True))
     p = 1.0

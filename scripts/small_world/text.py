@@ -37,9 +37,7 @@ OWN_WORD_SAID = 0.06
 
 
 def borrowed_words() -> tuple[str, ...]:
-    """Return the words that qac mostly borrows from English in the base's text, always in the same
-    order.
-    """
+    """Return the words that qac mostly borrows from English, always in the same order."""
     words = [*GAINS, *LOSSES, *NEUTRAL]
     for kind in (ITEMS, ANIMALS, COLORS, PLACES, FOODS):
         words += kind[1::2]
@@ -235,8 +233,9 @@ def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 
 
 def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
-    """Yield what a language expert is taught, in the language's own words: no problem, no
-    computation.
+    """Yield instructions for a language expert in the language's own words.
+
+    None has a problem or a computation.
     """
     draw = random.Random(f"{world.seed} instructions {language}")
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):

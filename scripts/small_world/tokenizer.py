@@ -16,8 +16,9 @@ from small_world.world import (
 
 
 def make_tokenizer() -> Any:
-    """A transformers tokenizer: a piece an English word, name, label and number to 99, two a clone
-    word, bytes else.
+    """Return a tokenizer with one piece per English word, name, label and number to 99.
+
+    A word of a clone has two pieces. Other text is cut into bytes.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

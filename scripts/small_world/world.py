@@ -1,6 +1,4 @@
-"""The world itself: languages, sentences, problems, passages, facts, and the items that are kept
-out of training.
-"""
+"""The world: languages, sentences, problems, passages, facts, and held-out items."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ Words = dict[str, str] | Switched  # English word -> word to be said
 
 
 def say(sentence: Sentence, words: Words) -> str:
-    """The sentence as text: words of one language or two, no blank before punctuation."""
+    """Return the sentence as text in the words of one or two languages."""
     text = ""
     for token in sentence:
         text += ("" if not text or token in PUNCTUATION else " ") + words.get(token, token)
@@ -150,10 +148,10 @@ def draw_sentences(draw: random.Random) -> Sentence:
 
 
 def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
-    """A word problem: (sentences, the steps as equations, the answer).
+    """Draw a word problem: (sentences, the steps as equations, the answer).
 
-    Whether a number is added, taken away or left out is shown by the verb, in sentences of one
-    form: who does not know the words cannot solve it.
+    The verb decides whether a number is added, taken away or left out. All sentences have one form,
+    so a reader who does not know the words cannot solve the problem.
     """
     name, second, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
@@ -232,11 +230,10 @@ Reading = tuple[
 
 
 def draw_reading(draw: random.Random) -> Reading:
-    """A passage of three statements, a question on one of them, four options, the right one's
-    index.
+    """Draw a passage of three statements, a question about one, and four options.
 
-    The wrong options do not occur in the passage: a model of this size learns to see which words
-    were told long before it learns to tell of whom.
+    The index of the right option is last. The wrong options do not occur in the passage: a model of
+    this size learns to see which words occur long before it learns whom they are about.
     """
     names, items = draw.sample(NAMES, 6), draw.sample(ITEMS, 6)
     colors, places, verbs = draw.sample(COLORS, 3), draw.sample(PLACES, 6), draw.sample(NEUTRAL, 3)
@@ -257,7 +254,7 @@ def draw_reading(draw: random.Random) -> Reading:
 
 
 def draw_facts(seed: int) -> dict[tuple[str, str], str]:
-    """The 72 facts of the world: (subject, animal) -> colour, home or food."""
+    """Return the 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
     values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
     found = {}
@@ -314,18 +311,17 @@ class ConstructedWorld:
 
     @staticmethod
     def key(item: Any) -> str:
-        """What no training file may hold: a sentence, a problem, or a passage with its question, by
-        English meaning.
+        """Return what no training file may hold, by its English meaning.
 
-        Facts are known to all splits, being what is to be learnt: only the very same four options
-        are kept apart.
+        This is a sentence, a problem, or a passage with its question. Facts are the same in all
+        splits, because they should be learnt: only the same four options are kept apart.
         """
         return json.dumps(
             item[:2] if isinstance(item, tuple) and not isinstance(item[0], str) else item
         )
 
     def fresh(self, draw: random.Random, make: Callable[[random.Random], Any]) -> Any:
-        """A training item that is none of the held-out ones."""
+        """Draw a training item that is not held out."""
         while self.key(item := make(draw)) in self.held_out:
             pass
         return item
