@@ -74,6 +74,7 @@ def rewritten(text: str, folder: Path, place: Path) -> str:
     A link to a folder of the repository becomes its text.
 
     Args:
+        text: the page.
         folder: the page's folder, which its links start from.
         place: the folder below docs/ where the page is in the site.
     """
