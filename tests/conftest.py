@@ -1,5 +1,6 @@
-"""Shared by all tests: one small world and one set of tiny models, made through the pipeline
-itself.
+"""Shared by all tests.
+
+One small world and one set of tiny models, made through the pipeline itself.
 """
 
 import gc

@@ -1,5 +1,6 @@
-"""The types of what fixtures give to tests: by `call` and `make_run` of conftest.py, and those like
-them.
+"""The types of what fixtures give to tests.
+
+By `call` and `make_run` of conftest.py, and those like them.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""Finished runs as a report reads them, made up: manifests, logs, scores and answers, without
-computing anything.
+"""Finished runs as a report reads them, made up.
+
+Manifests, logs, scores and answers, without computing anything.
 """
 
 import json

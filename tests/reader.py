@@ -1,5 +1,6 @@
-"""A reader who types the commands of a page: its blocks, and a shell small enough to run them in
-this process.
+"""A reader who types the commands of a page.
+
+Its blocks, and a shell small enough to run them in this process.
 """
 
 import re
@@ -20,8 +21,9 @@ PATTERN = re.compile(r"[\[\]*?]")  # what zsh expands where it is not quoted
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, what stands behind that (a file's name, or `plan`), and its
-    text.
+    """A fenced block.
+
+    Its language, what stands behind that (a file's name, or `plan`), and its text.
     """
 
     language: str

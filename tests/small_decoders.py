@@ -1,5 +1,6 @@
-"""The dense decoders that transformers builds small, random: the list of architectures that merges
-are tested on.
+"""The dense decoders that transformers builds small, random.
+
+The list of architectures that merges are tested on.
 """
 
 from typing import Any

@@ -191,8 +191,9 @@ TODAY = (
 def test_a_decoder_of_today_is_trained_and_scored(
     kind: str, world: Path, make_run: Make, tmp_path: Path
 ) -> None:
-    """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers
-    of transformers.
+    """What is trained moves, and nothing else: a tower stays as it is.
+
+    The swap gives the answers of transformers.
     """
     from small_decoders import config_of
     from small_world.tokenizer import make_tokenizer as sandbox_tokenizer

@@ -289,8 +289,9 @@ def test_a_base_of_another_depth(
 def test_training_in_bfloat16_raises_no_alarm(
     way: str, call: Call, base: Path, world: Path, tmp_path: Path
 ) -> None:
-    """The usual setting at 8B: what is saved after the first step is loaded again in the dtype it
-    is trained in.
+    """The usual setting at 8B.
+
+    What is saved after the first step is loaded again in the dtype it is trained in.
     """
     words = [f"sft={way}", "sft.weights=bfloat16", "sft.learning_rate=1e-3"]
     call(*training(base, world, *words), f"runs_dir={tmp_path}/runs", status=0)

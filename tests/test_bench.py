@@ -1,5 +1,6 @@
-"""scripts/bench.py on tiny shapes: its merges are merges of finished runs, byte for byte; a slower
-row is marked.
+"""scripts/bench.py on tiny shapes: its merges are merges of finished runs, byte for byte.
+
+A slower row is marked.
 """
 
 import json

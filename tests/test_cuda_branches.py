@@ -51,8 +51,9 @@ def cuda(monkeypatch: Patch) -> list[str]:
 
 
 def test_every_branch_is_listed(monkeypatch: Patch, tmp_path: Path) -> None:
-    """With a test and a line that are there; a new branch, one more in a function, and one that is
-    gone, are named.
+    """With a test and a line that are there.
+
+    A new branch, one more in a function, and one that is gone, are named.
     """
     script = load_script("cuda_branches")
     assert script.problems() == []

@@ -101,8 +101,9 @@ def test_a_file_that_changed_is_read_again(tmp_path, settled, monkeypatch, way):
 
 
 def test_a_file_touched_a_moment_ago_is_not_kept(tmp_path, monkeypatch):
-    """It may change once more within one tick of its clock, and would look the same: git's racily
-    clean.
+    """It may change once more within one tick of its clock, and would look the same.
+
+    Git's racily clean.
     """
     file, runs_dir = written(tmp_path / "x", b"one"), tmp_path / "runs"
     cached_sha256(file, runs_dir)
@@ -135,8 +136,9 @@ for number in range(300):
 
 
 def test_two_writers_and_a_reader(tmp_path):
-    """Each text that is read is one writer's whole text; no writer fails on the other's rename;
-    nothing is left.
+    """Each text that is read is one writer's whole text; no writer fails on the other's rename.
+
+    Nothing is left.
     """
     file, read = tmp_path / "table.json", []
     writers = [subprocess.Popen([sys.executable, "-c", REWRITER, str(file), mark]) for mark in "ab"]
@@ -157,8 +159,9 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path)
 
 
 def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
-    """EXDEV, as an overlay answers for what is in its lower layer; a rename within a layer is
-    one.
+    """EXDEV, as an overlay answers for what is in its lower layer.
+
+    A rename within a layer is one.
     """
     rename, lower = os.rename, tmp_path / "lower"
     (lower / "inner").mkdir(parents=True)

@@ -37,8 +37,9 @@ BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
 
 @dataclass(frozen=True)
 class Change:
-    """Words that change a knob. `given`: the context that reads it; `refused`: part of the error
-    that it raises.
+    """Words that change a knob. `given`: the context that reads it; `refused`.
+
+    Part of the error that it raises.
     """
 
     words: str

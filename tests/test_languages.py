@@ -1,5 +1,6 @@
-"""Languages by their codes: the shipped ones against langcodes and the harness, a user's own, and
-refusals.
+"""Languages by their codes.
+
+The shipped ones against langcodes and the harness, a user's own, and refusals.
 """
 
 import json
@@ -35,8 +36,9 @@ def test_the_codes_of_one_language() -> None:
 
 
 def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
-    """Held against what langcodes and the harness say today: names, tags, scripts, and a stock task
-    for each.
+    """Held against what langcodes and the harness say today.
+
+    Names, tags, scripts, and a stock task for each.
     """
     made = load_script("make_languages")
     wanted = made.languages()
@@ -118,8 +120,9 @@ QUESTION = (
 def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
     tmp_path: Path, base: Path, monkeypatch: Patch
 ) -> None:
-    """Its rows below data_root, as any language's; another field is another run, and a shipped one
-    adds nothing.
+    """Its rows below data_root, as any language's.
+
+    Another field is another run, and a shipped one adds nothing.
     """
     (tmp_path / "conf/language").mkdir(parents=True)
     file = tmp_path / "conf/language/kpz.yaml"
@@ -171,8 +174,9 @@ def test_a_bad_file_is_one_sentence(
 
 
 def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, base: Path) -> None:
-    """A table's runs are made by processes of their own; the harness has Swahili, by its code in
-    FLORES.
+    """A table's runs are made by processes of their own.
+
+    The harness has Swahili, by its code in FLORES.
     """
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))

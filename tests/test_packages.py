@@ -1,5 +1,6 @@
-"""The packages of src/pipeline: each imports only from those above it, and no two files import each
-other.
+"""The packages of src/pipeline.
+
+Each imports only from those above it, and no two files import each other.
 
 Reads every import, those inside functions and under TYPE_CHECKING included: an import that runs
 later is an import.

@@ -57,8 +57,9 @@ def table(tiny_table: list[str]) -> list[str]:
 
 
 class Calls:
-    """The labels of the runs whose stages are called; fails those whose label starts with
-    `fails`.
+    """The labels of the runs whose stages are called.
+
+    Fails those whose label starts with `fails`.
     """
 
     def __init__(self, monkeypatch: Patch) -> None:
@@ -136,9 +137,10 @@ def test_a_report_from_another_folder_names_missing_paths(
 def test_a_table_with_a_failure_and_again(
     table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Three data sets, two trainings; of 7 rows 2 tasks in 2 languages, FLORES in one: 7 x 5
-    scores. Five models' are known at once, and four candidates' on development problems; the two
-    that are chosen come after.
+    """Three data sets, two trainings; of 7 rows 2 tasks in 2 languages, FLORES in one.
+
+    7 x 5 scores. Five models' are known at once, and four candidates' on development problems; the
+    two that are chosen come after.
     """
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", "plan.lines=99", *table)
@@ -333,9 +335,10 @@ def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, ba
 def test_what_a_run_sets_of_torch_ends_with_it(
     tmp_path: Path, monkeypatch: Patch, base: Path
 ) -> None:
-    """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a
-    process computes as it would in one of its own. A trainer and its model, which hold each other,
-    are gone by then.
+    """Threads; and TF32 and deterministic kernels, as trainings turn them on.
+
+    The next run of a process computes as it would in one of its own. A trainer and its model, which
+    hold each other, are gone by then.
     """
     import torch
 

@@ -1,5 +1,6 @@
-"""The one line of progress: what it says, where it says it, and that nothing else is on standard
-error.
+"""The one line of progress.
+
+What it says, where it says it, and that nothing else is on standard error.
 """
 
 import errno

@@ -1,5 +1,6 @@
-"""Random tables and spelled numbers against what is known of them: read right, or refused in one
-sentence.
+"""Random tables and spelled numbers against what is known of them.
+
+Read right, or refused in one sentence.
 """
 
 import csv
@@ -160,8 +161,9 @@ def places_in(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_table_with_another_form_in_one_place_is_planned_or_refused(
     text: str, data: st.DataObject
 ) -> None:
-    """A value of another type, a key that YAML reads as a truth value, or none: never a
-    traceback.
+    """A value of another type, a key that YAML reads as a truth value, or none.
+
+    Never a traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.csv"

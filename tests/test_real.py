@@ -1,5 +1,6 @@
-"""table=real_smoke on real MGSM and GSM8K: the same stages, real files, a base made from the
-data.
+"""table=real_smoke on real MGSM and GSM8K.
+
+The same stages, real files, a base made from the data.
 """
 
 import json

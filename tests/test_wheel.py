@@ -47,8 +47,9 @@ def test_the_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
 
 
 def test_the_distribution_has_a_name_of_its_own(wheel: Path) -> None:
-    """`pipeline` is another project's on PyPI; the command and the package that is imported are
-    called so.
+    """`pipeline` is another project's on PyPI.
+
+    The command and the package that is imported are called so.
     """
     assert wheel.name.startswith("cross_lingual_merging-")
     archive = zipfile.ZipFile(wheel)

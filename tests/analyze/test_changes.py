@@ -152,8 +152,9 @@ def test_maps_are_drawn_from_their_values_alone():
 
 
 def test_the_papers_maps_are_drawn():
-    """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one
-    scale.
+    """Figures 4 to 9 of the first paper.
+
+    Six maps of 32 layers by seven parameters, on one scale.
     """
     maps = published_maps()
     assert [one.title.partition(":")[0] for one in maps] == [

@@ -1,5 +1,6 @@
-"""From words to a stage: each option composes, and each mistake is one sentence that says what
-would be right.
+"""From words to a stage.
+
+Each option composes, and each mistake is one sentence that says what would be right.
 """
 
 import json

@@ -70,8 +70,9 @@ def test_a_reader_that_closes_its_pipe() -> None:
 
 
 def test_cfg_shows_what_will_run(world: Path, call: Call) -> None:
-    """Values that a run resolves from others, or from its base; without its data, those that need
-    no file.
+    """Values that a run resolves from others, or from its base.
+
+    Without its data, those that need no file.
     """
     partial = (
         "stage=sft expert=math sft=partial partition=B partition.scale_to_depth=true recipe=default"

@@ -169,8 +169,9 @@ def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: P
 def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
     call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of
-    80.
+    """8B parameters with fp32 moments are 128 GB.
+
+    More than a machine of 64 GB, or one GPU of 80.
     """
     from pipeline.estimate import cpu
     from pipeline.launch import preflight
@@ -223,8 +224,9 @@ def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -
 
 
 def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
-    """Table 4's, on its data, where nothing else is named; from two ends, and for each job of a
-    sweep.
+    """Table 4's, on its data, where nothing else is named.
+
+    From two ends, and for each job of a sweep.
     """
 
     def hash_of(*words: str) -> str:

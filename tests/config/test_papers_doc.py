@@ -1,5 +1,6 @@
-"""docs/explanation/papers.md: each knob that it names exists and has the default that the page
-says.
+"""docs/explanation/papers.md.
+
+Each knob that it names exists and has the default that the page says.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""The words of a table's rows: the same stage that typing them gives, for the rows of every shipped
-table.
+"""The words of a table's rows.
+
+The same stage that typing them gives, for the rows of every shipped table.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
-"""A hub on this machine: repositories of models and data sets by revision, served as
-huggingface_hub asks for them.
+"""A hub on this machine.
+
+Repositories of models and data sets by revision, served as huggingface_hub asks for them.
 """
 
 import hashlib
@@ -16,8 +17,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class Hub:
-    """repositories: 'models/org/name' or 'datasets/org/name' -> revision -> path -> bytes; heads:
-    what main is.
+    """repositories: 'models/org/name' or 'datasets/org/name' -> revision -> path -> bytes.
+
+    Heads: what main is.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""The repositories on the Hub as local folders: file layout, configurations, splits and columns as
-published, with the ways in which real rows fail. `load_dataset` reads a folder with a README as it
-reads the repository.
+"""The repositories on the Hub as local folders.
+
+File layout, configurations, splits and columns as published, with the ways in which real rows fail.
+`load_dataset` reads a folder with a README as it reads the repository.
 """
 
 import gzip

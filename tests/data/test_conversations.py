@@ -1,5 +1,6 @@
-"""Conversations keep what their turns hold; what is left out is counted in the data card and in the
-plan.
+"""Conversations keep what their turns hold.
+
+What is left out is counted in the data card and in the plan.
 """
 
 import json

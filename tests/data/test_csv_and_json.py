@@ -1,5 +1,6 @@
-"""CSV, JSON and parquet as their files say: every cell as text, nothing guessed, nothing shifted,
-nothing skipped.
+"""CSV, JSON and parquet as their files say.
+
+Every cell as text, nothing guessed, nothing shifted, nothing skipped.
 """
 
 import gzip
@@ -106,9 +107,10 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
 
 
 def test_data_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
-    """A copy of a repository, a file in place of an address, and a data_root: another hash where a
-    file is another, and no run under the hash of what it was planned with, in this process or in a
-    worker.
+    """A copy of a repository, a file in place of an address, and a data_root.
+
+    Another hash where a file is another, and no run under the hash of what it was planned with, in
+    this process or in a worker.
     """
     file = tmp_path / "data/train.csv"
     file.parent.mkdir()

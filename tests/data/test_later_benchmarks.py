@@ -1,5 +1,6 @@
-"""Benchmark files that are added after a training set was built: compared with its rows, not part
-of its hash.
+"""Benchmark files that are added after a training set was built.
+
+Compared with its rows, not part of its hash.
 """
 
 from pathlib import Path

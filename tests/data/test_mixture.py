@@ -578,9 +578,10 @@ def test_continual_pretraining_reads_the_plain_text_of_an_expert(expert: str, te
 
 @pytest.mark.real_data
 def test_the_problems_that_mgsm_took_from_gsm8k_are_found_all_and_alone(tmp_path: Path):
-    """MGSM's 250 are translations of 250 of GSM8K's 1,319 test problems; none is of its training
-    problems, of which two share 13 words with a solution that mgsm_steps scores, and six 13 words
-    without their numbers.
+    """MGSM's 250 are translations of 250 of GSM8K's 1,319 test problems.
+
+    None is of its training problems, of which two share 13 words with a solution that mgsm_steps
+    scores, and six 13 words without their numbers.
     """
     data = Path(os.environ["PIPELINE_TEST_DATA"])
     test, train = (Source(file=f"gsm8k/{split}.jsonl", rows="gsm8k") for split in ("test", "train"))

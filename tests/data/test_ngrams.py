@@ -122,8 +122,9 @@ COPIES: dict[str, Callable[[str, str], str]] = {
 @pytest.mark.parametrize("code", ["te", "bn", "th", "de", "sw"])
 @pytest.mark.parametrize("copy", COPIES)
 def test_copies_of_mgsm_are_found_all(copy: str, code: str) -> None:
-    """What a copy changes that says the same: 195 of 250 were found in Telugu without joiners, 156
-    with bn's digits.
+    """What a copy changes that says the same.
+
+    195 of 250 were found in Telugu without joiners, 156 with bn's digits.
     """
     lines = (
         (Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl")

@@ -207,8 +207,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Plac
 
 
 def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> None:
-    """plan says what is not pinned; prefetch locks it; the same table then runs without one
-    request.
+    """plan says what is not pinned; prefetch locks it.
+
+    The same table then runs without one request.
     """
     before = place.run("stage=plan", "table=fetched", "plan.lines=99", offline=True)
     assert before.status == 0, before.err
@@ -387,8 +388,10 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(
 def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(
     place: Place, tmp_path: Path
 ) -> None:
-    """Too many requests, and downloads that break off: of the Hub's files, which its client asks
-    for again, and of one elsewhere, which urllib takes for whole.
+    """Too many requests, and downloads that break off.
+
+    Of the Hub's files, which its client asks for again, and of one elsewhere, which urllib takes
+    for whole.
     """
     place.hub.gated.clear()
     head = place.hub.heads["models/tiny/base"]
@@ -416,8 +419,9 @@ def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(
 def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """On another machine, where it has to be fetched again; a file that is there in part is fetched
-    again too.
+    """On another machine, where it has to be fetched again.
+
+    A file that is there in part is fetched again too.
     """
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving() as mirror:

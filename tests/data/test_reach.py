@@ -1,5 +1,6 @@
-"""Training sets of a Hub that does not answer: asked for once, refused in a sentence, or taken from
-the cache.
+"""Training sets of a Hub that does not answer.
+
+Asked for once, refused in a sentence, or taken from the cache.
 """
 
 import os

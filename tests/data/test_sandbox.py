@@ -38,8 +38,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_shipped_files_are_what_the_generator_writes(tmp_path: Path):
-    """Every byte of the archive, unpacked with all its items; the tokenizer's format is its
-    library's.
+    """Every byte of the archive, unpacked with all its items.
+
+    The tokenizer's format is its library's.
     """
     counts = write(tmp_path / "ours", SHIPPED)
     told = small_world.write(tmp_path / "shipped", "training sets and items", LARGEST, LARGEST)
@@ -198,8 +199,9 @@ def test_no_benchmark_item_is_in_a_training_file(written: Path):
 
 
 def test_larger_worlds_test_what_smaller_ones_kept_apart():
-    """The base must not have read the items of a larger world: the pool is kept apart whatever is
-    written.
+    """The base must not have read the items of a larger world.
+
+    The pool is kept apart whatever is written.
     """
     world = ConstructedWorld(0)
     first = world.hold_out("problem", "test", POOL, draw_problem)

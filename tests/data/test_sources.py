@@ -235,8 +235,9 @@ def test_completions_come_from_the_assistant_alone() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path) -> None:
-    """Nor do Unicode's other separators: half of the first line is a pair of its own in CCMatrix'
-    three columns.
+    """Nor do Unicode's other separators.
+
+    Half of the first line is a pair of its own in CCMatrix' three columns.
     """
     lines = ["1.2\tWater\tMaji\rya kunywa", "1.3\tBread\u2028and\x85milk\tMkate\r"]
     with gzip.open(tmp_path / "a.gz", "wb") as file:
@@ -427,8 +428,9 @@ def test_knobs_of_own_rows_are_checked(
 
 
 def test_calculations_that_are_missing_or_long() -> None:
-    """The annotated calculations alone; a solution without any, or with more than 64 characters, is
-    counted as such.
+    """The annotated calculations alone.
+
+    A solution without any, or with more than 64 characters, is counted as such.
     """
     source_of = source("gsm8k_calculations")
     long = "".join(f"<<{number}00*{number}00={number * number}0000>>" for number in range(1, 9))

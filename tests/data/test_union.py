@@ -39,8 +39,9 @@ def rows(folder: Path, part: str) -> list[tuple[str, str, str | None]]:
 def test_a_joint_training_reads_the_union_of_both_experts_sets(
     ways: list[str], make_run: Make, world: Path
 ) -> None:
-    """Against sets of Python: with data.size=20, 20 rows of each and 4 of each for validation, as
-    each alone gives.
+    """Against sets of Python.
+
+    With data.size=20, 20 rows of each and 4 of each for validation, as each alone gives.
     """
     words = ["data.size=20", "data.validation=4", f"data_root={world}", "seed=3"]
     trained = make_run("stage=sft", "expert=math_qac", *ways, *START, *words)
@@ -76,8 +77,9 @@ def test_a_joint_training_reads_the_union_of_both_experts_sets(
 
 
 def test_the_papers_joint_sets_are_of_the_two_experts_sets() -> None:
-    """decisions.md: both papers' joint sets are the union; 40,000 + 40,000, and 78,000 + 78,000
-    with 2,000 of each.
+    """decisions.md: both papers' joint sets are the union.
+
+    40,000 + 40,000, and 78,000 + 78,000 with 2,000 of each.
     """
     for mixture, size, validation in (
         ("layer_swapping", 40_000, 0),
@@ -113,8 +115,9 @@ def test_the_hash_of_a_joint_set_is_that_of_its_parents_and_the_shuffle() -> Non
 
 
 def test_steps_of_a_joint_training_are_planned_from_both_sets() -> None:
-    """UE 4.5: 78,000 rows a side in steps of 64: 1,218 steps a side; mixed, 156,000 in steps of 32:
-    4,875.
+    """UE 4.5: 78,000 rows a side in steps of 64: 1,218 steps a side.
+
+    Mixed, 156,000 in steps of 32: 4,875.
     """
     both = ["stage=sft", "expert=math_sw", "mixture=unreasonable", "model=llama3.1_8b_instruct"]
     alternating = built(

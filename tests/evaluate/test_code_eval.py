@@ -285,8 +285,9 @@ def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("without_landlock")
 def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
-    """Files that only a capability opens, not even their owner: on a user's account nobody opens
-    them anyway.
+    """Files that only a capability opens, not even their owner.
+
+    On a user's account nobody opens them anyway.
     """
     closed = tmp_path / "closed"
     closed.write_text("secret")

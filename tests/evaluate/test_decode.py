@@ -95,8 +95,9 @@ COUNT_UP = [*range(1, 20), 0]  # after i comes i + 1, after 19 the end token 0
 
 
 def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits() -> None:
-    """Two slots, answers of 5, 1, 2 and 1 tokens: by hand five steps, where batches of two would
-    take 5 + 2.
+    """Two slots, answers of 5, 1, 2 and 1 tokens.
+
+    By hand five steps, where batches of two would take 5 + 2.
     """
     found, order, shapes = run(
         lookup_table(COUNT_UP), [], [[3, 15], [3, 19], [3, 18], [3, 19]], slots=2
@@ -145,8 +146,10 @@ WINDOW = {
 def test_shapes_rounded_up_change_no_answer(
     kind: str, drawn: bool, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and columns as on CUDA, where each shape is recorded: rows that have no prompt compute
-    what nobody reads, in windows too. The second task finds the memory of the first one.
+    """Rows and columns as on CUDA, where each shape is recorded.
+
+    Rows that have no prompt compute what nobody reads, in windows too. The second task finds the
+    memory of the first one.
     """
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(LlamaConfig(**SMALL))
@@ -210,9 +213,10 @@ def byte_tokenizer(fallback: bool) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["byte-level", "byte fallback"])
 def test_a_stop_string_is_found_with_the_token_that_completes_it(fallback: bool) -> None:
-    """Random bytes of Telugu, Latin and broken characters: the answer is over as soon as all of its
-    tokens, decoded together, hold a stop string, also one in the middle of bytes of which some are
-    missing.
+    """Random bytes of Telugu, Latin and broken characters.
+
+    The answer is over as soon as all of its tokens, decoded together, hold a stop string, also one
+    in the middle of bytes of which some are missing.
     """
     tokenizer, draw = byte_tokenizer(fallback), random.Random(0)
     alphabet = [
@@ -368,8 +372,9 @@ class FullOnce:
 
 
 def test_answers_that_ended_before_memory_ran_out_are_kept(tiny: Path) -> None:
-    """The answers of the slots are computed again, with half as many; none that ended is, and none
-    is counted twice.
+    """The answers of the slots are computed again, with half as many.
+
+    None that ended is, and none is counted twice.
     """
     lm = model_like("llama", tiny, batch_size=4)
     lm.share_prefix = True
@@ -384,8 +389,9 @@ def test_answers_that_ended_before_memory_ran_out_are_kept(tiny: Path) -> None:
 def test_what_is_not_plain_greedy_search_is_left_to_the_harness(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A penalty in generation_config.json, beams in the request; max_new_tokens, as Qwen 2.5 has
-    it, is no reason.
+    """A penalty in generation_config.json, beams in the request.
+
+    max_new_tokens, as Qwen 2.5 has it, is no reason.
     """
     lm = model_like("llama", tiny)
     assert decode.can_decode(lm.model)
@@ -406,8 +412,9 @@ def test_what_is_not_plain_greedy_search_is_left_to_the_harness(
 
 
 def test_any_end_token_of_the_model_ends_an_answer(tiny: Path) -> None:
-    """A model may have several, as Llama 3 does; an answer of all its tokens that ends with one is
-    not cut off.
+    """A model may have several, as Llama 3 does.
+
+    An answer of all its tokens that ends with one is not cut off.
     """
     lm = model_like("llama", tiny)
     first = greedy(lm, "What?", 3)

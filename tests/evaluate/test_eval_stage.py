@@ -190,8 +190,9 @@ def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> 
 def test_held_out_text_is_as_likely_as_torch_has_it(
     columns: tuple[str, ...], tmp_path: Path, tiny: Path
 ) -> None:
-    """bits of pairs, which trainings join by a line feed, and of plain text; a list in a text stays
-    text.
+    """bits of pairs, which trainings join by a line feed, and of plain text.
+
+    A list in a text stays text.
     """
     texts = [("Mji mkuu?", "Nairobi"), ("Orodha", "[1, 2]"), ("", "[3, 4]")]
     rows = [

@@ -1,5 +1,6 @@
-"""Merge methods and benchmarks of other packages: four examples, built and unpacked as pip would;
-and broken ones.
+"""Merge methods and benchmarks of other packages.
+
+Four examples, built and unpacked as pip would; and broken ones.
 """
 
 import json
@@ -122,8 +123,9 @@ def test_a_method_with_a_knob(
 
 
 def test_dare(built: Path, install: Callable[[Path], None], models: dict[str, list[Path]]) -> None:
-    """About half of the entries are kept, times two, of each expert others; none or all of them in
-    task arithmetic.
+    """About half of the entries are kept, times two, of each expert others.
+
+    None or all of them in task arithmetic.
     """
     from pipeline.merge.stage import merge_of
 

@@ -288,9 +288,10 @@ def test_scores_are_the_harness_own(
 def test_a_group_is_aggregated_as_the_harness_does(
     by_size: bool, inside: bool, tmp_path: Path, tiny: Path
 ) -> None:
-    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are
-    the group's; `inside`: also where one of them is in a group that is defined inside of the
-    group's file.
+    """Two tasks of 3 and 7 questions, user-defined.
+
+    The scores, and the mean over questions, are the group's; `inside`: also where one of them is in
+    a group that is defined inside of the group's file.
     """
     own, files = tmp_path / "own", {}
     own.mkdir()
@@ -355,8 +356,9 @@ OF_A_TAG = {"group": "arcs", "task": ["ai2_arc", {"group": "more", "task": ["arc
 def test_members_of_a_group_are_those_of_the_harness(
     group: str, folder: str, tmp_path: Path
 ) -> None:
-    """Groups inside of groups, also two deep; names with brackets; a tag whose tasks are in another
-    folder.
+    """Groups inside of groups, also two deep; names with brackets.
+
+    A tag whose tasks are in another folder.
     """
     from lm_eval.tasks._index import Kind, TaskIndex
 
@@ -421,8 +423,9 @@ def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
 
 
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
-    """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a
-    table.
+    """mgsm_Nshot, as documented: the nearest option's tasks with N.
+
+    On the command line and in a table.
     """
     words = {"stage": "eval", "checkpoint": "hub:a/b", "languages": ["en"]}
     for name, tasks in (
@@ -576,8 +579,9 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
 
 
 def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> None:
-    """A template beside the folder may be edited: the run would be found, and its scores are of the
-    earlier one.
+    """A template beside the folder may be edited.
+
+    The run would be found, and its scores are of the earlier one.
     """
     own, common = (
         write_own(tmp_path, "own_sum", include="../common.yaml", doc_to_text=None),
@@ -604,8 +608,9 @@ def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> Non
 
 
 def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:
-    """Two answers to each question, of which a filter takes the majority; the stock tool reads the
-    same folder.
+    """Two answers to each question, of which a filter takes the majority.
+
+    The stock tool reads the same folder.
     """
     filters = [
         {"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}
@@ -628,8 +633,9 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
 
 
 def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Path) -> None:
-    """Two folders of eval.include_path, one after the other; within one command a name is of one of
-    them.
+    """Two folders of eval.include_path, one after the other.
+
+    Within one command a name is of one of them.
     """
     scored = {}
     for name, text in (("a", "{{text}}"), ("b", "one two three {{text}}")):

@@ -76,8 +76,9 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
 def test_what_is_in_the_cache_is_read_without_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cache stands for what stage=prefetch left: read with `datasets` offline, which then asks
-    nobody.
+    """Its cache stands for what stage=prefetch left.
+
+    Read with `datasets` offline, which then asks nobody.
     """
     rows = [worked(f"Question: {i}?", f"Step-by-Step Answer: So. {i}.", i) for i in range(2)]
     asked_for = []

@@ -168,8 +168,9 @@ def test_spbleu_is_bleu_over_the_pieces_of_a_model(
 
 
 def test_a_perfect_answer_has_100_in_every_metric_of_the_harness() -> None:
-    """As the harness' own functions score it: shares of 1, ROUGE and BLEU out of 100, EQ-Bench out
-    of 100.
+    """As the harness' own functions score it.
+
+    Shares of 1, ROUGE and BLEU out of 100, EQ-Bench out of 100.
     """
     from lm_eval.tasks.eq_bench.utils import calculate_score_fullscale
     from lm_eval.tasks.truthfulqa.utils import process_results_gen

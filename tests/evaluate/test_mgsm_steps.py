@@ -165,8 +165,9 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
 def test_scores_are_the_stock_harness_s_and_torch_s(
     real_data: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files,
-    and torch alone.
+    """All three tasks in Swahili, all items of two questions.
+
+    `lm_eval` on the stage's task files, and torch alone.
     """
     runs, root = tmp_path / "runs", with_items(real_data, tmp_path / "data", "sw")
     words = [
@@ -237,8 +238,9 @@ compare: {other: [base]}
 
 @needs_real_data
 def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> None:
-    """Cells and comparisons against the stored answers, by SciPy: differences by question, and acc
-    with questions as clusters of steps.
+    """Cells and comparisons against the stored answers, by SciPy.
+
+    Differences by question, and acc with questions as clusters of steps.
     """
     model = AutoModelForCausalLM.from_pretrained(tiny)
     torch.manual_seed(3)
@@ -304,8 +306,10 @@ def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> Non
 
 
 def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> None:
-    """Its own decontamination: a row with GSM8K's test solution under other words of its own, with
-    its numbers and with others; not one that shares two of the calculations by chance.
+    """Its own decontamination.
+
+    A row with GSM8K's test solution under other words of its own, with its numbers and with others;
+    not one that shares two of the calculations by chance.
     """
     solution = (
         "Anna sells half as many clips in May as in April, that is 48/2 = <<48/2=24>>24 clips.\nIn"

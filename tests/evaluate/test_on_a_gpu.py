@@ -1,5 +1,7 @@
-"""What only a GPU executes: recorded steps and products of two dtypes give the answers of the steps
-and products that a CPU can compute.
+"""What only a GPU executes.
+
+Recorded steps and products of two dtypes give the answers of the steps and products that a CPU can
+compute.
 """
 
 import random

@@ -135,8 +135,9 @@ def test_likelihoods_are_the_harness_own_from_fewer_tokens(
 
 @needs_real_data
 def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path) -> None:
-    """Real Telugu problems: none differs in float64, and in float32 none where the two logits are
-    not within 1e-4.
+    """Real Telugu problems.
+
+    None differs in float64, and in float32 none where the two logits are not within 1e-4.
     """
     asks = requests(
         real_data, tmp_path / "tasks", asked("mgsm", 1), "te", limit=12, max_gen_toks=12
@@ -162,8 +163,9 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
 def test_settings_that_keep_answers_from_sharing_are_reported(
     data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A penalty is the harness' own loop; a sliding window is none, and choices have no settings of
-    generation.
+    """A penalty is the harness' own loop.
+
+    A sliding window is none, and choices have no settings of generation.
     """
     sizes = json.loads((tiny / "config.json").read_text())
     wanted = (

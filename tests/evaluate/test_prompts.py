@@ -76,8 +76,9 @@ def our_prompts(
 def test_random_exemplars_are_those_that_the_harness_draws(
     tmp_path: Path, real_data: Path, shots: int
 ) -> None:
-    """The stock task as it is: with the harness' own sampler and seed, another draw for each
-    question.
+    """The stock task as it is.
+
+    With the harness' own sampler and seed, another draw for each question.
     """
     files = {split: str(real_data / "mgsm/sw" / f"{split}.jsonl") for split in ("train", "test")}
     changes = {"dataset_kwargs": {"data_files": files}, "fewshot_config": {"sampler": "default"}}
@@ -126,8 +127,10 @@ def test_mgsm_is_the_stock_task(
 def test_a_language_that_the_harness_has_not_is_asked_as_one_that_it_has(
     tmp_path: Path, real_data: Path, task: str, code: str, shots: int
 ) -> None:
-    """MGSM's own rows under the code of Yoruba: the words of the exemplars give the stock file's
-    prompts. So do rows with fewer fields, and exemplars without the words before the answer.
+    """MGSM's own rows under the code of Yoruba.
+
+    The words of the exemplars give the stock file's prompts. So do rows with fewer fields, and
+    exemplars without the words before the answer.
     """
     (kind,) = [name for name, ours in KINDS.items() if ours == task]
     files = {
@@ -282,8 +285,9 @@ def test_belebele_is_the_stock_task_without_its_exemplars(
 
 
 def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
-    """No letter is shown; each option's text is weighed after the question, and the right one's row
-    is right.
+    """No letter is shown.
+
+    Each option's text is weighed after the question, and the right one's row is right.
     """
     asked_for = {
         "belebele": "P: Passage {0}.\nQ: Which {0}?\nAnswer:",

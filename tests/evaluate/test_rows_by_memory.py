@@ -121,8 +121,10 @@ def test_more_than_fits_is_not_tried_twice(
 
 
 def test_memory_by_hand() -> None:
-    """Answers keep keys and values, 65,536 a token, in columns by 128; likelihoods have a mask, and
-    no more keys and values than a layer's. Eight bytes a word of the vocabulary are of logits.
+    """Answers keep keys and values, 65,536 a token, in columns by 128.
+
+    Likelihoods have a mask, and no more keys and values than a layer's. Eight bytes a word of the
+    vocabulary are of logits.
     """
     answers = scoring_memory(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), 8)
     assert answers["weights"] == 4 * 8_030_261_248
@@ -149,8 +151,9 @@ def test_memory_by_hand() -> None:
 def test_the_number_that_memory_decided_stays_with_the_answers(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below float32, also where they are found again: that run's number is not what this GPU would
-    hold.
+    """Below float32, also where they are found again.
+
+    That run's number is not what this GPU would hold.
     """
 
     def scored(rows: int, dtype: str) -> Any:

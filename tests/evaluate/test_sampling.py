@@ -1,5 +1,6 @@
-"""Sampled answers: their distribution, that they depend on nothing but the question, and their
-scores by hand.
+"""Sampled answers.
+
+Their distribution, that they depend on nothing but the question, and their scores by hand.
 """
 
 import math

@@ -60,8 +60,9 @@ def test_the_shipped_base_answers_at_once(answers: dict[str, list[dict[str, Any]
 def test_the_record_is_of_the_shipped_base(
     record: dict[str, Any], answers: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """By its weights, and by what it answers: on its first items the record's base has the same
-    right.
+    """By its weights, and by what it answers.
+
+    On its first items the record's base has the same right.
     """
     manifest = read_manifest(SHIPPED)
     assert manifest is not None and record["base"] == manifest.weights["root"]
@@ -129,8 +130,9 @@ def rows(hits: int) -> list[dict[str, Any]]:
 def test_the_guards_of_selecting_a_language_expert_pass_it(
     record: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Layer swapping's own: not below the base in MGSM and Global MMLU of its language, by more
-    than a point.
+    """Layer swapping's own.
+
+    Not below the base in MGSM and Global MMLU of its language, by more than a point.
     """
     words = [
         "stage=select",

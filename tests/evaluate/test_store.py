@@ -188,8 +188,9 @@ def evaluate(folder: Path, checkpoint: Path, data_root: Path, **knobs: Any) -> s
 def test_a_killed_evaluation_resumes_at_the_next_question(
     tmp_path: Path, tiny: Path, data_root: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after three of six answers, the last one written in part: four are computed, and
-    samples are the same.
+    """Killed after three of six answers, the last one written in part.
+
+    Four are computed, and samples are the same.
     """
     expected = evaluate(tmp_path / "whole", tiny, data_root)
     real = store.Answers.add
@@ -239,8 +240,9 @@ def test_answers_that_are_stored_are_not_computed_again(
 def test_a_killed_evaluation_of_choices_resumes(
     tmp_path: Path, tiny: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The likelihoods that were computed before the kill are not computed again; the others are of
-    another batch, and differ in the last digits.
+    """The likelihoods that were computed before the kill are not computed again.
+
+    The others are of another batch, and differ in the last digits.
     """
     put: list[int] = []
     real, add = torch_backend.TorchBackend.loglikelihood, store.Answers.add

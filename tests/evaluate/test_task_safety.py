@@ -1,5 +1,6 @@
-"""Task files, model folders and chat templates from strangers: nothing of them runs, and each
-refusal is a sentence.
+"""Task files, model folders and chat templates from strangers.
+
+Nothing of them runs, and each refusal is a sentence.
 """
 
 import json
@@ -329,8 +330,9 @@ def test_a_limit_inside_of_a_limit_ends_neither() -> None:
 
 
 def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
-    """The harness resolves a link before it reads `include`: so does the check, which looked beside
-    the link.
+    """The harness resolves a link before it reads `include`.
+
+    So does the check, which looked beside the link.
     """
     own_task()
     Path("tasks/own.yaml").unlink()
@@ -357,8 +359,9 @@ def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
     ],
 )
 def test_a_study_gives_itself_no_consent(place: str, entry: dict[str, Any]) -> None:
-    """Another person's study neither allows code nor names a program: the command line alone
-    does.
+    """Another person's study neither allows code nor names a program.
+
+    The command line alone does.
     """
     study = {
         "base": "./b",

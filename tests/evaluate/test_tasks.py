@@ -72,8 +72,9 @@ def test_a_wrong_request_is_refused(
     ("folder", "english"), [("belebele", "belebele_eng_Latn"), ("global_mmlu/full", "_en_template")]
 )
 def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(folder: str, english: str) -> None:
-    """Why English's file serves a language that has none: all stock files say the same but the
-    rows.
+    """Why English's file serves a language that has none.
+
+    All stock files say the same but the rows.
     """
     import lm_eval
 
@@ -192,8 +193,9 @@ def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, 
 def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
     data_root: Path, tmp_path: Path, form: str
 ) -> None:
-    """A blank line in both languages is no sentence; one in each at different places would shift
-    the pairs between.
+    """A blank line in both languages is no sentence.
+
+    One in each at different places would shift the pairs between.
     """
     texts = {"en": ["one", "two", "", "four", "five"], "qac": ["moja", "mbili", "", "nne", "tano"]}
 

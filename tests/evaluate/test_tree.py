@@ -213,8 +213,9 @@ def test_a_trie_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["mpt", "bloom", "falcon", "gpt_neo", "xglm"])
 def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
-    """ALiBi and local windows, which masks by positions do not say: against the model itself, a
-    request at a time.
+    """ALiBi and local windows, which masks by positions do not say.
+
+    Against the model itself, a request at a time.
     """
     local = {
         "attention_types": [[["global", "local"], 2]],

@@ -1,5 +1,6 @@
-"""eval.backend=vllm against the torch backend in float32: of vLLM itself (make test-vllm), or of a
-stand-in.
+"""eval.backend=vllm against the torch backend in float32.
+
+Of vLLM itself (make test-vllm), or of a stand-in.
 """
 
 from collections.abc import Iterator
@@ -194,8 +195,9 @@ def drawn(lm: Answering, places: list[int], draw: str, top_p: float = 0.9) -> li
 
 
 def test_sampled_answers_depend_on_their_draw_alone(folders: list[Path]) -> None:
-    """Not on the other prompts, nor on their order; with the likeliest token alone they are the
-    greedy ones.
+    """Not on the other prompts, nor on their order.
+
+    With the likeliest token alone they are the greedy ones.
     """
     with by_vllm(folders[1]) as lm:
         first, again, other = (

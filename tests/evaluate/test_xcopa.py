@@ -1,5 +1,6 @@
-"""A benchmark that is added in one file (xcopa.py, two choices): scored, planned, kept out of
-training, reported.
+"""A benchmark that is added in one file (xcopa.py, two choices).
+
+Scored, planned, kept out of training, reported.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Kills commands at random instants and runs them again to their end: `make test-kill N=100
-SEED=7`.
+"""Kills commands at random instants and runs them again to their end.
+
+`make test-kill N=100 SEED=7`.
 
 TERM, USR1, HUP or KILL, to the process alone or to its whole tree, W&B offline; or STOP, to W&B's
 processes alone. After each kill the same command is run again, until it ends; then the results are

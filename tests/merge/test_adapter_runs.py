@@ -1,5 +1,6 @@
-"""LoRA experts as runs of ours: found with their base by manifests, merged, scored in memory and
-from disk alike.
+"""LoRA experts as runs of ours.
+
+Found with their base by manifests, merged, scored in memory and from disk alike.
 """
 
 import json

@@ -256,8 +256,9 @@ def test_without_copy_file_range_the_bytes_are_the_same(tmp_path, monkeypatch, n
 
 @pytest.mark.parametrize("call", ["pwrite", "copy_file_range"])
 def test_no_space_at_each_write(tmp_path, monkeypatch, call):
-    """Whichever write of weights finds the disk full: the error names the file, and goes on to the
-    caller.
+    """Whichever write of weights finds the disk full.
+
+    The error names the file, and goes on to the caller.
     """
     math, language = (
         Checkpoint.open(stacked(tmp_path / name, 2, seed))
@@ -344,8 +345,9 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_
 
 
 def test_a_swap_of_runs_is_made_without_torch(tmp_path, capfd):
-    """Runs hold what transformers saved; of folders from elsewhere it says which shapes config.json
-    asks for.
+    """Runs hold what transformers saved.
+
+    Of folders from elsewhere it says which shapes config.json asks for.
     """
     words = swap_words(tmp_path)
     runs = []
@@ -363,8 +365,9 @@ def test_a_swap_of_runs_is_made_without_torch(tmp_path, capfd):
 
 @pytest.mark.parametrize("method", ["soup", "ties"])
 def test_memory_is_that_of_pieces_whatever_the_size_of_a_tensor(tmp_path, method):
-    """A tensor of 16 MB in float32 and 8 pieces: two threads together stay below a handful of
-    pieces.
+    """A tensor of 16 MB in float32 and 8 pieces.
+
+    Two threads together stay below a handful of pieces.
     """
     random, folders = torch.Generator().manual_seed(0), []
     start = torch.randn(4096, 1024, generator=random) * 0.1

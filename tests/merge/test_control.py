@@ -1,5 +1,6 @@
-"""The control of a merge: the base in the language expert's place, with the weights that the merge
-itself has.
+"""The control of a merge.
+
+The base in the language expert's place, with the weights that the merge itself has.
 """
 
 import numpy as np

@@ -1,5 +1,6 @@
-"""The towers of models that see come from one source; partitions of families beside the papers'
-take whole modules.
+"""The towers of models that see come from one source.
+
+Partitions of families beside the papers' take whole modules.
 """
 
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""stage=export export.adapter=true: merges of LoRA experts as adapters that PEFT loads, and vLLM
-scales as intended.
+"""stage=export export.adapter=true.
+
+Merges of LoRA experts as adapters that PEFT loads, and vLLM scales as intended.
 
 Expected tensors are computed in float64 from the experts that PEFT merged itself.
 """

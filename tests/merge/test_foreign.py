@@ -1,5 +1,6 @@
-"""Merging folders that no run made: headers first, contents once, and nothing when asked for
-again.
+"""Merging folders that no run made.
+
+Headers first, contents once, and nothing when asked for again.
 """
 
 import json
@@ -129,8 +130,9 @@ def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeyp
 
 
 def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
-    """A copy of a run with other times is the same run, one with another value is not; nothing is
-    hashed twice.
+    """A copy of a run with other times is the same run, one with another value is not.
+
+    Nothing is hashed twice.
     """
     merged = swap()
     listed = read_manifest(merged).files

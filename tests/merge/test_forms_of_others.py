@@ -94,8 +94,9 @@ def test_another_rope_is_named_with_both_values(
 
 
 def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path) -> None:
-    """PEFT names the modules in memory, model.language_model.layers; the file has
-    language_model.model.layers.
+    """PEFT names the modules in memory, model.language_model.layers.
+
+    The file has language_model.model.layers.
     """
     from peft import LoraConfig, get_peft_model
     from small_decoders import config_of
@@ -227,8 +228,9 @@ def test_factors_of_another_shape_are_refused(change: str, expected: str, tmp_pa
 def test_the_plan_says_in_which_dtype_a_merge_is_stored(
     given: torch.dtype | None, dtype: str, models: dict[str, list[Path]], tmp_path: Path, capfd: Any
 ) -> None:
-    """The dtype that eval.dtype=auto takes, and that of the written files; the mean is computed in
-    float32.
+    """The dtype that eval.dtype=auto takes, and that of the written files.
+
+    The mean is computed in float32.
     """
     base, *experts = models["llama"]
     half = cast(experts[0], tmp_path / "half", torch.float16)

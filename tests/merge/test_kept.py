@@ -1,5 +1,6 @@
-"""The share of an expert that a reset keeps, against a count by hand; recorded by merges and by
-scores of live ones.
+"""The share of an expert that a reset keeps, against a count by hand.
+
+Recorded by merges and by scores of live ones.
 """
 
 import json
@@ -62,8 +63,9 @@ def test_the_share_of_rows_above_a_threshold(
 def test_rows_of_gpt2_are_features_although_it_stores_matrices_the_other_way(
     axis: str, tmp_path: Path
 ) -> None:
-    """One input feature, or one output feature, of a Conv1D changes: a row, or a column, of
-    (inputs, outputs).
+    """One input feature, or one output feature, of a Conv1D changes.
+
+    A row, or a column, of (inputs, outputs).
     """
     name = "transformer.h.0.attn.c_attn.weight"
     model = network("gpt2", 0)

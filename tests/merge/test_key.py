@@ -1,5 +1,6 @@
-"""What a merge is known by: what it is made of, the same before and after it is written, and of
-nothing else.
+"""What a merge is known by.
+
+What it is made of, the same before and after it is written, and of nothing else.
 """
 
 import json
@@ -123,8 +124,9 @@ def test_an_adapter_from_elsewhere_is_known_by_the_files_of_its_base(
     lora: dict[str, Path],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Its folder has no config.json: another epsilon there is another model, on the same
-    tensors.
+    """Its folder has no config.json.
+
+    Another epsilon there is another model, on the same tensors.
     """
     adapter, base = tmp_path / "adapter", tmp_path / "base"
     (base_of, _), named = (

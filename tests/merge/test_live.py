@@ -93,8 +93,9 @@ def load(merge: Merging, dtype: str = "auto") -> Live:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
 def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, tmp_path, monkeypatch, kind):
-    """One model in memory goes from recipe to recipe; what it holds is what each writes, in pieces
-    of another size.
+    """One model in memory goes from recipe to recipe.
+
+    What it holds is what each writes, in pieces of another size.
     """
     lives = {}
     for number in range(12):
@@ -207,8 +208,10 @@ def test_the_same_bits_on_another_device(models):
 def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(
     models, monkeypatch, tmp_path
 ):
-    """Loaded once where tokenizers are the same, whatever the sources; and of a swap after its math
-    expert only the language layers and what lies outside of layers are copied.
+    """Loaded once where tokenizers are the same, whatever the sources.
+
+    And of a swap after its math expert only the language layers and what lies outside of layers are
+    copied.
     """
     folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in models["llama"]]
     for folder in folders:

@@ -1,5 +1,6 @@
-"""Merges of checkpoints: hand-made numbers, tiny models of each architecture, and the written
-folder.
+"""Merges of checkpoints.
+
+Hand-made numbers, tiny models of each architecture, and the written folder.
 """
 
 import json
@@ -202,8 +203,9 @@ def test_a_head_of_later_tokens_is_named_and_not_declared(models, tmp_path, with
 
 
 def test_a_folder_that_was_trained_further_is_measured_again(models, tmp_path):
-    """In one process, such as a notebook's: its change, and what decides the tensors of a merge in
-    memory.
+    """In one process, such as a notebook's.
+
+    Its change, and what decides the tensors of a merge in memory.
     """
     base, math, _ = models["llama"]
     expert = shutil.copytree(math, tmp_path / "expert")

@@ -1,5 +1,6 @@
-"""merge=mergekit: mergekit's own command line bit by bit (where a Python has mergekit), what is
-read and refused.
+"""merge=mergekit.
+
+Mergekit's own command line bit by bit (where a Python has mergekit), what is read and refused.
 """
 
 import json

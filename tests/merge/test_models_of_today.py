@@ -1,5 +1,6 @@
-"""Models as they are published today: other numbers of positions, Granite 4 H without experts, Qwen
-3.5 that sees.
+"""Models as they are published today.
+
+Other numbers of positions, Granite 4 H without experts, Qwen 3.5 that sees.
 """
 
 import json
@@ -128,8 +129,9 @@ def test_granite_without_experts_is_trained_and_swapped(call: Call) -> None:
 
 
 def test_qwen_3_5_with_its_tower_and_heads_of_later_tokens_is_trained(call: Call) -> None:
-    """As the Hub has it. The loss of the first step is that of the model as transformers loads
-    it.
+    """As the Hub has it.
+
+    The loss of the first step is that of the model as transformers loads it.
     """
     from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 

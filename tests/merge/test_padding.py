@@ -144,8 +144,9 @@ def test_a_token_that_one_expert_lacks_is_an_error_though_rows_agree(tmp_path: P
 
 
 def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Trained with three tokens more, beside one without: as PEFT reads it, written and in
-    memory.
+    """Trained with three tokens more, beside one without.
+
+    As PEFT reads it, written and in memory.
     """
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

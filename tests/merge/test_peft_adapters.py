@@ -1,5 +1,6 @@
-"""Adapters as PEFT's own tests configure them (tests/test_custom_models.py): read as PEFT reloads
-and merges them, or refused by the key that makes them something else.
+"""Adapters as PEFT's own tests configure them (tests/test_custom_models.py).
+
+Read as PEFT reloads and merges them, or refused by the key that makes them something else.
 """
 
 from pathlib import Path

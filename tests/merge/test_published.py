@@ -1,5 +1,6 @@
-"""The papers' configurations, all of them, against Algorithm 1 written out; and definitions against
-one another.
+"""The papers' configurations, all of them, against Algorithm 1 written out.
+
+And definitions against one another.
 """
 
 import itertools
@@ -122,7 +123,8 @@ def test_soup_then_swap_is_the_swap_of_the_soups(three, tmp_path):
 
 
 def test_magnitude_weights_by_hand(three):
-    """w = 1 / mean over rows (input features; a vector is one) of the mean absolute change;
+    """w = 1 / mean over rows (input features; a vector is one) of the mean absolute change.
+
     `layer_swapping` 4.3.
     """
     _, base, math, language = three

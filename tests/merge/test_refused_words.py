@@ -1,5 +1,6 @@
-"""Words of a merge that contradict each other, its experts, or arithmetic: one sentence before
-anything is read.
+"""Words of a merge that contradict each other, its experts, or arithmetic.
+
+One sentence before anything is read.
 """
 
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""The tensors of a model's folder, by name: what transformers loads from the same files is the
-independent answer.
+"""The tensors of a model's folder, by name.
+
+What transformers loads from the same files is the independent answer.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""A folder that brings Python code along: refused by the name of auto_map at every place that
-loads, and never run.
+"""A folder that brings Python code along.
+
+Refused by the name of auto_map at every place that loads, and never run.
 """
 
 import builtins
@@ -136,8 +137,9 @@ def test_files_that_another_version_wrote_are_refused_by_their_name(
 
 
 def test_a_type_that_transformers_has_is_loaded_by_its_class(folder: Path) -> None:
-    """As DeepSeek V3 and Phi-3 are published: config.json names code for older versions of
-    transformers.
+    """As DeepSeek V3 and Phi-3 are published.
+
+    config.json names code for older versions of transformers.
     """
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     change(folder / "config.json", auto_map=names)

@@ -1,5 +1,6 @@
-"""A checkpoint whose tensors are not those of its config: refused by the name of a tensor, from
-headers alone.
+"""A checkpoint whose tensors are not those of its config.
+
+Refused by the name of a tensor, from headers alone.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""What the papers print: as transcribed, equal where it is printed twice, and marked where it is
-not.
+"""What the papers print.
+
+As transcribed, equal where it is printed twice, and marked where it is not.
 """
 
 import csv

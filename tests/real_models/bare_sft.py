@@ -1,5 +1,6 @@
-"""Full fine-tuning by TRL's SFTTrainer alone, without this project: python bare_sft.py BASE ROWS
-OUT.
+"""Full fine-tuning by TRL's SFTTrainer alone, without this project.
+
+Python bare_sft.py BASE ROWS OUT.
 
 The recipe of test_real_training.py: batches of 2 in micro-batches of 1, 2 steps. OUT gets the
 weights and history.json.

@@ -1,5 +1,6 @@
-"""SmolLM2 in float32 on real MGSM: the same prompts, answers and scores as the evaluation harness's
-command line.
+"""SmolLM2 in float32 on real MGSM.
+
+The same prompts, answers and scores as the evaluation harness's command line.
 """
 
 import json
@@ -143,9 +144,10 @@ def compare(
 def test_scores_of_an_export_equal_lm_evals(
     evaluate: Make, swap: Path, call: Call, data_root: Path, tmp_path: Path
 ) -> None:
-    """A swap is scored by stage=eval, with shared prefixes and batches of 2; its export by lm_eval,
-    each prompt whole. Equal are prompts, answers character by character, extracted numbers,
-    choices, scores; log-likelihoods to 1e-4.
+    """A swap is scored by stage=eval, with shared prefixes and batches of 2.
+
+    Its export by lm_eval, each prompt whole. Equal are prompts, answers character by character,
+    extracted numbers, choices, scores; log-likelihoods to 1e-4.
     """
     exported = tmp_path / "exported"
     told = call("stage=export", f"checkpoint={swap}", f"export.to={exported}")

@@ -79,9 +79,10 @@ def shapes(folder: Path) -> dict[str, list[int]]:
 def test_a_merge_equals_mergekits_on_disk_and_in_memory(
     method: str, folders: dict[str, Path], merged: Callable[[str], Path]
 ) -> None:
-    """Every tensor, bit for bit; SLERP in slices, as the last bits of its angles differ between
-    processors. Experts in float32 of a bfloat16 base; the merge has the experts' dtype and the
-    base's tensors (a tied head is none).
+    """Every tensor, bit for bit.
+
+    SLERP in slices, as the last bits of its angles differ between processors. Experts in float32 of
+    a bfloat16 base; the merge has the experts' dtype and the base's tensors (a tied head is none).
     """
     theirs: dict[str, Any] = json.loads(recorded.FILE.read_text())
     for role, folder in folders.items():

@@ -1,5 +1,6 @@
-"""float32 by three bfloat16 products on a real model: what a movement of 1e-5 a weight changes can
-be seen.
+"""float32 by three bfloat16 products on a real model.
+
+What a movement of 1e-5 a weight changes can be seen.
 """
 
 import json
@@ -34,9 +35,10 @@ def log_likelihoods(
 
 
 def test_the_effect_of_a_small_movement_is_seen(smollm2: Path, data: Path) -> None:
-    """Texts in two languages against float64: the largest error of a log-likelihood is 1.2e-3 on
-    twelve of them, that of the effect, which is 9e-3, 5e-4; here at most twice as much. A bfloat16
-    model has 1.5 and 0.7.
+    """Texts in two languages against float64.
+
+    The largest error of a log-likelihood is 1.2e-3 on twelve of them, that of the effect, which is
+    9e-3, 5e-4; here at most twice as much. A bfloat16 model has 1.5 and 0.7.
     """
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     texts = []

@@ -1,5 +1,6 @@
-"""SmolLM2 trained on real GSM8K in each way: what moves, on which tokens, and with the bits of a
-bare SFTTrainer.
+"""SmolLM2 trained on real GSM8K in each way.
+
+What moves, on which tokens, and with the bits of a bare SFTTrainer.
 """
 
 import json
@@ -154,8 +155,9 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def test_full_training_equals_a_bare_sfttrainer(
     trained: Callable[[str], SimpleNamespace], smollm2: Path, here: Path
 ) -> None:
-    """Losses, gradient norms and all weights to the bit; the trained labels are the answer and its
-    end of turn.
+    """Losses, gradient norms and all weights to the bit.
+
+    The trained labels are the answer and its end of turn.
     """
     full = trained("full")
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
@@ -211,8 +213,9 @@ def first_rows(file: Path) -> list[dict[str, str]]:
 def test_lora_trains_adapters_of_all_projections(
     trained: Callable[[str], SimpleNamespace], smollm2: Path
 ) -> None:
-    """The first loss is the base's; after two steps the second factor of every adapter has left
-    zero.
+    """The first loss is the base's.
+
+    After two steps the second factor of every adapter has left zero.
     """
     lora = trained("lora")
     assert [lora.log[0]["loss"]] == pytest.approx(
@@ -226,8 +229,9 @@ def test_lora_trains_adapters_of_all_projections(
 def test_partial_training_moves_its_side_of_the_partition(
     trained: Callable[[str], SimpleNamespace], smollm2: Path
 ) -> None:
-    """Math's side of partition A (unreasonable, section 3.3): the MLPs of all layers but the first
-    six and last two.
+    """Math's side of partition A (unreasonable, section 3.3).
+
+    The MLPs of all layers but the first six and last two.
     """
     partial = trained("partial")
     names = moved(partial.weights, smollm2)
@@ -242,8 +246,9 @@ def test_partial_training_moves_its_side_of_the_partition(
 def test_simultaneous_training_moves_each_side_on_its_own_rows(
     trained: Callable[[str], SimpleNamespace], smollm2: Path
 ) -> None:
-    """Partition B: a step on two math rows, then one on two Swahili rows; all layers move, and
-    nothing outside.
+    """Partition B: a step on two math rows, then one on two Swahili rows.
+
+    All layers move, and nothing outside.
     """
     both = trained("simultaneous")
     rows = rows_of(both.rows)

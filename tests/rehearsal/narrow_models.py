@@ -1,5 +1,7 @@
-"""The papers' models as published on the Hub, but narrow: true architectures, layers, tokenizer
-classes, chat templates and files, with random weights of small width and a small vocabulary.
+"""The papers' models as published on the Hub, but narrow.
+
+True architectures, layers, tokenizer classes, chat templates and files, with random weights of
+small width and a small vocabulary.
 
 Answers of random models go on to the limit. Here the output head favours the token that ends an
 answer, so that most contexts end it: answers have a few tokens.
@@ -37,8 +39,10 @@ FALCON_CHAT = (
 
 @dataclass
 class Family:
-    """A published model. config: fields of its config.json, special tokens by name; special: its
-    special tokens in the order of their ids; begins: whether the tokenizer puts bos before a text.
+    """A published model. config: fields of its config.json, special tokens by name; special.
+
+    Its special tokens in the order of their ids; begins: whether the tokenizer puts bos before a
+    text.
     """
 
     tokenizer_class: str

@@ -1,5 +1,6 @@
-"""The page as a reader has it, in a browser: hostile text stays text, and what can be clicked does
-what it says.
+"""The page as a reader has it, in a browser.
+
+Hostile text stays text, and what can be clicked does what it says.
 """
 
 import json

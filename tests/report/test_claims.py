@@ -130,8 +130,9 @@ def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
     "words", [{}, {"direction": "lower"}, {"direction": "within"}, {"threshold": -1}]
 )
 def test_p_tests_the_claims_own_threshold(words, wins, losses):
-    """Where the verdict is made its p is below 5 %, and where it is not, above; 60 to 20 is not 16
-    points for sure.
+    """Where the verdict is made its p is below 5 %, and where it is not, above.
+
+    60 to 20 is not 16 points for sure.
     """
     found = judge_difference(
         claim(**words), contrast(won(wins, losses, 250 - wins - losses)), 0.5, 0.4
@@ -162,8 +163,10 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def test_all_of_several_units_have_the_largest_p():
-    """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029: twice that
-    in a family of two. The family was corrected with the p of B, which is nearer to the threshold.
+    """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029.
+
+    Twice that in a family of two. The family was corrected with the p of B, which is nearer to the
+    threshold.
     """
     units = [
         Unit(*unit, 0.5, 0.4)
@@ -245,8 +248,9 @@ def test_signed_ranks_are_corrected_within_their_family():
 
 
 def test_four_models_cannot_be_tested_by_signs():
-    """The least p of four clusters is 2 / 16, of six 2 / 64: enough for one pair, not for two of a
-    family.
+    """The least p of four clusters is 2 / 16, of six 2 / 64.
+
+    Enough for one pair, not for two of a family.
     """
     kind = claim(test="wilcoxon", threshold=0)
     assert judge_wilcoxon([(kind, [pair(0.5, 2 / 16, 4)])])[0].verdict == "cannot be tested"
@@ -259,8 +263,9 @@ def test_four_models_cannot_be_tested_by_signs():
 
 
 def test_claims_of_a_family_are_corrected_together():
-    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5: two of a family leave
-    only the last.
+    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5.
+
+    Two of a family leave only the last.
     """
     named = [
         claim(id=name, family=family, threshold=0)
@@ -332,8 +337,10 @@ def wins(*units: list[float], **words: object) -> str:
 
 
 def test_wins_are_counted_and_their_mean_is_tested():
-    """200 questions a unit: 12 for the left alone against 8 is no significant win, three such with
-    one of 50 against 10 have a significant mean.
+    """200 questions a unit.
+
+    12 for the left alone against 8 is no significant win, three such with one of 50 against 10 have
+    a significant mean.
     """
     small, large, lost = won(12, 8, 180), won(50, 10, 140), won(10, 50, 140)
     assert wins(small, large) == "shown" and wins(small, small) == "undecided"

@@ -90,8 +90,10 @@ def test_means_over_models_and_languages(common: float) -> None:
 
 @pytest.mark.parametrize("scores", [1, 3, 12])
 def test_what_a_plan_assumes(scores: int) -> None:
-    """250 problems in several languages are 250 problems: two scores share a difference with
-    probability 0.5 here, if each has the problem's own one with probability 0.5 ** 0.5.
+    """250 problems in several languages are 250 problems.
+
+    Two scores share a difference with probability 0.5 here, if each has the problem's own one with
+    probability 0.5 ** 0.5.
     """
     ((questions, points),) = Detectable.of(
         "a with b", 250, 0.025, trains=False, most=250, scores=scores
@@ -126,8 +128,9 @@ def test_questions_about_passages(common: float) -> None:
 
 
 def test_the_formula_by_hand() -> None:
-    """(1.95996 + 0.84162) times the standard error; with two degrees of freedom the noncentral t
-    needs 5.65 of it.
+    """(1.95996 + 0.84162) times the standard error.
+
+    With two degrees of freedom the noncentral t needs 5.65 of it.
     """
     assert detectable_difference(0.01) == pytest.approx(0.0280158, abs=1e-6)
     assert detectable_difference(0.01, 0.005) == pytest.approx(0.01 * (2.80703 + 0.84162), abs=1e-6)

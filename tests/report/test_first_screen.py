@@ -171,8 +171,9 @@ def test_a_failure_is_that_of_the_first_run() -> None:
 
 
 def test_an_adapter_of_another_base_is_named_with_both(tmp_path: Path) -> None:
-    """On the page, in Markdown, LaTeX and the terminal; not one that names the base by its folder
-    or its name.
+    """On the page, in Markdown, LaTeX and the terminal.
+
+    Not one that names the base by its folder or its name.
     """
     named = {"math": "unsloth/llama-4bit", "sw": str(tmp_path / "llama"), "te": "org/llama"}
     (tmp_path / "llama").mkdir()

@@ -1,5 +1,6 @@
-"""Evaluations as logs of lm_eval: written from a run, and read back by what reads the harness'
-own.
+"""Evaluations as logs of lm_eval.
+
+Written from a run, and read back by what reads the harness' own.
 """
 
 import json
@@ -91,8 +92,9 @@ def test_a_run_and_its_written_logs_are_read_alike(run: Path, tmp_path: Path) ->
 
 
 def test_a_run_is_read_whatever_version_of_lm_eval_scored_it(run: Path) -> None:
-    """The logs of lm_eval itself are of 0.4.8 or later; a run's answers are stored by this
-    program.
+    """The logs of lm_eval itself are of 0.4.8 or later.
+
+    A run's answers are stored by this program.
     """
     manifest = run / "manifest.json"
     manifest.write_text(

@@ -60,8 +60,9 @@ def test_names_are_text() -> None:
 
 
 def test_caption_label_seeds_and_baselines() -> None:
-    """The signs of baselines stand beside bold, and the caption names them; a title is text,
-    too.
+    """The signs of baselines stand beside bold, and the caption names them.
+
+    A title is text, too.
     """
     cells = [
         CellResult("swap", "sw", 45.2, best=True, marks="†‡"),

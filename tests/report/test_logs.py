@@ -204,8 +204,9 @@ def test_a_metric_that_is_no_mean_of_its_items_is_not_compared(copies: list[Path
 
 
 def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Path) -> None:
-    """--output_path FILE.json writes FILE_TIME.json; a model's own folder on a disk is not
-    shown.
+    """--output_path FILE.json writes FILE_TIME.json.
+
+    A model's own folder on a disk is not shown.
     """
     copies = [copy_of(entry, tmp_path / "all") for entry in (GUESSES, TINY)]
     file = only_file(copies[1], "results_*.json")
@@ -356,8 +357,9 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(
 
 
 def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
-    """As lm_eval names that of pretrained=./model; a hidden file, such as macOS' copies, is not a
-    log.
+    """As lm_eval names that of pretrained=./model.
+
+    A hidden file, such as macOS' copies, is not a log.
     """
     hidden = [
         str(shutil.copytree(entry, tmp_path / Path(entry).name / ".__model").parent)

@@ -33,8 +33,9 @@ def test_studies_without_an_effect_claim_no_difference():
     "table, worlds", [("unreasonable_table_a1", 20), ("unreasonable_table2", 30)]
 )
 def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds):
-    """Trainings that differ by chance alone, by 4 points; results/bench/null_seeds.json has 500
-    worlds, of none too.
+    """Trainings that differ by chance alone, by 4 points.
+
+    Results/bench/null_seeds.json has 500 worlds, of none too.
     """
     found = null.run_claims(table, 0.1, worlds)["false_and_upper_limit"]
     assert found and all(binom.sf(count - 1, worlds, 0.05) > 1e-4 for count, _ in found.values()), (
@@ -43,9 +44,10 @@ def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds)
 
 
 def test_claims_on_ranks_are_not_accepted_without_an_effect():
-    """Of 4 studies at most 1 (2 % of tests at 6 % would be above); chosen and scored on the same
-    questions 60 to 73 % were, by split halves 26 to 30 %, as the best of three trainings is better
-    than one.
+    """Of 4 studies at most 1 (2 % of tests at 6 % would be above).
+
+    Chosen and scored on the same questions 60 to 73 % were, by split halves 26 to 30 %, as the best
+    of three trainings is better than one.
     """
     table = null.TablePlanned.of("unreasonable_friedman")
     false = Counter(
@@ -55,8 +57,9 @@ def test_claims_on_ranks_are_not_accepted_without_an_effect():
 
 
 def test_sentences_about_one_or_two_trainings_name_their_scope():
-    """4 points between trainings: one training a model states false differences, of these
-    trainings.
+    """4 points between trainings.
+
+    One training a model states false differences, of these trainings.
     """
     one, three = (null.run_seeds(seeds, 0.2, 0.0, 3) for seeds in (1, 3))
     assert one["false_sentence"] == one["these_trainings_alone"] > 0
@@ -111,8 +114,9 @@ def test_many_contrasts_over_three_seeds_keep_their_level():
 
 
 def test_a_pooled_ratio_by_hand():
-    """Variances between and within of two contrasts: (4 + 2) / (1 + 2) = 2, so that the second has
-    at least 2 x 2.
+    """Variances between and within of two contrasts.
+
+    (4 + 2) / (1 + 2) = 2, so that the second has at least 2 x 2.
     """
     differences = np.random.default_rng(0).integers(-1, 2, (3, 50))
     first = contrast(differences)

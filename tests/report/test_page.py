@@ -23,8 +23,9 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 
 
 class Page(HTMLParser):
-    """Tags must nest. Collects ids, addresses, the text outside scripts, and the text of each
-    script.
+    """Tags must nest.
+
+    Collects ids, addresses, the text outside scripts, and the text of each script.
     """
 
     def __init__(self, path: Path):
@@ -225,8 +226,9 @@ def test_maps_of_an_analysis_show_the_share_of_rows(one_language, reports):
 
 
 def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
-    """Each score next to its language and seed, linked to its run; an unfinished run by its
-    name.
+    """Each score next to its language and seed, linked to its run.
+
+    An unfinished run by its name.
     """
     right = {("qaa", 0): 10, ("qaa", 1): 20, ("qab", 0): 31}
     found, scores = {}, []

@@ -25,8 +25,9 @@ def test_friedman_against_scipy():
 
 
 def test_friedman_by_hand():
-    """Three blocks that agree on three treatments: 12 / (3 3 4) (3^2 + 6^2 + 9^2) - 3 3 4 = 6, the
-    largest there is.
+    """Three blocks that agree on three treatments.
+
+    12 / (3 3 4) (3^2 + 6^2 + 9^2) - 3 3 4 = 6, the largest there is.
     """
     found = friedman(AGREED)
     assert found.statistic == pytest.approx(6) and found.p == pytest.approx(math.exp(-3))
@@ -36,16 +37,18 @@ def test_friedman_by_hand():
 
 
 def test_blocks_of_one_model_are_permuted_together():
-    """Where all blocks share a model any order of the labels gives the same statistic: there is
-    nothing to see.
+    """Where all blocks share a model any order of the labels gives the same statistic.
+
+    There is nothing to see.
     """
     assert friedman(AGREED, clusters=["a", "a", "a"]).permuted == 1
     assert friedman(AGREED, clusters=["a", "a", "b"]).permuted == pytest.approx(1 / 6, abs=0.02)
 
 
 def test_no_effect_but_a_models_own_taste():
-    """12 blocks of 4 models, each of which likes treatments its own way: 5 % by permutation, far
-    more by the table.
+    """12 blocks of 4 models, each of which likes treatments its own way.
+
+    5 % by permutation, far more by the table.
     """
     rng, found = np.random.default_rng(0), []
     for _ in range(24):
@@ -133,8 +136,9 @@ def test_spearman_of_one_group_is_scipys():
 
 
 def test_spearman_within_groups():
-    """Rising within both groups, though the groups' levels fall; and by hand: z of .8 thrice as
-    heavy as z of -.5.
+    """Rising within both groups, though the groups' levels fall; and by hand.
+
+    Z of .8 thrice as heavy as z of -.5.
     """
     x, y = [1, 2, 3, 4, 11, 12, 13, 14], [11, 12, 13, 14, 1, 2, 3, 4]
     assert pooled_spearman(x, y, "aaaabbbb") > 0.99 > 0 > stats.spearmanr(x, y).statistic

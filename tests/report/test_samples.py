@@ -1,5 +1,6 @@
-"""Contrasts as the page shows them, and what is read answer by answer: marks of scores, the browser
-of answers.
+"""Contrasts as the page shows them, and what is read answer by answer.
+
+Marks of scores, the browser of answers.
 """
 
 import json
@@ -92,8 +93,9 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
 
 
 def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
-    """By hand: of p = 0.02 the primary has half of the weights, 0.04; then the two others share
-    all: 0.03 * 2, 0.2.
+    """By hand: of p = 0.02 the primary has half of the weights, 0.04.
+
+    Then the two others share all: 0.03 * 2, 0.2.
     """
     lines = [
         line_of("soup", "base", "math", 4.0, 0.2),
@@ -333,8 +335,9 @@ def stored_answers(task: str, scores: list[dict[str, Any]], *shown: float) -> St
     ("task", "scores"), [("wikitext", {}), ("wmt16-de-en", {"bleu": ["Water", "Maji"]})]
 )
 def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict[str, Any]) -> None:
-    """A perplexity, or the harness' BLEU, whose answers keep no number of their own: not an error
-    of their file.
+    """A perplexity, or the harness' BLEU, whose answers keep no number of their own.
+
+    Not an error of their file.
     """
     metric, _ = primary_metric(task)
     with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
@@ -354,8 +357,9 @@ def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
 
 
 def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
-    """crows_pairs' differences of log-likelihoods, against SciPy; Tango's test is of answers
-    between 0 and 1.
+    """crows_pairs' differences of log-likelihoods, against SciPy.
+
+    Tango's test is of answers between 0 and 1.
     """
     rng = np.random.default_rng(0)
     sides = rng.normal(3, 2, (2, 50))

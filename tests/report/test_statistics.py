@@ -78,8 +78,9 @@ def test_tangos_interval_against_brute_force(won, lost, n):
 @pytest.mark.parametrize("value", [-1, 0, 1])
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (10,), (3, 1), (3, 10), (3, 3, 10)])
 def test_answers_that_never_differ_show_little(value, shape):
-    """All right, all wrong, or all won by one side: an interval with a width, and no more than n
-    questions can show.
+    """All right, all wrong, or all won by one side.
+
+    An interval with a width, and no more than n questions can show.
     """
     found, n = contrast(np.full(shape, value)), shape[-1]
     assert found.low < found.difference < found.high or abs(found.difference) == 1
@@ -95,8 +96,10 @@ def test_answers_that_never_differ_show_little(value, shape):
 
 @pytest.mark.parametrize("axis", [None, True, False])
 def test_error_rates_of_few_questions(axis):
-    """Of two models exact; simulations/simulate_statistics.py has all n from 2 to 30: at most 5.4
-    %; 94.6 %, 85.1 % and 97.5 %. Of three seeds in 100 worlds, by both ways of comparing them.
+    """Of two models exact; simulations/simulate_statistics.py has all n from 2 to 30.
+
+    At most 5.4 %; 94.6 %, 85.1 % and 97.5 %. Of three seeds in 100 worlds, by both ways of
+    comparing them.
     """
     exact = axis is None
     found = (
@@ -127,8 +130,9 @@ def test_draws_of_problems():
 
 
 def test_split_half_by_problem():
-    """Odd problems prefer the first, which gets 1/2 of the even ones; those prefer the second, 1/3
-    of the odd ones.
+    """Odd problems prefer the first, which gets 1/2 of the even ones.
+
+    Those prefer the second, 1/3 of the odd ones.
     """
     scores = [[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
     by_half = statistics.half_weights(5) @ np.transpose(scores)

@@ -1,5 +1,6 @@
-"""The files of a report: exact for small made-up results; nothing missing is dropped, nothing
-unlike is compared.
+"""The files of a report: exact for small made-up results.
+
+Nothing missing is dropped, nothing unlike is compared.
 """
 
 import csv
@@ -32,8 +33,9 @@ def evaluations(root: Path, **rows: list[dict]) -> dict[str, Path]:
 
 
 def test_the_table_exactly(tmp_path):
-    """One number a cell, of one seed or the mean of three; what is missing is there with its
-    reason.
+    """One number a cell, of one seed or the mean of three.
+
+    What is missing is there with its reason.
     """
     found = evaluations(
         tmp_path,
@@ -105,8 +107,9 @@ def test_the_table_exactly(tmp_path):
 
 
 def test_every_score_says_where_it_stands(tmp_path):
-    """results.csv has each row of each run, other metrics too; a run behind several cells names
-    them all.
+    """results.csv has each row of each run, other metrics too.
+
+    A run behind several cells names them all.
     """
     found = evaluations(
         tmp_path,

@@ -1,5 +1,6 @@
-"""The dtype that a model is scored in: resolved when the run is built, one for all that is
-compared.
+"""The dtype that a model is scored in.
+
+Resolved when the run is built, one for all that is compared.
 """
 
 import json
@@ -178,8 +179,9 @@ score: {{eval: mgsm_2shot}}
 
 
 def test_a_table_of_several_dtypes_is_scored_in_float32(tmp_path: Path) -> None:
-    """A base in bfloat16 and an expert trained in float32: one for all, which holds both; or the
-    one given.
+    """A base in bfloat16 and an expert trained in float32: one for all, which holds both.
+
+    Or the one given.
     """
     base = model(tmp_path / "base", "BF16")
     for more, dtype in (("", "float32"), (", eval.dtype: bfloat16", "bfloat16")):

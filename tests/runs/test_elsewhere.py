@@ -1,5 +1,6 @@
-"""Models made elsewhere, without a manifest: their base is merge.base or base; their model cards
-are not read.
+"""Models made elsewhere, without a manifest: their base is merge.base or base.
+
+Their model cards are not read.
 """
 
 import csv

@@ -1,5 +1,6 @@
-"""What RUN means; whose the folders of runs_dir are, when two share their digits too; and the base
-of an expert.
+"""What RUN means; whose the folders of runs_dir are, when two share their digits too.
+
+And the base of an expert.
 """
 
 import os

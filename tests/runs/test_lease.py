@@ -1,6 +1,7 @@
-"""One owner without locks: who is dead, who waits, what is taken over, and what one that was taken
-for dead can do; and the resume point of a run: whole or not used, of this very run, and all that is
-kept of its work folder.
+"""One owner without locks.
+
+Who is dead, who waits, what is taken over, and what one that was taken for dead can do; and the
+resume point of a run: whole or not used, of this very run, and all that is kept of its work folder.
 """
 
 import json
@@ -155,8 +156,9 @@ def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_t
 
 
 def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
-    """It could be created and not written: an empty one would be waited for, as one that is about
-    to be.
+    """It could be created and not written.
+
+    An empty one would be waited for, as one that is about to be.
     """
     place = a_run(tmp_path).workplace
     with files_up_to(0), pytest.raises(OSError, match="File too large"):

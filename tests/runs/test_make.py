@@ -117,8 +117,9 @@ def test_work_that_was_finished_and_not_renamed_is_published(
 def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(
     tmp_path: Path,
 ) -> None:
-    """The side is no input of a full training: one run, whose manifest is what a merge and a map
-    read it from.
+    """The side is no input of a full training.
+
+    One run, whose manifest is what a merge and a map read it from.
     """
     words = [
         "stage=sft",
@@ -263,8 +264,9 @@ def test_two_processes_that_ask_for_one_run_make_it_once(
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own: needs root")
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path: Path) -> None:
-    """A tmpfs of 80 MB that the stage fills; then there is room, and the same command ends with an
-    empty .work.
+    """A tmpfs of 80 MB that the stage fills.
+
+    Then there is room, and the same command ends with an empty .work.
     """
 
     def fills(run: Run, work: Path, tracker: Any) -> dict[str, Any]:

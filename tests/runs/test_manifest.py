@@ -1,6 +1,7 @@
-"""The manifest: what is none is refused by name where it is read; commands that list runs name it
-and go on. Those of the first versions, whose tensors have sha256 digests, are listed as before, and
-never compared with new ones.
+"""The manifest: what is none is refused by name where it is read.
+
+Commands that list runs name it and go on. Those of the first versions, whose tensors have sha256
+digests, are listed as before, and never compared with new ones.
 """
 
 import hashlib

@@ -88,8 +88,9 @@ def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A screen that is cleared, a title, a bell, letters in another order; a bar's carriage return
-    stays.
+    """A screen that is cleared, a title, a bell, letters in another order.
+
+    A bar's carriage return stays.
     """
     with masked_output():
         print("a\x1b[2J\x1b]0;title\x07b \u202eevil \x9b31m \x1b[31mred\x1b[0m\n\tc", end="")

@@ -131,8 +131,9 @@ def test_names_and_places_of_a_data_run_are_free() -> None:
     ],
 )
 def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str | None) -> None:
-    """As in a table, whose `every` reaches runs that do not read it; alone it is refused. reader:
-    the words with which it is read, and hashed.
+    """As in a table, whose `every` reaches runs that do not read it; alone it is refused.
+
+    Reader: the words with which it is read, and hashed.
     """
 
     def hash_of(*more: str) -> str:

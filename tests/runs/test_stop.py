@@ -211,8 +211,9 @@ with stop.handle_signals():
     ],
 )
 def test_what_is_heeded(how: str, job: dict[str, str], status: int, printed: str) -> None:
-    """A terminal that is closed ends a command in good order, which nohup keeps; a time limit that
-    is announced early is kept for the first run of a job.
+    """A terminal that is closed ends a command in good order, which nohup keeps.
+
+    A time limit that is announced early is kept for the first run of a job.
     """
     outside = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
     done = subprocess.run(

@@ -387,8 +387,9 @@ def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) ->
 
 
 def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
-    """Of runs that have some; the configuration names the parents' ids, whether anything is an
-    artifact or not.
+    """Of runs that have some.
+
+    The configuration names the parents' ids, whether anything is an artifact or not.
     """
     for weights in (False, True):
         data, expert, evaluation = a_chain(tmp_path / str(weights), weights=weights)

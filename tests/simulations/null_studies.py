@@ -119,9 +119,10 @@ class TablePlanned(NamedTuple):
 
 @dataclass
 class DrawnAnswers(StoredAnswers):
-    """The answers of one study. spread: standard deviation of a training's part, where an answer's
-    own part and its question's have variance 1 together; effects: run -> shift of its models;
-    rates: bounds of the levels.
+    """The answers of one study. spread.
+
+    Standard deviation of a training's part, where an answer's own part and its question's have
+    variance 1 together; effects: run -> shift of its models; rates: bounds of the levels.
     """
 
     counts: Mapping[ScoreRef, int] = field(default_factory=dict)

@@ -79,8 +79,9 @@ def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
 
 
 class Cell(NamedTuple):
-    """Of a cell that shows a best configuration: points by which its estimates are too high,
-    coverage of intervals.
+    """Of a cell that shows a best configuration.
+
+    Points by which its estimates are too high, coverage of intervals.
     """
 
     maximum: float

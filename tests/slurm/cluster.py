@@ -1,5 +1,6 @@
-"""A real Slurm of two nodes on this machine's loopback, with fake GPUs: up in a second, gone
-whatever happens.
+"""A real Slurm of two nodes on this machine's loopback, with fake GPUs.
+
+Up in a second, gone whatever happens.
 """
 
 import os

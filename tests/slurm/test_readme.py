@@ -1,6 +1,8 @@
-"""slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm
-where it is here. And slurm/Dockerfile and slurm/apptainer.def: of the same base with the same
-packages, and extras that exist.
+"""slurm/README.md.
+
+Every command, in a block or in a sentence, is composed or run, those of Slurm where it is here. And
+slurm/Dockerfile and slurm/apptainer.def: of the same base with the same packages, and extras that
+exist.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""README and docs/: each command is run as it is printed, in a smaller small world; what needs the
-Hub, a GPU or Slurm is composed and planned. Links lead somewhere, and each knob that a page names
-exists.
+"""README and docs/: each command is run as it is printed, in a smaller small world.
+
+What needs the Hub, a GPU or Slurm is composed and planned. Links lead somewhere, and each knob that
+a page names exists.
 """
 
 import re

@@ -161,8 +161,9 @@ def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> 
 
 
 def test_without_checkpointing_three_quarters() -> None:
-    """What the recipes say, and what does not fit: products take 6 N a token instead of 8 N, the
-    optimizer as long.
+    """What the recipes say, and what does not fit.
+
+    Products take 6 N a token instead of 8 N, the optimizer as long.
     """
     products, steps = 1.58 * 6 * 8.03e9 * 40_000 * 320 / 4.62e14, 10_000 * 28 * 8.03e9 / 3.35e12
     plain = estimate_costs(planned("layer_swapping_table1", every=())[1], Plan(gpu="h100_80"))
@@ -235,9 +236,10 @@ def is_snapshot(run: Run) -> bool:
 
 
 def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 math snapshots in ten languages of 37 s: 2.5 h. 96 language snapshots of 16 minutes, which
-    is Swahili's length: 26 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long
-    questions: 66 h.
+    """24 math snapshots in ten languages of 37 s: 2.5 h.
+
+    96 language snapshots of 16 minutes, which is Swahili's length: 26 h. The plan itself counts
+    Telugu's 4.2 and Bengali's 2.7 times as long questions: 66 h.
     """
     assert selection("language") == (96, near(63))
     with monkeypatch.context() as patch:
@@ -311,8 +313,9 @@ def shown(tmp_path: Path, *words: str) -> str:
 def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(
     tmp_path: Path, large_disk: None
 ) -> None:
-    """Llama 3.1 8B in fp32 is 128.5 GB of states: not on 80 GB, but in shards, or with 6 bytes a
-    parameter.
+    """Llama 3.1 8B in fp32 is 128.5 GB of states.
+
+    Not on 80 GB, but in shards, or with 6 bytes a parameter.
     """
     with pytest.raises(PipelineError) as error:
         shown(tmp_path, "plan.gpu=h100_80")

@@ -32,8 +32,9 @@ def rows(folder: Path, side: str = "rows") -> list[dict[str, Any]]:
 def test_one_run_of_scoring_runs(
     make_run: Make, world: Path, swap: Path, scored: Path, monkeypatch: Patch
 ) -> None:
-    """`scored` is eval=sandbox in en and qac: four tasks, FLORES between the two: 2 + 2 + 2 + 1
-    scoring runs.
+    """`scored` is eval=sandbox in en and qac: four tasks, FLORES between the two.
+
+    2 + 2 + 2 + 1 scoring runs.
     """
     manifest = read_manifest(scored)
     assert manifest is not None
@@ -80,8 +81,9 @@ def test_one_run_of_scoring_runs(
 
 
 def test_what_decides_a_scoring_run() -> None:
-    """Not what it was asked for with: other languages, other tasks, the room of other languages,
-    spBLEU's model.
+    """Not what it was asked for with.
+
+    Other languages, other tasks, the room of other languages, spBLEU's model.
     """
     alone = built("eval=mgsm_2shot", "languages=[sw]")
     both = built("eval=unreasonable", "languages=[en,sw]")

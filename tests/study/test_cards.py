@@ -1,5 +1,6 @@
-"""The cards of a node, counted among workers: eight made-up ones, whose runs write down when they
-had which.
+"""The cards of a node, counted among workers.
+
+Eight made-up ones, whose runs write down when they had which.
 """
 
 import json
@@ -108,8 +109,9 @@ def test_two_trainings_at_once_each_on_four_neighbours(node: Local, tmp_path: Pa
 
 
 def test_scores_and_trainings_of_one_table(node: Local, tmp_path: Path) -> None:
-    """A training waits for idle neighbours, which take nothing else meanwhile; then scores have all
-    cards again.
+    """A training waits for idle neighbours, which take nothing else meanwhile.
+
+    Then scores have all cards again.
     """
     first = [named(tmp_path, f"score-{number}") for number in range(6)]
     trainings = [named(tmp_path, f"train-{number}") for number in range(3)]

@@ -84,8 +84,9 @@ def write_map(folder: Path, number: int) -> SimpleNamespace:
 
 
 def test_rows_changed_are_those_of_the_published_maps(tmp_path: Path) -> None:
-    """Figure 4: 0.7 % of the rows of the lower half, 29.0 % of the upper; and by hand from the
-    published numbers.
+    """Figure 4: 0.7 % of the rows of the lower half, 29.0 % of the upper.
+
+    And by hand from the published numbers.
     """
     run: Any = write_map(tmp_path / "map", 0)
     assert percent_rows_changed(run, "rows_changed.all.0-15") == pytest.approx(0.70, abs=0.005)
@@ -192,8 +193,9 @@ def test_contrasts_of_trainings_are_students_and_welchs_tests() -> None:
 
 
 def test_profiles_of_two_kinds_by_hand_and_without_an_effect() -> None:
-    """Two kinds of 3 and 4 that are each their own, mixed, and drawn alike: at most one labelling
-    in 35 is accepted.
+    """Two kinds of 3 and 4 that are each their own, mixed, and drawn alike.
+
+    At most one labelling in 35 is accepted.
     """
     rng = np.random.default_rng(0)
     kinds, noise = rng.normal(0, 1, (2, 9)), rng.normal(0, 0.2, (7, 9))
@@ -231,8 +233,9 @@ def gains(**rates: float) -> Verdict:
 
 
 def test_low_resource_languages_gain_most() -> None:
-    """Swaps beat the math experts in Swahili and Telugu by 20 points and elsewhere not; the other
-    way round; alike.
+    """Swaps beat the math experts in Swahili and Telugu by 20 points and elsewhere not.
+
+    The other way round; alike.
     """
     found = gains(sw=1.2, te=1.2)
     assert found.verdict == "shown" and found.left_value > 15 and abs(found.right_value or 99) < 4
@@ -242,8 +245,9 @@ def test_low_resource_languages_gain_most() -> None:
 
 
 def test_a_gain_by_hand() -> None:
-    """Of each question: the pairs' swaps less the math experts', mean of two languages less that of
-    the other two.
+    """Of each question.
+
+    The pairs' swaps less the math experts', mean of two languages less that of the other two.
     """
     there = plan_of("layer_swapping_table1")
     made: Any = Made(there, {"swap": 0.4}, experts=0.2, n=60)

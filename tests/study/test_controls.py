@@ -1,5 +1,6 @@
-"""controls in a table: each merge again with the base in the language expert's place, chosen and
-compared as it is.
+"""controls in a table.
+
+Each merge again with the base in the language expert's place, chosen and compared as it is.
 """
 
 import csv
@@ -71,8 +72,9 @@ def test_a_merge_that_is_written_has_its_control_too() -> None:
 
 
 def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
-    """Chosen by the swap's development questions, once; of the control only the chosen one is
-    scored.
+    """Chosen by the swap's development questions, once.
+
+    Of the control only the chosen one is scored.
     """
     made = plan(TABLE)
     (choice,) = made.choices.values()

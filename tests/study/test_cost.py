@@ -106,8 +106,9 @@ def small_llama(layers: int, dtype: torch.dtype = torch.float32, attention: str 
 @pytest.mark.parametrize("way", ["full", "math", "language", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> None:
-    """FlopCounterMode over a step of a small Llama; its loss computes the head once, TRL's
-    twice.
+    """FlopCounterMode over a step of a small Llama.
+
+    Its loss computes the head once, TRL's twice.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -303,9 +304,10 @@ def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:
-    """Telugu, 8-shot, in fp32: 32.1 GB of weights, 1.3 GB of keys and values of the exemplars, 565
-    MB a row. A card of 80 GB has room for 64 rows, by memory too; an H200 for 128; in bfloat16
-    twice as many.
+    """Telugu, 8-shot, in fp32.
+
+    32.1 GB of weights, 1.3 GB of keys and values of the exemplars, 565 MB a row. A card of 80 GB
+    has room for 64 rows, by memory too; an H200 for 128; in bfloat16 twice as many.
     """
     math = replace(question_sets("mgsm", 8, "te")[0], room=1024)
     for batch_size in (256, None):

@@ -102,9 +102,10 @@ def test_unreasonable_trains_57_models_a_base() -> None:
 
 
 def test_unreasonable_scores() -> None:
-    """Table 3, a model's: base in en, sw, bn, te: 4; mixed, 3 x (target, en): 6; simultaneous,
-    swaps and swaps of partial experts, 3 languages x 3 partitions x full and LoRA x (target, en):
-    36 each. 118, four models 472.
+    """Table 3, a model's: base in en, sw, bn, te: 4; mixed, 3 x (target, en): 6.
+
+    Simultaneous, swaps and swaps of partial experts, 3 languages x 3 partitions x full and LoRA x
+    (target, en): 36 each. 118, four models 472.
 
     Tables 1, 2, 3 and a1, when every model is scored in English and its targets, 848: 118; mixed
     LoRA 6; math experts (full, LoRA, 3 + 3 partial) in four languages 32, Z in four 4; language
@@ -125,7 +126,9 @@ def test_unreasonable_scores() -> None:
 
 
 def test_merges_of_unreasonable() -> None:
-    """Swaps and swaps of partial experts: 2 x 18 a model, 144; resets:
+    """Swaps and swaps of partial experts: 2 x 18 a model, 144.
+
+    Resets:
 
     A, B, C and Z a model, 16.
     """

@@ -1,5 +1,6 @@
-"""stage=export of a checkpoint: what plain transformers loads, what the card says, what never goes
-along, refusals.
+"""stage=export of a checkpoint.
+
+What plain transformers loads, what the card says, what never goes along, refusals.
 """
 
 import inspect
@@ -388,8 +389,9 @@ def test_nothing_half_written_looks_finished(
 
 
 class FakeHub:
-    """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`: what was
-    uploaded.
+    """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`.
+
+    What was uploaded.
     """
 
     def __init__(self, monkeypatch: Patch) -> None:

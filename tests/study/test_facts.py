@@ -1,5 +1,6 @@
-"""What a training recorded, as columns of a table; what it warned of; and what scores keep in
-memory when it begins.
+"""What a training recorded, as columns of a table; what it warned of.
+
+And what scores keep in memory when it begins.
 """
 
 import json

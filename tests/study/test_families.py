@@ -45,8 +45,9 @@ def measured(there: TablePlan, **rates: float) -> list[Any]:
 def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> (
     None
 ):
-    """Five methods, each against two experts, the base and its control: 240 differences in twelve
-    columns, of which those of MGSM in Swahili and Telugu are tested.
+    """Five methods, each against two experts, the base and its control.
+
+    240 differences in twelve columns, of which those of MGSM in Swahili and Telugu are tested.
     """
     there = planned()
     lines = measured(there, layer_swap=0.6)

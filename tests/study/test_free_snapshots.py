@@ -1,5 +1,6 @@
-"""A table that frees the snapshots that its selections have ranked; finished scores do not need
-their weights.
+"""A table that frees the snapshots that its selections have ranked.
+
+Finished scores do not need their weights.
 """
 
 import json
@@ -195,8 +196,9 @@ def test_finished_scores_do_not_need_weights(whole: bool, home: Path, call: Call
 
 
 def test_a_new_score_needs_them(home: Path, call: Call) -> None:
-    """Of a folder that is gone it is planned with its expert; of weights that are gone it is
-    refused at once.
+    """Of a folder that is gone it is planned with its expert.
+
+    Of weights that are gone it is refused at once.
     """
     (math,), (qac,) = ((home / "runs").glob(f"{name}-full-s0-*") for name in ("math", "qac"))
     shutil.rmtree(qac)
@@ -209,8 +211,9 @@ def test_a_new_score_needs_them(home: Path, call: Call) -> None:
 
 
 def test_only_the_deleted_are_not_needed(tmp_path: Path) -> None:
-    """A parent that is computed again is computed before its scores; one that is a target of its
-    own is computed.
+    """A parent that is computed again is computed before its scores.
+
+    One that is a target of its own is computed.
     """
     expert = a_run(tmp_path, label="expert", seed=1)
     make_once(expert, writes(weights="one"))

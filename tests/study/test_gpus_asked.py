@@ -1,5 +1,6 @@
-"""GPUs that a training asks for, on a machine whose GPUs are counted by torch: too few, or under a
-driver that is too old, they are refused before anything is made.
+"""GPUs that a training asks for, on a machine whose GPUs are counted by torch.
+
+Too few, or under a driver that is too old, they are refused before anything is made.
 """
 
 from collections.abc import Callable
@@ -84,8 +85,9 @@ def test_a_driver_too_old_is_one_sentence(
 def test_workers_are_one_a_gpu_and_trainings_count_theirs(
     monkeypatch: Patch, training: Training
 ) -> None:
-    """Eight GPUs: as many workers, whatever runs ask for; tests/study/test_cards.py has them
-    compute.
+    """Eight GPUs: as many workers, whatever runs ask for.
+
+    Tests/study/test_cards.py has them compute.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     run = training(4)

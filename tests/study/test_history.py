@@ -203,8 +203,9 @@ def test_packed_rows_are_full(world: Path, base: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
-    """A set on the Hub of which no size is asked, and a model whose shape is not known: ?, and not
-    in the sum.
+    """A set on the Hub of which no size is asked, and a model whose shape is not known.
+
+    ?, and not in the sum.
     """
     unsized = of(
         "stage=sft", "expert=math", "model=trained", f"model.path={base}", f"runs_dir={tmp_path}"

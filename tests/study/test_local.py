@@ -1,5 +1,6 @@
-"""launcher=local: lines of a plan, failures, dead workers, how it ends; tests/test_pipeline.py has
-a whole table.
+"""launcher=local: lines of a plan, failures, dead workers, how it ends.
+
+Tests/test_pipeline.py has a whole table.
 """
 
 import dataclasses
@@ -45,8 +46,9 @@ def again(run: Run) -> Run:
 
 
 def test_a_line_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
-    """Of every stage and merge of the table: as JSON and back, with parents that stand for finished
-    ones.
+    """Of every stage and merge of the table.
+
+    As JSON and back, with parents that stand for finished ones.
     """
     planning = Planning.of(compose(["stage=table", *tiny_table]))  # type: ignore[arg-type]
     runs = order_runs(planning.targets())
@@ -164,8 +166,9 @@ SECONDS: dict[str, float | None] = {
 def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(
     tmp_path: Path,
 ) -> None:
-    """The path of math is 30 + 10 s; shared by two, all is (30 + 20 + 20) / 2, and with four scores
-    more 51.
+    """The path of math is 30 + 10 s.
+
+    Shared by two, all is (30 + 20 + 20) / 2, and with four scores more 51.
     """
     assert watched(tmp_path, SECONDS).time_left() == ("about 40 s", "")
     assert watched(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")

@@ -1,5 +1,6 @@
-"""The shipped table node_check, on a small model: every way to train, a merge and eight
-questions.
+"""The shipped table node_check, on a small model.
+
+Every way to train, a merge and eight questions.
 """
 
 import csv

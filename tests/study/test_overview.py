@@ -53,8 +53,9 @@ def test_a_plan_is_one_screen_without_names_of_runs(
 
 
 def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
-    """Hours and runs of the kinds come to the hours and runs of the second line; selections are
-    runs that take none.
+    """Hours and runs of the kinds come to the hours and runs of the second line.
+
+    Selections are runs that take none.
     """
     text, _ = planned("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
     total = float(re.search(r"([\d.]+) GPU-hours on a100_80x8", text)[1])  # type: ignore[index]

@@ -1,5 +1,6 @@
-"""Studies on rows of the user's own: what stands between prompt and completion, and what rows are
-compared with.
+"""Studies on rows of the user's own.
+
+What stands between prompt and completion, and what rows are compared with.
 """
 
 import json

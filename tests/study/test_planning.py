@@ -1,5 +1,6 @@
-"""Tables as runs: every shipped table plans, its runs are those of the command line, and knobs mean
-what they say.
+"""Tables as runs.
+
+Every shipped table plans, its runs are those of the command line, and knobs mean what they say.
 """
 
 import json
@@ -37,8 +38,9 @@ def planning(tmp_path: Path, *words: str) -> Planning:
 
 
 def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
-    """One task of the bundle, one language, the longest answer of that language: its hash is that
-    of stage=eval.
+    """One task of the bundle, one language, the longest answer of that language.
+
+    Its hash is that of stage=eval.
     """
     found = planning(tmp_path, "table=unreasonable_table_a8")
     runs = {
@@ -74,8 +76,9 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
 
 
 def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
-    """Five processes do not divide the recipes' batches: what is trained has no run to count
-    questions of.
+    """Five processes do not divide the recipes' batches.
+
+    What is trained has no run to count questions of.
     """
     config = compose(
         [

@@ -114,9 +114,10 @@ def save_adapter(base: Path, folder: Path, named: str) -> Any:
 def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(
     mine: Command, tmp_path: Path
 ) -> None:
-    """Without a tokenizer, its base named as on the Hub: refused by the plan, before training, and
-    by stage=eval, unless eval.base names a copy. Its answers are then those of the model that PEFT
-    merges it into.
+    """Without a tokenizer, its base named as on the Hub.
+
+    Refused by the plan, before training, and by stage=eval, unless eval.base names a copy. Its
+    answers are then those of the model that PEFT merges it into.
     """
     model = save_adapter(tmp_path / "base", tmp_path / "theirs", named="org/base")
     assert {path.name for path in (tmp_path / "theirs").glob("*.json")} == {"adapter_config.json"}
@@ -254,8 +255,9 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
 
 
 def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -> None:
-    """By the files that a data run will read, and by its own rows; a last line may end without a
-    line feed.
+    """By the files that a data run will read, and by its own rows.
+
+    A last line may end without a line feed.
     """
     data = next(
         run
@@ -358,8 +360,9 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
 def test_rows_with_a_blank_column_are_counted_and_dropped(
     mine: Command, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """By the reading that counts rows which are cut, too: a plan of these looks at a file's first
-    rows once.
+    """By the reading that counts rows which are cut, too.
+
+    A plan of these looks at a file's first rows once.
     """
     read: list[Path] = []
     monkeypatch.setattr(
@@ -409,8 +412,9 @@ def test_rows_with_a_blank_column_are_counted_and_dropped(
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
     mine: Command, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """stage=plan looks at them where plan.prompts asks it to, stage=table always; the second time
-    from what is kept.
+    """stage=plan looks at them where plan.prompts asks it to, stage=table always.
+
+    The second time from what is kept.
     """
     longest = json.loads((tmp_path / "base/config.json").read_text())["max_position_embeddings"]
     long = {"score": {"eval": "mgsm_2shot", "in": "{language}", "eval.max_gen_toks": longest - 30}}

@@ -85,8 +85,9 @@ def test_answers_take_as_long_as_was_measured(products: str, questions: int, row
 
 
 def test_rates_of_training_are_those_of_the_record() -> None:
-    """An H100 by trainings with random weights, with its optimizer; an H200 by forward and backward
-    passes alone.
+    """An H100 by trainings with random weights, with its optimizer.
+
+    An H200 by forward and backward passes alone.
     """
     (checked,) = (
         line["numbers"]
@@ -112,8 +113,9 @@ def test_rates_of_training_are_those_of_the_record() -> None:
 
 
 def test_a_card_that_has_a_record_is_planned_by_it() -> None:
-    """evaluate_h100.json is of steps that were not recorded as graphs: of the H100 the H200's
-    stands for it.
+    """evaluate_h100.json is of steps that were not recorded as graphs.
+
+    Of the H100 the H200's stands for it.
     """
     for name, gpu in cards().items():
         own = f"evaluate_{name.partition('_')[0]}"
@@ -129,9 +131,10 @@ def test_a_card_that_has_a_record_is_planned_by_it() -> None:
 
 
 def test_what_cards_exchange_by_hand() -> None:
-    """Four cards, two passes a step: each gathers three quarters of 16 GB in bf16 forward and
-    backward, and receives as much of 32 GB of gradients; under ddp these twice. Where products take
-    longer nobody waits for it.
+    """Four cards, two passes a step.
+
+    Each gathers three quarters of 16 GB in bf16 forward and backward, and receives as much of 32 GB
+    of gradients; under ddp these twice. Where products take longer nobody waits for it.
     """
     count = LLAMA_8B.parameters
     shards = Sft(

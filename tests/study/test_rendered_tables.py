@@ -221,8 +221,10 @@ UNFINISHED = [  # table, its axes, the runs that are missing, questions, the rat
 def test_half_of_a_table(
     name: str, axes: str, missing: Callable, questions: int, rate: float, tmp_path: Path
 ) -> None:
-    """Half of the runs or one of three seeds is missing, all else is alike: what is not there is
-    missing with its reason, and nothing is bold, significant, accepted or contradicted.
+    """Half of the runs or one of three seeds is missing, all else is alike.
+
+    What is not there is missing with its reason, and nothing is bold, significant, accepted or
+    contradicted.
     """
     file = tmp_path / "t.yaml"
     file.write_text(f"defaults: [{name}]\nname: {name}\naxes: {axes}\n")

@@ -1,5 +1,6 @@
-"""stage=report and stage=export of a table of made-up runs: what is shown, marked, remembered,
-packed, refused.
+"""stage=report and stage=export of a table of made-up runs.
+
+What is shown, marked, remembered, packed, refused.
 """
 
 import csv
@@ -142,8 +143,9 @@ def test_an_archive_carries_own_languages_and_options(
 
 
 def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_path: Path) -> None:
-    """With a folder of options of one's own, whose name needs quotes: it finds all runs
-    finished.
+    """With a folder of options of one's own, whose name needs quotes.
+
+    It finds all runs finished.
     """
     (tmp_path / "my conf/tables").mkdir(parents=True)
     (home / "t.yaml").rename(tmp_path / "my conf/tables/mine.yaml")
@@ -332,8 +334,9 @@ def test_a_page_is_not_replaced_by_a_poorer_one(home: Path, call: Call) -> None:
 
 
 def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> None:
-    """stage=table was asked with words of its own: stage=report without them finds the same runs,
-    and says so.
+    """stage=table was asked with words of its own.
+
+    stage=report without them finds the same runs, and says so.
     """
     folder = home / "runs/reports/t"
     folder.mkdir(parents=True)
@@ -366,8 +369,9 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
 
 
 def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:
-    """One row a run, task, language and metric; knobs, roles and intervals beside; the frames
-    join.
+    """One row a run, task, language and metric; knobs, roles and intervals beside.
+
+    The frames join.
     """
     folder = Path(call("stage=report", *words(home)).out.strip()).parent
     scores, answers = frames(folder)

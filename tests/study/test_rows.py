@@ -1,5 +1,6 @@
-"""The format of a table: what small tables expand to, worked out by hand; and what is no table, or
-says something that does nothing: one sentence with file and row.
+"""The format of a table: what small tables expand to, worked out by hand.
+
+And what is no table, or says something that does nothing: one sentence with file and row.
 """
 
 from typing import Any
@@ -159,8 +160,9 @@ def test_a_choice_can_be_made_by_other_scores() -> None:
 
 
 def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> None:
-    """It is scored and shown; the number is that of the one that was chosen there, once, and not
-    again on the test.
+    """It is scored and shown.
+
+    The number is that of the one that was chosen there, once, and not again on the test.
     """
     by = "{run: swap, best: [b], by: {eval.split: dev}}"
     made = plan(changed("{run: swap, best: [b]}", by) + "beside: [b]\n")
@@ -282,8 +284,9 @@ def test_facts_and_figures_are_made_and_not_scored() -> None:
 
 
 def test_the_number_of_a_cell() -> None:
-    """Scores made up: 10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in
-    Telugu.
+    """Scores made up.
+
+    10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in Telugu.
     """
     made = plan(
         TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}")
@@ -360,8 +363,9 @@ compare: null
 
 
 def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None:
-    """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is
-    selected.
+    """Table 1's math and language runs are selections, whose keys `every` sets.
+
+    Here nothing is selected.
     """
     (score,) = plan(DERIVED).scores
     assert score.words["eval.dtype"] == "float32" and not any(

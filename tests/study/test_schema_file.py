@@ -1,5 +1,6 @@
-"""docs/table.schema.json: what editors check tables and studies by, against jsonschema and every
-shipped table.
+"""docs/table.schema.json.
+
+What editors check tables and studies by, against jsonschema and every shipped table.
 """
 
 import json

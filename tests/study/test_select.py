@@ -1,5 +1,6 @@
-"""Stage select: the rule by hand, and whole runs on tiny snapshots; stage clean, which frees what
-it leaves behind.
+"""Stage select: the rule by hand, and whole runs on tiny snapshots.
+
+Stage clean, which frees what it leaves behind.
 """
 
 import json
@@ -307,8 +308,9 @@ def test_snapshots_of_one_run_are_not_two_runs(
 
 
 def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_path: Path) -> None:
-    """In a table, the select row is built before its trainings are made: their steps decide the
-    snapshots.
+    """In a table, the select row is built before its trainings are made.
+
+    Their steps decide the snapshots.
     """
     shared = [f"runs_dir={tmp_path}", "tracking.mode=disabled", f"data_root={world}"]
     start = [

@@ -1,5 +1,6 @@
-"""The tables that are shipped: each expands, names options that exist, and has a cell for each
-published number.
+"""The tables that are shipped.
+
+Each expands, names options that exist, and has a cell for each published number.
 """
 
 import csv

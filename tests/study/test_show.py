@@ -97,8 +97,9 @@ def test_scores_that_cannot_be_read_name_their_run(text: str, tmp_path: Path) ->
 
 
 def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: Path) -> None:
-    """Of a run that failed: the state, its reason once, thirty lines of its log, and where that
-    is.
+    """Of a run that failed.
+
+    The state, its reason once, thirty lines of its log, and where that is.
     """
     work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
     work.mkdir(parents=True)

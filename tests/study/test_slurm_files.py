@@ -1,5 +1,6 @@
-"""slurm/*.sbatch without Slurm: the commands that they start, and what becomes of their exit
-status.
+"""slurm/*.sbatch without Slurm.
+
+The commands that they start, and what becomes of their exit status.
 """
 
 import os
@@ -96,8 +97,9 @@ def test_75_asks_for_the_job_again_and_nothing_else_does(
 def test_one_that_ends_at_once_when_asked_is_asked_for_again_too(
     name: str, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
 ) -> None:
-    """While the trap that passes the signal on still runs, which is slow here: its status is the
-    program's, not 138.
+    """While the trap that passes the signal on still runs, which is slow here.
+
+    Its status is the program's, not 138.
     """
     (tmp_path / "slow").write_text(
         'kill() { builtin kill "$@" || return; [ $1 = -0 ] || sleep 0.5; }\n'

@@ -1,5 +1,6 @@
-"""launcher=slurm without Slurm: what is submitted and in which order, and what a refusal half-way
-leaves.
+"""launcher=slurm without Slurm.
+
+What is submitted and in which order, and what a refusal half-way leaves.
 """
 
 import errno
@@ -141,8 +142,9 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
 def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a Slurm. Run by bash, submit.sh submits the same arrays with the same options and
-    dependencies.
+    """Without a Slurm.
+
+    Run by bash, submit.sh submits the same arrays with the same options and dependencies.
     """
     targets, launcher, path = (
         site.plan(),
@@ -211,8 +213,10 @@ def test_memory_is_asked_for_each_gpu_of_a_job(site: Site) -> None:
 
 
 def test_cores_and_partition_follow_the_gpus_of_a_job(site: Site) -> None:
-    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the
-    cores of one; where they have none, with the site's.
+    """Eight cores a GPU unless threads say.
+
+    Jobs without GPUs go to their own partition, with the cores of one; where they have none, with
+    the site's.
     """
     launcher = replace(LAUNCHER, partition="gpu", cpu_partition="cpu")
     for gpus, threads, knobs, asked in (
@@ -606,8 +610,9 @@ def of_8b(tmp_path: Path, *words: str) -> Run:
 
 
 def test_a_training_is_asked_to_stop_early_enough_to_write_a_resume_point(tmp_path: Path) -> None:
-    """Ten minutes before the limit, or a quarter of a shorter one; also of a model whose size is
-    not known before.
+    """Ten minutes before the limit, or a quarter of a shorter one.
+
+    Also of a model whose size is not known before.
     """
     full = resources_of(of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), LAUNCHER)
     assert full == Resources(gpus=4, cpus=None, lead=600) and full.name == "4gpu-long"
@@ -753,8 +758,9 @@ def test_a_task_that_gets_no_further_is_not_requeued(
 def test_a_second_training_gets_the_whole_time_of_a_job(
     task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job asks for itself again before it: the limit could come before its first resume
-    point.
+    """The job asks for itself again before it.
+
+    The limit could come before its first resume point.
     """
     runs = [of_8b(tmp_path, f"seed={seed}") for seed in (1, 2)]
     made: list[Any] = []
@@ -771,8 +777,9 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit: while
-    it imports.
+    """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit.
+
+    While it imports.
     """
     run = of_8b(tmp_path)
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
@@ -797,8 +804,9 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
 def test_an_array_asks_for_twice_its_estimate(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Up to the next hour, at most launcher.time, and that once a run was begun; its GPUs at once
-    and its hours.
+    """Up to the next hour, at most launcher.time, and that once a run was begun.
+
+    Its GPUs at once and its hours.
     """
     targets, seconds = site.plan(), {"child": 100.0}
     monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))

@@ -22,8 +22,9 @@ def items(make_run: Make, world: Path) -> Path:
 
 
 def test_items_are_the_first_of_the_world_and_in_no_training_file(world: Path, items: Path) -> None:
-    """The world writes 4 of each; 6 and 9 begin with these, and none of the 15 is taught in any
-    language.
+    """The world writes 4 of each.
+
+    6 and 9 begin with these, and none of the 15 is taught in any language.
     """
     for file, more in {"mgsm/qac/dev": 6, "mgsm/qac/test": 9, "flores/qab/devtest": 9}.items():
         few, many = (list(read_jsonl(folder / f"{file}.jsonl")) for folder in (world, items))
@@ -52,8 +53,9 @@ def runs_of(tmp_path: Path, table: dict[str, object]) -> dict[str, list[Run]]:
 
 
 def test_more_test_items_retrain_nothing(tmp_path: Path) -> None:
-    """500 items or 400: the same trainings and choices, other scores, and these of the items
-    alone.
+    """500 items or 400.
+
+    The same trainings and choices, other scores, and these of the items alone.
     """
     few, many = (
         runs_of(tmp_path, {}),

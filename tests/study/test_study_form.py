@@ -663,8 +663,9 @@ def test_a_language_that_no_benchmark_knows_is_scored_by_its_own_task(
 def test_a_plan_tells_dtypes_and_bases_that_differ(
     base: Path, math_expert: Path, world: Path, tmp_path: Path, call: Call
 ) -> None:
-    """A base in bfloat16 beside a float32 expert; an adapter that names another base, and one that
-    does not fit.
+    """A base in bfloat16 beside a float32 expert.
+
+    An adapter that names another base, and one that does not fit.
     """
     model = AutoModelForCausalLM.from_pretrained(base)
     for name, kwargs in {"fits": {}, "wide": {"hidden_size": 2 * model.config.hidden_size}}.items():

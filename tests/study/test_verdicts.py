@@ -40,8 +40,9 @@ CLAIMS = [
 
 
 class Made(StoredAnswers):
-    """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models
-    of a run differ.
+    """Answers by what a model is made of: `rates` of a run's name, logits.
+
+    `experts` how far models of a run differ.
     """
 
     def __init__(
@@ -202,8 +203,9 @@ def test_seeds_that_no_training_takes_are_refused():
 
 
 def test_each_of_a_list_counts():
-    """Simultaneous training is below mixing, swaps above it: the modular ways do not both beat it;
-    then they do.
+    """Simultaneous training is below mixing, swaps above it.
+
+    The modular ways do not both beat it; then they do.
     """
     there, claim = plan(SEEDS.format("unreasonable_table3")), "ue_swap_best_in_swahili_and_telugu"
     assert verdicts(there, swap=1, simultaneous=-0.5)[claim] == "contradicted"
@@ -231,8 +233,9 @@ def test_treatments_and_their_contrasts():
 
 
 def test_ranks_take_the_mean_of_what_is_chosen():
-    """Three equal trainings give three draws: their best is higher than one by choosing alone,
-    their mean is not.
+    """Three equal trainings give three draws.
+
+    Their best is higher than one by choosing alone, their mean is not.
     """
     there = plan_of("unreasonable_friedman")
     made: Any = Made(there, {}, experts=0.3)
@@ -260,8 +263,9 @@ ALIKE = (
 @pytest.mark.parametrize("table", ALIKE)
 @pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
 def test_all_right_or_all_wrong_decides_nothing(table, n, right):
-    """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of
-    three.
+    """Seeds, nine pairs, choices, treatments.
+
+    No verdict, no interval without a width, the rule of three.
     """
     there = plan_of(table)
     answers: Any = Alike(there, {"all": right}, n=n)
@@ -311,8 +315,9 @@ def test_a_sides_value_is_the_cells(table):
 
 
 def test_a_contrast_by_hand():
-    """Swap minus math expert of nine pairs: the mean over l less math m, with the experts' means as
-    they are.
+    """Swap minus math expert of nine pairs.
+
+    The mean over l less math m, with the experts' means as they are.
     """
     there = plan_of("layer_swapping_table1")
     made = Made(there, {}, experts=0.3)
@@ -336,8 +341,9 @@ def test_a_contrast_by_hand():
 
 
 def test_translations_have_contrasts_of_the_corpus_metric():
-    """By hand: chrF++ of all sentences of each seed, and its mean over seeds; seeds add their
-    variance.
+    """By hand: chrF++ of all sentences of each seed, and its mean over seeds.
+
+    Seeds add their variance.
     """
     from sacrebleu.metrics import CHRF
 
@@ -454,8 +460,9 @@ def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float)
 
 
 class Seeds(Made):
-    """The first questions right, as many as a row of sandbox_full has in each seed; the base has
-    one number.
+    """The first questions right, as many as a row of sandbox_full has in each seed.
+
+    The base has one number.
     """
 
     def __init__(self, there: TablePlan, right: dict[str, tuple[int, ...]], n: int = 100) -> None:
@@ -487,9 +494,10 @@ def bold(
 
 
 def test_one_lucky_seed_of_three_is_not_best():
-    """45 of 100 questions more in one of three seeds: significant over questions, not over seeds;
-    in each of three it is, and against one model that serves all seeds likewise. Two seeds are
-    compared by their means.
+    """45 of 100 questions more in one of three seeds.
+
+    Significant over questions, not over seeds; in each of three it is, and against one model that
+    serves all seeds likewise. Two seeds are compared by their means.
     """
     there = plan_of("sandbox_full")
     half, lucky = (50, 50, 50), (95, 50, 50)
@@ -551,8 +559,10 @@ def test_a_place_is_a_row_where_models_are_columns():
 
 
 def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best_expert():
-    """In math, by column: what is chosen by these questions is no merge, what has no number is no
-    rival. Each pair has the number of experts that the best one was chosen of.
+    """In math, by column.
+
+    What is chosen by these questions is no merge, what has no number is no rival. Each pair has the
+    number of experts that the best one was chosen of.
     """
 
     def cells(column: str, task: str = "mgsm", **values: float | None) -> list[CellResult]:
@@ -619,8 +629,9 @@ def test_answers_are_read_whatever_they_hold(tmp_path: Path):
 
 
 def test_parts_of_a_question_are_summed(tmp_path: Path):
-    """The bits of mgsm_steps are stored with their question: 7 has two steps, one of them in keys
-    of another order.
+    """The bits of mgsm_steps are stored with their question.
+
+    7 has two steps, one of them in keys of another order.
     """
     path = tmp_path / "run/samples/mgsm_steps.sw.jsonl"
     path.parent.mkdir(parents=True)

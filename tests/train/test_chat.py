@@ -1,5 +1,6 @@
-"""Chat templates: those of real models pass with the loss on the response and its end, broken ones
-are refused.
+"""Chat templates.
+
+Those of real models pass with the loss on the response and its end, broken ones are refused.
 """
 
 import json
@@ -242,8 +243,9 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
 
 
 def test_variables_of_a_template_are_those_that_transformers_gives_it(tmp_path: Path) -> None:
-    """As enable_thinking=False of Qwen 3: a template with a variable, trained on as
-    apply_chat_template renders it.
+    """As enable_thinking=False of Qwen 3.
+
+    A template with a variable, trained on as apply_chat_template renders it.
     """
     text = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -284,8 +286,9 @@ OF_TRL = ["llama3", "qwen2_5", "qwen3", "cohere", "phi3"]  # with training templ
 def test_conversations_stay_turns(
     name: str, loss_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loss is on the last answer and its end, or on all of them; the trainer has the rows that
-    were measured.
+    """The loss is on the last answer and its end, or on all of them.
+
+    The trainer has the rows that were measured.
     """
     made = real_tokenizer(name)
     rows = [*TALKS, *ROWS[:2]]

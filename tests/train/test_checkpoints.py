@@ -1,5 +1,6 @@
-"""Killed at any step, a training ends with the bits and the log that it would have had; and what
-stops it early.
+"""Killed at any step, a training ends with the bits and the log that it would have had.
+
+And what stops it early.
 """
 
 import errno
@@ -308,8 +309,9 @@ def test_two_processes_stop_together_and_go_on_together(
 def test_a_signal_reaches_the_processes_that_were_started(
     number: signal.Signals, interruptible: None
 ) -> None:
-    """A Ctrl-C as SIGTERM: from a terminal they have had one already, and a second one would stop
-    them at once.
+    """A Ctrl-C as SIGTERM.
+
+    From a terminal they have had one already, and a second one would stop them at once.
     """
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     process.start()
@@ -328,8 +330,10 @@ def test_another_configuration_says_that_it_begins_anew(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """And the manifest of the first has the machines of all its attempts: bits depend on the number
-    of threads, and that of the last attempt alone would name one that gives others.
+    """And the manifest of the first has the machines of all its attempts.
+
+    Bits depend on the number of threads, and that of the last attempt alone would name one that
+    gives others.
     """
     command, threads = words(tmp_path / "runs"), torch.get_num_threads()
     at_step(STEPS)
@@ -414,8 +418,9 @@ def test_weights_that_are_no_numbers_are_not_kept(
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     words: Callable[..., list[str]], tmp_path: Path, whole: dict[str, Any]
 ) -> None:
-    """Of a step that hangs before its resume point is written: the same command resumes from the
-    one before.
+    """Of a step that hangs before its resume point is written.
+
+    The same command resumes from the one before.
     """
     command = words(tmp_path / "runs")
     done = forked.python("-c", SLOW, "60", *command, "sft.stall_minutes=0.1", after=IMPORTS)

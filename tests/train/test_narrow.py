@@ -1,5 +1,6 @@
-"""Frozen matrices in bfloat16, and adapters whose inputs PEFT does not cast: the same bits as
-without, in half the bytes.
+"""Frozen matrices in bfloat16, and adapters whose inputs PEFT does not cast.
+
+The same bits as without, in half the bytes.
 """
 
 from pathlib import Path

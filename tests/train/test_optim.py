@@ -30,8 +30,9 @@ def state_bytes(optimizer: Any) -> int:
 def test_bytes_a_parameter_are_those_of_the_table(
     tmp_path: Path, weights: str, optimizer: str
 ) -> None:
-    """On a model whose matrices fill whole blocks: smaller tensors keep moments in the weights'
-    dtype.
+    """On a model whose matrices fill whole blocks.
+
+    Smaller tensors keep moments in the weights' dtype.
     """
     recipe = tiny.recipe(weights=weights, optimizer=optimizer, learning_rate=1e-4, steps=1)
     big = tiny.model(
@@ -55,8 +56,9 @@ def test_bytes_a_parameter_are_those_of_the_table(
 def test_what_rounding_leaves_of_a_small_movement(
     tmp_path: Path, weights: str, optimizer: str
 ) -> None:
-    """40 steps at a rate a hundredth of what bfloat16 resolves: the mean movement, against AdamW in
-    fp32.
+    """40 steps at a rate a hundredth of what bfloat16 resolves.
+
+    The mean movement, against AdamW in fp32.
     """
     recipe = tiny.recipe(weights=weights, optimizer=optimizer, learning_rate=1e-6, weight_decay=0.0)
     torch.manual_seed(0)
@@ -104,8 +106,9 @@ def test_a_rate_at_which_updates_are_lost_is_warned_of(
 
 
 def test_a_training_in_eight_bits_leaves_the_next_one_its_compiler(tmp_path: Path) -> None:
-    """Of one process, as of a table's worker: on a CPU torchao's steps are not compiled,
-    sft.compile's are.
+    """Of one process, as of a table's worker.
+
+    On a CPU torchao's steps are not compiled, sft.compile's are.
     """
     compiled: list[Any] = []
 

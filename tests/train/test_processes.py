@@ -205,8 +205,10 @@ def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
 
 @pytest.mark.parametrize("recipe", DTYPES)
 def test_weights_that_stay_gathered_give_the_same_bits(both: Any, recipe: str) -> None:
-    """Where the card holds them, a backward pass gathers nothing: dtypes, losses and weights are
-    those of shards that are gathered twice, with validations between.
+    """Where the card holds them, a backward pass gathers nothing.
+
+    Dtypes, losses and weights are those of shards that are gathered twice, with validations
+    between.
     """
     *_, facts = both
     gathered, shards = facts["fsdp2, gathered"][recipe], facts["fsdp2"][recipe]
@@ -362,8 +364,9 @@ def shards_of_one(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 @pytest.mark.gpu
 def test_shards_on_a_gpu_have_the_losses_of_a_whole_model(tmp_path: Path) -> None:
-    """FSDP2 itself, which a CPU cannot run without being taken for a GPU: the shard of one process
-    is the model.
+    """FSDP2 itself, which a CPU cannot run without being taken for a GPU.
+
+    The shard of one process is the model.
     """
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: None)
     facts = start_processes(1, shards_of_one, run_of(1), tmp_path, tracker)

@@ -1,5 +1,6 @@
-"""Every dense decoder that transformers builds small: a base as the Hub has it, and experts as our
-training saves them.
+"""Every dense decoder that transformers builds small.
+
+A base as the Hub has it, and experts as our training saves them.
 
 config.json and the names of the base's file are those of transformers 4; the experts, full and
 LoRA, are loaded from it and saved by `save_model`. What merges must give is computed by torch on

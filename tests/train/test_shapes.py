@@ -1,5 +1,6 @@
-"""Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against
-the estimate.
+"""Trainings of the papers' models at their true shapes, on fake tensors.
+
+Dtypes, and memory against the estimate.
 
 shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes
 for the first of several. Each way to train, and one GPU and several, are in one that is always run;

@@ -75,8 +75,9 @@ def trainer(
 def test_products_are_in_the_precision_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, products: str
 ):
-    """With torch.compile too, for which transformers turns TF32 on where a GPU has it; and after
-    another training.
+    """With torch.compile too, for which transformers turns TF32 on where a GPU has it.
+
+    And after another training.
     """
     monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True)
     before = torch.get_float32_matmul_precision()
@@ -206,8 +207,9 @@ def test_steps_by_hand():
 
 
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
-    """Of unequal lengths: the mean is over the response tokens of the step, not over those of each
-    micro-batch.
+    """Of unequal lengths.
+
+    The mean is over the response tokens of the step, not over those of each micro-batch.
     """
     rows = [
         {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n % 5))}
@@ -256,8 +258,9 @@ def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
 
 @pytest.mark.parametrize("way", ["llama", "mixtral", "llama, padding-free"])
 def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
-    """All losses, gradient norms and weights to the bit, on the same rows in the same order; with
-    the router's loss where the model is a mixture of experts.
+    """All losses, gradient norms and weights to the bit, on the same rows in the same order.
+
+    With the router's loss where the model is a mixture of experts.
     """
     rows = [
         {"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))}
@@ -373,8 +376,9 @@ def test_bpe_is_byte_level_and_lossless():
 
 
 def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
-    """The labels are the answer with what closes it, whatever the template; and the counts are the
-    trainer's.
+    """The labels are the answer with what closes it, whatever the template.
+
+    And the counts are the trainer's.
     """
     ours = sandbox_tokenizer()
     ours.chat_template = (
@@ -411,8 +415,9 @@ def test_saved_in_another_dtype(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["gemma4", "mpt"])
 def test_the_loss_of_a_step_is_of_its_tokens_in_any_architecture(tmp_path: Path, kind: str):
-    """Against the logits of each row alone; transformers would average the micro-batches of a model
-    that sees.
+    """Against the logits of each row alone.
+
+    Transformers would average the micro-batches of a model that sees.
     """
     fields, size = config_of(kind).to_dict(), len(sandbox_tokenizer())
     fields.get("text_config", fields).update(vocab_size=size, vocab_size_per_layer_input=size)

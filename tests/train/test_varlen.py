@@ -1,5 +1,6 @@
-"""Rows without padding through torch's varlen_attn, whose kernel is CUDA's: here plain torch takes
-its place.
+"""Rows without padding through torch's varlen_attn, whose kernel is CUDA's.
+
+Here plain torch takes its place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""DARE (Yu et al., 2024): of each task vector a random share of the entries, divided by it; then
-task arithmetic.
+"""DARE (Yu et al., 2024): of each task vector a random share of the entries, divided by it.
+
+Then task arithmetic.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""Whether a number is even or odd: parity/<language>/test.jsonl, with rows {"number": 3, "label":
-1}.
+"""Whether a number is even or odd: parity/<language>/test.jsonl, with rows {"number".
+
+3, "label": 1}.
 """
 
 from pipeline.benchmarks.benchmark import Benchmark
