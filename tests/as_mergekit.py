@@ -13,7 +13,7 @@ from pipeline.models.checkpoint import DTYPES
 
 
 def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration as plain data."""
+    """Return the configuration as plain data."""
     config: Any = merge.config
     stored = merge.stored_dtype(merge.names[0])
     dtypes = {
@@ -70,8 +70,10 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def weight_setting(weights: Mapping[str, float]) -> Any:
-    """One source's weight in each parameter as mergekit takes it: a number, or filters of which the
-    first that is part of a parameter's name decides, the commonest number last.
+    """Return one source's weight in each parameter, as mergekit takes it.
+
+    It is a number, or filters. The first filter that is part of a parameter's name decides, and the
+    most frequent number is last.
     """
     commonest = Counter(weights.values()).most_common(1)[0][0]
     filters = [
@@ -85,9 +87,9 @@ def weight_setting(weights: Mapping[str, float]) -> Any:
 def weight_filters(
     weights: Mapping[str, float], names: Sequence[str], depth: int
 ) -> Iterator[tuple[str, float]]:
-    """The shortest beginnings of names below which all parameters have one weight, with it.
+    """Return the shortest prefixes of names below which all parameters have one weight.
 
-    They end in a dot, so that layer 1's is no part of layer 10's.
+    They end in a dot, so that the prefix of layer 1 does not match layer 10.
     """
     values = {weights[name] for name in names}
     words = names[0].split(".")

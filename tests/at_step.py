@@ -1,6 +1,4 @@
-"""What happens at the end of a step of a training, before the resume point of that step is
-written.
-"""
+"""The end of a training step, before the resume point of that step is written."""
 
 from collections.abc import Callable
 from typing import Any

@@ -24,16 +24,18 @@ cli_evaluate()
 
 
 def local_files(folder: Path, **splits: str) -> dict[str, Any]:
-    """The keys of a task file that read JSONL files of `folder` in place of the Hub: a split's name
-    -> the file's.
+    """Return the keys of a task file that read local JSONL files instead of the Hub.
+
+    Keys are the names of splits.
     """
     files = {split: str(folder / f"{name}.jsonl") for split, name in splits.items()}
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
 def stock_mgsm(root: Path, code: str, max_gen_toks: int) -> tuple[str, dict[str, Any]]:
-    """Our name and the keys of the harness's MGSM: native chains of thought, two exemplars, read
-    from `root`.
+    """Return our name and the keys of the harness's MGSM, read from `root`.
+
+    It has native chains of thought and two exemplars.
     """
     file = STOCK / f"mgsm/native_cot/mgsm_native_cot_{code}.yaml"
     until = yaml.safe_load(file.read_text())["generation_kwargs"]["until"]
@@ -54,12 +56,10 @@ def answered_by_lm_eval(
     *options: str,
     batch_size: int = 16,
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """Results, and the samples of each task by its name, of `lm_eval run` in float32 on the CPU.
+    """Run `lm_eval run` in float32 on the CPU; return results and the samples of each task.
 
-    Args:
-        tasks: task files, or a name and the keys of one.
-        rows: the questions of each task, by their numbers.
-        options: more of the command line.
+    `tasks` are task files, or a name and the keys of one. `rows` are the questions of each task, by
+    their numbers. `options` are further words of the command line.
     """
     folder.mkdir()
     files = []
@@ -110,12 +110,10 @@ def answered_by_lm_eval(
 def assert_same_answers(
     report: dict[str, Any], folder: Path, stock: dict[str, Any], samples: dict[str, Any]
 ) -> int:
-    """A stage's scores.json and samples equal the command line's, to the digit; likelihoods to
-    1e-4. The answers that were compared.
+    """Check that a stage's scores and samples equal the command line's, and return the answers.
 
-    Args:
-        report: the stage's scores.json.
-        folder: that holds samples/.
+    Scores are equal to the digit, likelihoods to 1e-4. `report` is the stage's scores.json, and
+    `folder` has samples/.
     """
     compared, scored = 0, set()
     for row in report["rows"]:

@@ -27,9 +27,9 @@ def environment() -> dict[str, str]:
 
 
 def made_by_mergekit(asked: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """The weights of each merge by its name. asked:
+    """Return the weights of each merge by its name, made by mergekit in one process.
 
-    YAML, or what it would hold; one process for all.
+    `asked` is YAML, or its content.
     """
     (folder / "asked.json").write_text(json.dumps(asked))
     words = [

@@ -145,8 +145,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_runtest_setup() -> None:
-    """Exclude what modules hold from garbage collections: each would take 0.2 s, and each training
-    starts with one.
+    """Exclude what modules hold from garbage collection.
+
+    A collection takes 0.2 s, and each training starts with one.
     """
     global modules_frozen
     if len(sys.modules) > modules_frozen:
@@ -178,9 +179,7 @@ def make_run(runs_dir: Path) -> Make:
 
 @pytest.fixture(scope="session")
 def world(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller world than the one that ships: 4 items a benchmark, 40 math rows, 60 rows a clone,
-    150 documents.
-    """
+    """Return a smaller world: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
     from small_world.files import World, pack
 
     from pipeline.data import small_world
@@ -194,7 +193,7 @@ def world(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def base(make_run: Make, world: Path) -> Path:
-    """A Llama of 14 layers and width 32, from nothing."""
+    """Return a Llama of 14 layers and width 32, trained from nothing."""
     data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
     return make_run("stage=cpt", *TINY, *data, *FEW)
 
@@ -234,9 +233,7 @@ def analyzed(make_run: Make, math_expert: Path, language_expert: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """kind -> (base, math, language): folders of random tiny models in bfloat16, of each
-    architecture.
-    """
+    """Return kind -> (base, math, language): folders of random tiny bfloat16 models."""
     import torch
     from small_models import LAYERS
     from tokenizers import Tokenizer
@@ -274,8 +271,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 
 @pytest.fixture
 def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of table=tiny: conf/tables/sandbox.yaml, with a tiny base, few items and steps,
-    without controls and without the second of its multiple-choice tasks.
+    """Return the command of table=tiny.
+
+    It is conf/tables/sandbox.yaml with a tiny base, few items and steps, without controls and
+    without the second multiple-choice task.
     """
     from pipeline.config import conf
 
@@ -317,7 +316,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What --config-dir adds to this process is gone after the test."""
+    """Remove what --config-dir added to this process after the test."""
     from pipeline.files import ADDED_CONF
 
     monkeypatch.setenv(ADDED_CONF, "")
@@ -325,8 +324,10 @@ def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process: its exit status, the one that is asked for, standard output
-    and standard error. Of words with the same key the last is given.
+    """Return a function that runs the command line in this process.
+
+    It returns the exit status, standard output and standard error, and checks the expected status.
+    Of settings with the same key the last counts.
     """
     from pipeline.__main__ import main
 

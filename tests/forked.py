@@ -1,8 +1,7 @@
-"""Programs in processes of their own that begin with torch imported, which each would otherwise
-spend seconds on.
+"""Programs in their own processes that begin with torch imported.
 
-They are forked from a process that has imported nothing of Hugging Face, nor of the pipeline: these
-read the environment, which may be another here.
+Each would otherwise spend seconds on the import. They are forked from a process that has imported
+neither Hugging Face nor the pipeline, because these read the environment.
 """
 
 import atexit
@@ -46,9 +45,7 @@ FORWARDED = (
 
 
 def start_server() -> None:
-    """The process that all are forked from, in which nothing is that a test puts into the
-    environment.
-    """
+    """Start the process that all programs are forked from, without a test's environment."""
     with patch.dict(os.environ, ENVIRONMENT, clear=True):
         forkserver.ensure_running()
 
@@ -59,7 +56,7 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Any:
-    """The process of `python WORDS`, its standard input, output and error being files."""
+    """Start `python WORDS` with files as standard input, output and error."""
     start_server()
     process = CONTEXT.Process(
         target=_run, args=(words, dict(os.environ if env is None else env), cwd, files)
@@ -86,11 +83,10 @@ def python(
     timeout: float = 300,
     after: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """What `python WORDS` ends with and prints, where the words are -c CODE ... or -m MODULE ...
+    """Run `python WORDS` and return its exit status and output.
 
-    Args:
-        after: imports that commands have in common: one process executes them, and forks the
-            commands; one for each environment of Hugging Face, which is read when it is imported.
+    WORDS are -c CODE ... or -m MODULE ... `after` are imports that commands share. One process for
+    each environment of Hugging Face executes them and forks the commands.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
@@ -116,9 +112,7 @@ def python(
 
 @cache
 def _server(after: str, of_hugging_face: tuple[tuple[str, str], ...]) -> Connection:
-    """The end of a pipe to a process that executes `after`, and commands that come through the
-    pipe.
-    """
+    """Return the pipe to a process that executes `after` and then forks commands."""
     start_server()
     here, there = CONTEXT.Pipe()
     env = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("HF_")}

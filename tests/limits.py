@@ -1,6 +1,4 @@
-"""Disks without room, files above the shell's limit, and the processes that others started
-(Linux).
-"""
+"""Full disks, large files, and processes that other processes have started (Linux)."""
 
 import resource
 import signal
@@ -12,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of its own. Root alone may make one."""
+    """Mount a separate file system, which only root may do."""
     folder.mkdir()
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
@@ -50,7 +48,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that it started, itself first."""
+    """Return a process and all processes that it started, the process first."""
     found = [pid]
     for one in found:
         for path in Path(f"/proc/{one}/task").glob("*/children"):
@@ -60,7 +58,7 @@ def tree(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty where there is none."""
+    """Return the command line of a process, or an empty text if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""

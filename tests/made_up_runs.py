@@ -27,13 +27,11 @@ def finish(
     steps: int = 199,
     **made: Any,
 ) -> None:
-    """Write these runs, parents first, as if they had been made: what a report reads, and nothing
-    else.
+    """Write these runs as if they were finished, parents first, for a report.
 
-    rates: run hash -> score, with answers as near to it as so few can be; without one answers are
-        drawn, by the hash.
-    steps: of a training's log. made: fields of the manifests in place of these here, such as
-    machine={"device": "cpu", "threads": 1}.
+    rates: run hash -> score, which the answers approach as closely as possible. Without a rate,
+    answers are drawn by the hash. steps: steps of a training's log. made: fields that replace the
+    manifests' fields, such as machine={"device": "cpu", "threads": 1}.
     """
     folders = [
         run.folder for run in runs

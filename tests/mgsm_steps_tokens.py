@@ -9,7 +9,7 @@ from mgsm_steps.items import write_items
 
 
 def with_items(data_root: Path, folder: Path, *codes: str) -> Path:
-    """A data_root with the files of another, and the items of mgsm_steps."""
+    """Return a data_root with the files of another, and the items of mgsm_steps."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in data_root.iterdir():
         if not (folder / path.name).exists():
@@ -22,11 +22,10 @@ def with_items(data_root: Path, folder: Path, *codes: str) -> Path:
 def check_tokens(
     data_root: Path, folder: Path, code: str, load: Callable[[list[str]], Any]
 ) -> None:
-    """In all items of a language, the tokens of a prompt are those that a calculation after it
-    leaves it, so that a calculation's probability is that of its own tokens, and these are its
-    text.
+    """Check that a calculation leaves the tokens of its prompt unchanged, in all items.
 
-    load: the tokenizer, given texts to make one from.
+    Then a calculation's probability is that of its own tokens. `load` returns the tokenizer, with
+    texts to make one from.
     """
     file = with_items(data_root, folder, code) / "mgsm_steps" / code / "mgsm_steps.jsonl"
     items = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]

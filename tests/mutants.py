@@ -1,12 +1,11 @@
-"""How many of the mutants in tests/mutants.json the tests of their packages kill: a test goes only
-if no fewer die.
+"""Count the mutants in tests/mutants.json that the tests of their packages kill.
 
     python tests/mutants.py --record results/bench/mutants.json [--only PACKAGE ...]
 
-A mutant is one edit of src/pipeline, in a temporary copy that PYTHONPATH names: the working tree
-stays as it is. It is killed if a test fails that passes on the unchanged copy. The test that killed
-it last time goes first. The old text of an edit is once in its file: wherever it moves, the edit
-follows, and one that has gone is an error.
+A test may only be deleted if no fewer mutants die. A mutant is one edit of src/pipeline in a
+temporary copy that PYTHONPATH names, so the working tree does not change. It is killed if a test
+fails that passes on the unchanged copy. The test that killed it last time runs first. The old text
+of an edit occurs once in its file. If the text is missing, that is an error.
 """
 
 import argparse

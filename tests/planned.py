@@ -31,7 +31,7 @@ def shipped(name: str) -> tuple[str, str]:
 
 
 def plan(text: str, **every: object) -> TablePlan:
-    """The plan of a table's text, which may start from shipped ones."""
+    """Return the plan of a table's text, which may start from shipped tables."""
     return expand_table(read_table(text, "mine.yaml", shipped, every), READS.__getitem__)
 
 
@@ -40,11 +40,11 @@ def plan_of(name: str) -> TablePlan:
 
 
 def canonical(plan: TablePlan) -> dict[str, str]:
-    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their
-    digests.
+    """Return the key of a spec or choice -> digest of its filled words.
 
-    Equal words have equal digests, in any table and under any name. A knob written out at its
-    default differs from one left out: the run hash knows better, this knows no knobs.
+    Words that it names count by their digests. Equal words have equal digests, in any table and
+    under any name. A knob at its default differs from an omitted knob, because only the run hash
+    knows defaults.
     """
     found: dict[str, str] = {}
 

@@ -8,7 +8,7 @@ from pipeline.papers.published import HEATMAPS
 
 
 def published_maps() -> list[Map]:
-    """A map a figure, layers from the top."""
+    """Return a map for each figure, with layers from the top."""
     with open(HEATMAPS, newline="", encoding="utf-8") as stream:
         rows = sorted(
             csv.DictReader(stream), key=lambda row: (int(row["figure"]), -int(row["layer"]))

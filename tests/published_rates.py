@@ -14,8 +14,9 @@ RATE = 0.5  # share of right answers, where nothing is published
 
 
 def settle_choices(plan: TablePlan) -> tuple[TablePlan, dict[ScoreRef, ScoreRef]]:
-    """(plan with one model in place of each choice among shown candidates, that model -> one of the
-    candidates).
+    """Return a plan with one model in place of each choice, and that model's candidate.
+
+    Only choices among shown candidates are replaced.
     """
     candidates: dict[ScoreRef, ScoreRef] = {}
 
@@ -38,10 +39,10 @@ def settle_choices(plan: TablePlan) -> tuple[TablePlan, dict[ScoreRef, ScoreRef]
 
 
 def published_equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef], float]]:
-    """(scores, their published mean as a share) of a cell of a settled plan; empty without a
-    published number.
+    """Return (scores, their published mean as a share) of a cell of a settled plan.
 
-    A maximum is that of the first item and a minimum that of the last one, in all cells.
+    Empty without a published number. A maximum is the first item's, and a minimum the last item's,
+    in all cells.
     """
     if cell.published is None or cell.metric or cell.fact:
         return []
@@ -65,11 +66,10 @@ def published_equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef
 
 
 def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
-    """The share of right answers of each score, such that the published cells of a settled plan are
-    exactly true.
+    """Return the share of right answers of each score that makes all published cells true.
 
-    Degrees of freedom that the cells leave are settled by least squares, as near as possible to the
-    cells' numbers.
+    Remaining degrees of freedom are settled by least squares, as near as possible to the cells'
+    numbers.
     """
     cell_means = [
         equation for cell in plan.cells.values() for equation in published_equations(plan, cell)

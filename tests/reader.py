@@ -43,14 +43,14 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a bash block, each as typed, continued lines joined and comments left out."""
+    """Return the commands of a bash block, with continued lines joined and without comments."""
     lines = block.text.replace("\\\n", " ").splitlines()
     plain = (line.partition(" #")[0].strip() for line in lines if not line.startswith("#"))
     return [line for line in plain if line]
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """The files that a page shows, where it says."""
+    """Write the files that a page shows to the places that it names."""
     for block in blocks(page):
         if "." in block.info:
             (folder / block.info).parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class Shell:
 
 
 def words_of(command: str, variables: dict[str, str]) -> list[str]:
-    """A command's words as bash and zsh both give them.
+    """Return a command's words as bash and zsh both give them.
 
     Undefined variables and unquoted patterns are errors.
     """
@@ -116,7 +116,7 @@ def inside(parts: list[str], place: int) -> bool:
 
 
 def planned(command: str) -> Iterator[list[str]]:
-    """The words of a command that is planned only: of -m those of each job."""
+    """Return the words of a command that is only planned; with -m those of each job."""
     words = shlex.split(command)
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)

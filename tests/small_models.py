@@ -39,7 +39,7 @@ TWO_LAYERS = [
 def by_hand(
     folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config
 ) -> Checkpoint:
-    """A two-layer checkpoint of two-number tensors; a number stands for all of them."""
+    """Write a two-layer checkpoint of two-number tensors; a number stands for all of them."""
     folder.mkdir()
     if not isinstance(values, dict):
         values = {name: [values, values] for name in TWO_LAYERS}
@@ -83,7 +83,10 @@ def stacked(
     tied=False,
     **config,
 ):
-    """A random Llama of width 4 and `layers` layers, near `base` where one is given. The folder."""
+    """Write a random Llama of width 4 and `layers` layers, and return its folder.
+
+    It is near `base` if that is given.
+    """
     torch.manual_seed(seed)
     shapes = {"model.embed_tokens.weight": (6, 4), "model.norm.weight": (4,)}
     shapes |= {} if tied else {"lm_head.weight": (6, 4)}

@@ -24,7 +24,7 @@ def a_run(
 
 
 def writes(text: str = "rows\n", weights: str | None = None) -> Any:
-    """A stage that writes one file, and records the root of its weights."""
+    """Return a stage that writes one file and records the root of its weights."""
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
         (work / "train.jsonl").write_text(text)
@@ -38,6 +38,6 @@ def never(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def of_digits(run: Run, digits: str = "0123456789ab") -> Run:
-    """The run with a hash that begins with these digits, as chance may give it."""
+    """Return the run with a hash that begins with these digits, as could happen by chance."""
     run.__dict__["hash"] = digits + run.hash[len(digits) :]
     return run

@@ -1,6 +1,4 @@
-"""Families with sliding windows and other norms, random and tiny, through training, merging and
-evaluation.
-"""
+"""Families with sliding windows and other norms through training, merging and scoring."""
 
 import json
 import re
@@ -47,9 +45,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(family: str, world: Path, tmp_path: Path) -> Path:
-    """A random model with the small world's tokenizer, whose answers differ from prompt to
-    prompt.
-    """
+    """Return a random model with the small world's tokenizer, whose answers differ by prompt."""
     from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
     tokenizer = sandbox_tokenizer()
@@ -85,8 +81,9 @@ def moved(base: Path, expert: Path) -> set[str]:
 
 
 def first_loss(base: Path, expert: Path, eager: bool) -> float:
-    """Of the first step's rows (shuffled by the seed), by plain transformers: the mean over the
-    completions' tokens.
+    """Return the mean loss over the completions of the first step's rows, by transformers.
+
+    Rows are shuffled by the seed.
     """
     manifest = json.loads((expert / "manifest.json").read_text())
     file = expert.parent / manifest["parents"]["data"]["name"] / "train.jsonl"

@@ -1,6 +1,4 @@
-"""What goes wrong outside the program ends in one sentence, and leaves nothing that looks
-finished.
-"""
+"""Problems outside the program end in one sentence and leave no partial results."""
 
 import builtins
 import errno
@@ -25,9 +23,7 @@ ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 
 
 def left(runs_dir: Path) -> list[str]:
-    """What looks finished: folders beside .work and .scores, where no run is looked for; a
-    half-written score too.
-    """
+    """Return what looks finished: folders beside .work and .scores, and half-written scores."""
     halves = [path.name for path in runs_dir.glob(".scores/*.part")]
     return halves + [
         path.name for path in runs_dir.glob("*") if path.name not in (".work", ".scores")
@@ -91,9 +87,9 @@ def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path
 
 @contextmanager
 def full_disk(folder: Path, fails: int, number: int) -> Iterator[list[str]]:
-    """The n-th call that writes below a folder finds no space, or a full quota.
+    """Let the n-th write below a folder fail with a full disk or quota.
 
-    Gives what was written so far.
+    Returns what was written so far.
     """
     written: list[str] = []
 
@@ -124,9 +120,7 @@ def full_disk(folder: Path, fails: int, number: int) -> Iterator[list[str]]:
 def every_write_fails_once(
     call: Call, words: list[str], runs_dir: Path, number: int = errno.ENOSPC
 ) -> int:
-    """Run the command again and again, each time with the next write failing, until none is left to
-    fail. How many.
-    """
+    """Run the command again with each write failing in turn, and return the number of writes."""
     for fails in range(1, 100):
         shutil.rmtree(runs_dir, ignore_errors=True)
         with full_disk(runs_dir, fails, number) as written:

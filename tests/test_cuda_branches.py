@@ -1,6 +1,4 @@
-"""Branches that only a machine with CUDA takes, with a stand-in for its card, as
-scripts/cuda_branches.py lists.
-"""
+"""Branches that only CUDA takes, with a stand-in GPU, as scripts/cuda_branches.py lists."""
 
 from __future__ import annotations
 
@@ -115,15 +113,13 @@ def kernels_of(attention: str, **knobs: Any) -> TrainStage:
 
 
 def refused(sentence: str, attention: str = "sdpa", **knobs: Any) -> None:
-    """A training with these kernels ends with this sentence."""
+    """Check that a training with these kernels ends with this sentence."""
     with pytest.raises(PipelineError, match=sentence):
         load.check_kernels(kernels_of(attention, **knobs))
 
 
 def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
-    """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask
-    over all rows.
-    """
+    """FlashAttention, a missing kernel, Liger, TF32 before the A100, and a mask over all rows."""
     capability, there = [(8, 0)], {"triton"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])

@@ -1,6 +1,4 @@
-"""The core does not need extras/: without that folder the papers' tables are planned and a table is
-made.
-"""
+"""The core does not need extras/: without it the papers' tables plan and a table runs."""
 
 import os
 import shutil
@@ -39,7 +37,7 @@ for words in sys.argv[1:]:
 
 @pytest.fixture
 def core(tmp_path: Path) -> Path:
-    """A copy of this checkout's program."""
+    """Return a copy of this checkout's program."""
     for name in ("src", "conf"):
         shutil.copytree(
             ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__")
@@ -48,7 +46,7 @@ def core(tmp_path: Path) -> Path:
 
 
 def run(core: Path, *commands: str) -> subprocess.CompletedProcess[str]:
-    """The commands, one after the other, in one process of that copy."""
+    """Run the commands one after the other in one process of that copy."""
     there: dict[str, Any] = os.environ | {"PYTHONPATH": str(core / "src"), "WANDB_MODE": "disabled"}
     return forked.python("-c", COMMANDS, *commands, env=there, cwd=core.parent)
 

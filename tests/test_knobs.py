@@ -144,8 +144,9 @@ TRAINING: dict[str, Change | list[Change]] = {
 
 
 def hashed_knobs(kind: type, prefix: str = "") -> set[str]:
-    """The fields of a dataclass that can enter a hash; of its parts, which have their own tables,
-    none.
+    """Return the fields of a dataclass that can enter a hash, without its nested parts.
+
+    The parts have their own tables.
     """
     parts = (
         "stage",
@@ -176,8 +177,9 @@ def changes(table: dict[str, Change | list[Change]]) -> Iterator[Any]:
 
 
 def result(folder: Path) -> dict[str, str]:
-    """sha256 of each file that holds results: weights, tokenizer, log; of an evaluation its
-    questions and scores.
+    """Return the sha256 of each file with results.
+
+    These are weights, tokenizer and log, or an evaluation's questions and scores.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -207,8 +209,9 @@ MADE: dict[tuple[str, ...], Path] = {}
 
 
 def configured(words: list[str]) -> Any:
-    """As compose has it; values of single knobs are laid over what is composed once, as composing
-    takes a while.
+    """Return a configuration as compose does, but faster.
+
+    Values of single knobs are laid over what is composed once.
     """
     single = [
         word
@@ -237,7 +240,7 @@ class Maker:
     start: list[str]
 
     def folder(self, *more: str) -> Path:
-        """The last word for a key stands."""
+        """Return the settings; the last value of a key counts."""
         last = {
             word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()
         }
@@ -247,7 +250,7 @@ class Maker:
         return MADE[words]
 
     def check(self, knob: str, change: Change) -> None:
-        """A change is seen in its context, and elsewhere is seen, refused or not hashed."""
+        """Check that a change has an effect in its context, and elsewhere only if it is hashed."""
         leaf = knob.rpartition(".")[2]
         if change.refused:
             with pytest.raises(PipelineError, match=change.refused):
@@ -269,9 +272,7 @@ class Maker:
 
 
 def apart(*folders: Path) -> float:
-    """How far the weights of the last two of a start and two runs are apart, in lengths of the
-    first one's movement.
-    """
+    """Return the distance of the last two weights, relative to the first one's movement."""
     start, first, second = (load_file(folder / "model.safetensors") for folder in folders)
     distance = sum(float((first[name] - second[name]).square().sum()) for name in first)
     return (
@@ -453,7 +454,7 @@ SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
 
 
 def merges() -> Iterator[Any]:
-    """(method, its words, knob, change)"""
+    """Yield (method, its settings, knob, change)."""
     for method, (words, own) in MERGING.items():
         for item in changes({**SHARED, **own}):
             yield pytest.param(method, words, *item.values, id=f"{method}-{item.id}")
@@ -583,9 +584,7 @@ def test_every_knob_of_an_evaluation_is_listed() -> None:
 
 @pytest.fixture(scope="module")
 def evaluation(world: Path, training: Maker, tmp_path_factory: Any) -> Maker:
-    """MGSM in English, three problems, with the shipped base and a chat template that prints the
-    date.
-    """
+    """Return MGSM in English with three problems, the shipped base, and a dated chat template."""
     model = shutil.copytree(BASE, tmp_path_factory.mktemp("knobs") / "model")
     (model / "manifest.json").unlink()
     shutil.copy(training.folder() / "chat_template.jinja", model)

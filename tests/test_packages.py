@@ -22,9 +22,7 @@ PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
 
 
 def imports(source: str, module: str) -> set[str]:
-    """The modules of this package that a source text imports, as dotted names without
-    `pipeline.`.
-    """
+    """Return the modules of this package that a source imports, without `pipeline.`."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -42,8 +40,9 @@ def is_module(name: str) -> bool:
 
 
 def modules() -> dict[str, str]:
-    """Dotted name -> source text of every file of the package; a package's __init__ has the
-    package's name.
+    """Return dotted name -> source text of every file of the package.
+
+    A package's __init__ has the package's name.
     """
     names = {
         path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path
@@ -67,7 +66,7 @@ def upward_imports(sources: dict[str, str]) -> list[str]:
 
 
 def cycle(sources: dict[str, str]) -> list[str]:
-    """The files of one cycle of imports; empty where there is none.
+    """Return the files of one cycle of imports, or an empty list.
 
     A package is not its own modules' parent here.
     """

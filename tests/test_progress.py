@@ -80,8 +80,9 @@ def test_without_a_terminal_lines_and_no_bar(
 
 
 def on_screen(written: str) -> list[str]:
-    """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to
-    the end.
+    """Return the lines that a terminal shows.
+
+    \\r returns to the first column; ESC[K erases from there to the end.
     """
     lines, column = [""], 0
     for part in re.split(r"(\r\n|\n|\r|\033\[K)", written):
@@ -138,7 +139,7 @@ def requests(kind: Any, asked: list[Any]) -> list[Instance]:
 def compute(
     lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: Patch, shared: bool = False
 ) -> Any:
-    """The progress of a model that answers four questions."""
+    """Show the progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
     wanted = {digest(score.key_of(request)) for request in asked}
     put: Any = score.Asked(
@@ -215,7 +216,7 @@ BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"
 
 @pytest.fixture(scope="module")
 def outside() -> dict[str, str]:
-    """The environment of a stranger: nothing in it silences anything."""
+    """Return a stranger's environment, in which nothing silences anything."""
     silencing = {*progress.SILENT, "WANDB_SILENT", "TOKENIZERS_PARALLELISM"}
     return {name: value for name, value in os.environ.items() if name not in silencing}
 
@@ -229,9 +230,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[str]:
-    """What commands, one after the other in one process, write to standard error: a terminal, or a
-    pipe.
-    """
+    """Return what commands in one process write to standard error, a terminal or a pipe."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     elsewhere = {"capture_output": True, "text": True, "env": env}
     told = read_terminal(command, env) if terminal else subprocess.run(command, **elsewhere).stderr
@@ -241,7 +240,7 @@ def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[
 
 
 def read_terminal(command: list[str], env: dict[str, str]) -> str:
-    """What a command writes to a terminal of 300 columns."""
+    """Return what a command writes to a terminal of 300 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
@@ -354,8 +353,9 @@ bar.close()
 
 
 def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
-    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is
-    there at the end.
+    """Three threads write 300 messages above a bar that is redrawn as often.
+
+    The bar is there at the end.
     """
     *messages, last, _ = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
     assert sorted(messages) == sorted(

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.real_data
 
 @pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """The words of table=real_smoke as it is shipped, with two steps, two questions and 2,000 rows
-    of GSM8K.
-    """
+    """Return the command of table=real_smoke with two steps, two questions and 2,000 rows."""
     copy = tmp_path / "conf"
     shutil.copytree(conf.folder(), copy)
     table = copy / "tables/real_smoke.yaml"

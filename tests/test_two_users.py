@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="two users: needs root
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that all users may enter, with a data set; tmp_path is root's alone."""
+    """Return a folder that all users may enter, with a data set. tmp_path is root's."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     (folder / "data/orca_math").mkdir(parents=True)
@@ -31,7 +31,7 @@ def shared() -> Iterator[Path]:
 
 @contextmanager
 def another_user(group: int = NOBODY) -> Iterator[None]:
-    """This process as a user without rights of its own."""
+    """Become a user without special rights in this process."""
     before = os.getgroups()
     os.setgroups([]), os.setegid(group), os.seteuid(NOBODY)
     try:

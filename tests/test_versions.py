@@ -51,9 +51,9 @@ NARROW = (
 
 
 def held(what: str, folder: Path, found: dict[str, Any]) -> None:
-    """The same run hash promises the same values.
+    """Check that the same run hash gives the same values, and write down those of a new hash.
 
-    A new one (a parent's version, say) has its values written down.
+    A hash may be new because a parent has another version.
     """
     manifest = read_manifest(folder)
     assert manifest is not None
@@ -71,7 +71,7 @@ def held(what: str, folder: Path, found: dict[str, Any]) -> None:
 
 
 def moved(found: dict[str, Any], was: dict[str, Any]) -> list[str]:
-    """The values that are not what they were, each with both."""
+    """Return the values that have changed, with old and new value."""
     assert found.keys() == was.keys()
     ours, theirs = dict(flat(found)), dict(flat(was))
     told = [f"{name}: no longer there, or new" for name in ours.keys() ^ theirs.keys()]
@@ -84,7 +84,7 @@ def moved(found: dict[str, Any], was: dict[str, Any]) -> list[str]:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """{"a": {"b": [1]}} -> ("a/b/0", 1)"""
+    """Flatten {"a": {"b": [1]}} to ("a/b/0", 1)."""
     if not isinstance(value, dict | list):
         yield name, value
         return
@@ -142,9 +142,7 @@ def train(make_run: Make, world: Path) -> Make:
 
 @pytest.fixture(scope="module")
 def pretrain(make_run: Make, base: Path, world: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """Two steps of cpt from nothing, and what they began with: transformers' own weights of that
-    seed.
-    """
+    """Run two steps of cpt from nothing; return them and transformers' first weights."""
     from tiny_words import TINY
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
@@ -198,8 +196,9 @@ def test_select(make_run: Make, train: Make) -> None:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two experts of fixed bytes: the shipped base and multiples of 2^-20 below 0.004, exact on any
-    machine.
+    """Write two experts of fixed bytes that are exact on any machine.
+
+    They are the shipped base and multiples of 2^-20 below 0.004.
     """
     folders = []
     for name, factor in (("expert-1", 2654435761), ("expert-2", 2246822519)):
@@ -285,8 +284,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def margin(prompt: str, answer: str) -> float:
-    """The least distance in logits between the token chosen and the next, over the eight tokens
-    that give `answer`.
+    """Return the least distance in logits between the chosen token and the next.
+
+    It is over the eight tokens that give `answer`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -22,8 +22,9 @@ FEW = [
 
 
 def last_of(words: Sequence[str]) -> list[str]:
-    """The words without those whose key comes again: a test changes what it starts from, and the
-    program refuses a key that is given twice.
+    """Return the words without those whose key comes again.
+
+    A test changes what it starts from, and the program refuses a key that is set twice.
     """
     keys = [word if word.startswith("-") else word.partition("=")[0] for word in words]
     last = {key: place for place, key in enumerate(keys)}

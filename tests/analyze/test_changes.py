@@ -43,7 +43,7 @@ def test_one_tensor_by_whole_tensors(models, axis):
 
 
 def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
-    """An analyze run of experts whose manifests tell their side and optimizer."""
+    """Return an analyze run of experts whose manifests name their side and optimizer."""
     parents = {"base": SimpleNamespace(folder=models["llama"][0], name="base-1")}
     for index, (side, optimizer) in enumerate(zip(sides, optimizers, strict=False)):
         folder = tmp_path / f"{index}-{side}"

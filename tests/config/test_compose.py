@@ -360,8 +360,9 @@ print(json.dumps({"told": told, "imported": sorted(sys.modules)}))
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program says to each mistake, in one fresh process; what it imported, and what it
-    left behind.
+    """Return what the program says to each mistake, what it imported, and what it left behind.
+
+    All mistakes are made in one fresh process.
     """
     folder = tmp_path_factory.mktemp("refusals")
     asked = json.dumps([words.split() for words in REFUSED])
@@ -427,7 +428,7 @@ def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path)
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A folder of options, with a space in its name."""
+    """Return a folder of options with a space in its name."""
     folder = tmp_path / "my conf"
     (folder / "recipe").mkdir(parents=True), (folder / "tables").mkdir()
     (folder / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0e-6\n")
@@ -439,8 +440,9 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: Patch) -> None:
-    """Its options compose, through Hydra's own flags too, its tables are found, and refusals name
-    those of both.
+    """Its options compose, its tables are found, and error messages name the options of both.
+
+    Hydra's own flags work too.
     """
     sft = "stage=sft expert=math model=llama3.1_8b".split()
     monkeypatch.chdir(own.parent)
@@ -520,9 +522,7 @@ def test_an_interpolation_in_a_folder_of_options_is_refused(
 
 
 def test_claims_of_ones_own(own: Path, call: Call) -> None:
-    """Those of DIR/claims are read with the shipped ones, their names checked before anything is
-    made.
-    """
+    """DIR/claims is read with the shipped claims, and names are checked before any run begins."""
     (own / "claims").mkdir()
     claim = (
         "mine: [{id: mine_is_good, text: Mine is good., section: none, left: math, right: base,"
@@ -584,9 +584,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path
     "checkpoint", ["hub:org/name", "./folder", "../folder", "/there/folder", "package:data/x"]
 )
 def test_model_takes_a_checkpoint_without_a_file_of_its_own(checkpoint: str) -> None:
-    """On the command line, in a table's words, and with several of them, as its longer spelling
-    does.
-    """
+    """A checkpoint is allowed on the command line and in a table, alone or among several."""
     short, longer = (
         compose(["stage=sft", "expert=math", f"model={checkpoint}"]),
         ["stage=sft", "expert=math"],

@@ -1,6 +1,7 @@
-"""What the command line refuses in one sentence, where Hydra, argparse or a closed pipe would end
-with a traceback; and `stage=S --help`: every knob of a command with its default, its bounds and its
-meaning.
+"""What the command line refuses in one sentence, and `stage=S --help`.
+
+Hydra, argparse or a closed pipe would end with a traceback. The help shows every knob of a command
+with its default, its bounds and its meaning.
 """
 
 import os
@@ -94,7 +95,7 @@ def test_cfg_shows_what_will_run(world: Path, call: Call) -> None:
 
 
 def entry_of(text: str, key: str) -> str:
-    """The lines of a knob, as one."""
+    """Return the lines of a knob as one."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith(f"  {key}="))
     more = lines[start + 1 :]

@@ -1,6 +1,4 @@
-"""hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers
-fits each machine.
-"""
+"""hardware=: its values reach trainings, jobs and plans, and each table fits each machine."""
 
 import re
 from pathlib import Path
@@ -206,9 +204,7 @@ LARGEST = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_cla
 
 @pytest.mark.parametrize("name", [*PAPER_TABLES])
 def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -> None:
-    """An H100 has an A100's memory, and its files differ in the name alone, but for processes of a
-    training.
-    """
+    """An H100 has an A100's memory, and their files differ only in name and processes."""
     for count, others in ((1, {}), (8, {"processes": 2})):
         a100, h100 = read(f"a100_80x{count}"), read(f"h100_80x{count}")
         assert h100 == {

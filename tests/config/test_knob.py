@@ -40,7 +40,7 @@ def bounded() -> Iterator[tuple[type, str, str, Any]]:
 
 
 def made(kind: type, **values: Any) -> Any:
-    """The dataclass with something in each field that must be given."""
+    """Return the dataclass with a value in each required field."""
     given = {item.name: "x" for item in fields(kind) if item.default == "???"}
     given |= {
         item.name: item.metadata["options"][0]

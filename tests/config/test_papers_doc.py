@@ -40,8 +40,9 @@ STAGES = {
 
 
 def knobs() -> list[tuple[str, str, Any, dict[str, str]]]:
-    """(row, key, value, options beside it) of each knob in the last column; options alone are a
-    knob of their own.
+    """Yield (row, key, value, options) of each knob in the last column.
+
+    Options without a knob count as a knob.
     """
     found = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():

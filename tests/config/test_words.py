@@ -18,7 +18,10 @@ TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 
 
 def rows(table: str) -> Iterator[dict[str, Any]]:
-    """The words of a table's runs: of those with the same keys, the first and the last."""
+    """Return the settings of a table's runs.
+
+    Of runs with the same keys, the first and the last are returned.
+    """
     alike: dict[Any, list[dict[str, Any]]] = {}
     for spec in plan_of(table).specs.values():
         if spec.kind == "stage":

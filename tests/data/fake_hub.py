@@ -48,7 +48,7 @@ class Hub:
         self.address = ""
 
     def push(self, name: str, folder: Path, revision: str | None = None) -> str:
-        """A new revision of a repository from the files of a folder. Gives it."""
+        """Push the files of a folder as a new revision of a repository, and return the revision."""
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))

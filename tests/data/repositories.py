@@ -73,8 +73,9 @@ def aya(folder: Path) -> None:
 
 
 def telugu(folder: Path) -> None:
-    """A CSV with English originals beside the translations, empty cells, and an index that pandas
-    left.
+    """Write a CSV with English originals beside the translations.
+
+    It has empty cells, and an index column that pandas left.
     """
     import csv
 
@@ -175,7 +176,7 @@ def inkuba(folder: Path) -> None:
 
 
 def xp3mt(folder: Path) -> None:
-    """A loading script named after the repository, and its raw files."""
+    """Write a loading script named after the repository, and its raw files."""
     folder.mkdir(parents=True)
     (folder / f"{folder.name}.py").write_text("")
     for language in ("sw", "bn"):
@@ -289,8 +290,10 @@ SCORES = (1.25, 1.2149, 1.05)  # the last is below the limit
 
 
 def raw_bitext(path: Path, code: str, columns: int, more: Sequence[tuple[str, str]] = ()) -> None:
-    """A file of allenai/nllb: 9 columns or CCMatrix' 3, a quote that nothing closes, and a broken
-    line. more: further pairs, English first, above the limit.
+    """Write a file of allenai/nllb with 9 columns, or with CCMatrix' 3.
+
+    It has a quote without an end, and a broken line. `more` are further pairs above the limit,
+    English first.
     """
     lines = []
     for (english, other), score in zip(

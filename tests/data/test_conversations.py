@@ -24,7 +24,7 @@ QUIET = ("runs_dir=runs", "tracking.mode=disabled")
 
 
 def read(*turns: dict[str, Any], most: int | None = None) -> tuple[Any, bool]:
-    """(the example of a conversation, whether it is kept in part)."""
+    """Return (the example of a conversation, whether it is kept in part)."""
     source = Source(file="talk.jsonl", rows="conversation", column="talk", turns=most)
     row = {"talk": list(turns)}
     return example_of(row, source, {"talk": True}), is_kept_in_part(row, source)
@@ -91,9 +91,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def chat(base: Path, tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """Words of a training on the conversations of talk.jsonl, by a template that writes
-    `thinking`.
-    """
+    """Return the command of a training on talk.jsonl, with a template that writes `thinking`."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(base, tmp_path / "base")
     for record in ("manifest.json", "world.json"):

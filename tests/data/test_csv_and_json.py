@@ -203,8 +203,9 @@ def test_tables_that_are_refused(text: str, expected: str, stream: str, tmp_path
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
 def test_numbers_of_json_stay_as_written(name: str, tmp_path: Path) -> None:
-    """A column may be of numbers for 12,000 rows and then of text, and a number may follow a
-    decimal one.
+    """A column may hold numbers for 12,000 rows and then text.
+
+    A number may follow a decimal number.
     """
     values = ["5", "3.10", "1e3", "null", '"007"', "-0.0", *["7"] * 12_000, '"ten"']
     rows = [f'{{"q": "{n}", "a": {value}}}' for n, value in enumerate(values)]

@@ -49,7 +49,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def shares_with(topic: str) -> dict[str, Any]:
-    """A question that shares 19 words in a row with the row of a topic."""
+    """Return a question that shares 19 words in a row with the row of a topic."""
     return {
         "question": " ".join(f"{topic}{n}" for n in range(1, 20)),
         "answer": None,

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 
 
 def reference(text: str, n: int) -> list[tuple[str, ...]]:
-    """The n-grams of one text by the definition, word by word."""
+    """Return the n-grams of one text by the definition, word by word."""
     words: list[tuple[str, int]] = []
     inside = False
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
@@ -70,8 +70,9 @@ def made_up(draw: random.Random) -> str:
 
 @pytest.mark.parametrize("n", [2, 4, 13])
 def test_ngrams_are_those_of_the_definition(n: int) -> None:
-    """As many in each text, equal where the reference's are equal and different where they
-    differ.
+    """Each text has as many n-grams, and equal n-grams are equal in the reference.
+
+    Different ones differ.
     """
     draw = random.Random(n)
     texts = [made_up(draw) for _ in range(400)]

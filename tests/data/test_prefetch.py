@@ -1,6 +1,4 @@
-"""stage=prefetch against a hub on this machine, and the table's runs afterwards with the Hub
-off.
-"""
+"""stage=prefetch against a hub on this machine, and the table's runs with the Hub off."""
 
 import hashlib
 import json
@@ -107,7 +105,7 @@ class Place:
 
 
 def benchmarks(hub: Hub, folder: Path) -> None:
-    """The benchmark sets in Swahili. A row of Inkuba repeats a question of MGSM."""
+    """Write the benchmark sets in Swahili. A row of Inkuba repeats a question of MGSM."""
     worked = {
         "question": "Swali: Roger ana mipira 5.",
         "answer": "Jibu la Hatua kwa Hatua: 5 ni 5. Jibu ni 5.",
@@ -326,9 +324,7 @@ def test_an_update_of_one_command_keeps_what_other_tables_read(place: Place) -> 
 
 
 def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None:
-    """Over the network, and with the Hub off after its newest revision was read by another
-    program.
-    """
+    """Over the network, and offline after another program has read the newest revision."""
     newer = place.folder / "newer"
     shutil.copytree(place.folder / "mgsm", newer)
     test = newer / "sw/test.jsonl"

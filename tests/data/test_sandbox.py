@@ -68,14 +68,15 @@ def lexicon(language: str) -> dict[str, str]:
 
 
 def english(text: str, language: str) -> str:
-    """A clone's text in English words: what the lexicon says, backwards."""
+    """Translate a clone's text into English words, with the lexicon in reverse."""
     back = {ours: word for word, ours in lexicon(language).items()}
     return re.sub(r"[a-z]+", lambda match: back.get(match.group(), match.group()), text)
 
 
 def test_a_problem_follows_from_its_words():
-    """A reader who knows the words and the forms of sentences, and has not seen how problems are
-    made, solves all.
+    """A reader who knows the words and forms of sentences solves all problems.
+
+    The reader has not seen how problems are made.
     """
     draw = random.Random(7)
     for _ in range(2000):
@@ -131,8 +132,9 @@ def test_told_documents_ask_and_compute_nothing():
 
 
 def test_no_text_has_a_problem_in_qac():
-    """The base's text and the instructions for a language expert have no computation in qac, and no
-    such label.
+    """The base's text and the language expert's instructions have no computation in qac.
+
+    They also lack its label.
     """
     assert not [kind for language, kind in KINDS if language == "qac" and "problem" in kind]
     world, draw = ConstructedWorld(0), random.Random(5)
@@ -210,9 +212,7 @@ def test_larger_worlds_test_what_smaller_ones_kept_apart():
 
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():
-    """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's
-    tokenizer.
-    """
+    """Its digests hold, it has at most 10 MB, and it has the world's tokenizer."""
     from pipeline.runs.find import find_run
     from pipeline.runs.unchanged import check_unchanged
 

@@ -1,6 +1,4 @@
-"""Every source, read from a folder with its repository's layout through the call that reads the
-Hub.
-"""
+"""Every source, read from a local repository through the call that reads the Hub."""
 
 import gzip
 import json
@@ -38,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source(name: str, **more: Any) -> Source:
-    """A source as conf/data has it."""
+    """Return a source as conf/data has it."""
     shipped = OmegaConf.load(conf.folder() / f"data/{name}.yaml")
     found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Source), shipped, more))
     assert isinstance(found, Source)
@@ -46,7 +44,7 @@ def source(name: str, **more: Any) -> Source:
 
 
 def rows(name: str, folder: Path, **more: Any) -> list[Example | Unusable]:
-    """The rows of a source, its repository made below `folder` under the name it has on the Hub."""
+    """Return the rows of a source whose repository is made below `folder`."""
     found = source(name, **more)
     assert found.hub is not None
     here = folder / found.hub.partition("/")[2]

@@ -160,8 +160,9 @@ def test_the_other_experts_validation_rows_are_left_out(tmp_path: Path) -> None:
 
 
 def test_gpteacher_is_of_the_second_papers_telugu_alone() -> None:
-    """LS table 3 names one machine translated instruction set for Telugu, UE A.6 a collection of
-    them.
+    """LS table 3 names one machine-translated instruction set for Telugu.
+
+    UE A.6 names a collection of such sets.
     """
     sources = {
         mixture: set(built("stage=data", "expert=te", f"mixture={mixture}").config.expert.sources)

@@ -8,8 +8,9 @@ from made_up import REAL_DATA, byte_tokenizer, fact, passage, sentence, worked, 
 
 @pytest.fixture
 def data_root(tmp_path: Path) -> Path:
-    """Every benchmark in en and qac: 10 MGSM problems (answer 10 + i), 9 passages, 2 subjects of
-    facts, 6 sentences.
+    """Write every benchmark in en and qac.
+
+    It has 10 MGSM problems (answer 10 + i), 9 passages, 2 subjects of facts, and 6 sentences.
     """
     root = tmp_path / "data"
     for code in ("en", "qac"):
@@ -48,9 +49,9 @@ def real_data() -> Path:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A checkpoint with random weights that like digits:
+    """Return a checkpoint with random weights that favour digits.
 
-    Llama of 2 layers and width 32, a token a byte, 8192 long.
+    It is a Llama of 2 layers and width 32, with a token per byte and 8192 positions.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

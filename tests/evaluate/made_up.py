@@ -1,6 +1,4 @@
-"""Rows of made-up benchmarks, a model that answers from a script, and the mark of tests on real
-data.
-"""
+"""Made-up benchmark rows, a scripted model, and the mark of tests on real data."""
 
 import json
 import os
@@ -48,10 +46,10 @@ def likelihood(model: torch.nn.Module, tokenizer: Any, prompt: str, answer: str)
 
 
 class Scripted(LM):
-    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the
-    order asked.
+    """A model that answers from a script and keeps the prompts in their order.
 
-    It reports its answers as `Answering` does, and takes prompts of any length.
+    `answer` gives answers, `weigh` gives likelihoods. It reports its answers as `Answering` does,
+    and takes prompts of any length.
     """
 
     batch_size, max_length, max_gen_toks, unshared = 1, 2**30, 0, False
@@ -100,12 +98,12 @@ def load_model(*opened: Any) -> Answering:
 
 
 def none_stored(folder: Path) -> Store:
-    """A store of answers in which none is found."""
+    """Return an empty store of answers."""
     return Store(folder / "answers", {"root": "made up"}, fresh=True)
 
 
 def ended(lm: Any) -> dict[str, Any]:
-    """The answers that a model reports from now on, by their prompts."""
+    """Return the answers that a model reports from now on, by their prompts."""
     found: dict[str, Any] = {}
     lm.ended = lambda kind, arguments, answer: found.update({arguments[0]: answer})
     return found
@@ -120,7 +118,7 @@ def choice(*tasks: EvalTask, **knobs: Any) -> Eval:
 
 
 def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **knobs: Any) -> Run:
-    """An eval run as the stage gets it. `languages` and `redo` are the stage's own knobs."""
+    """Return an eval run as the stage gets it. `languages` and `redo` are the stage's own knobs."""
     own = {name: knobs.pop(name) for name in ("languages", "redo") if name in knobs}
     config = EvalStage(
         stage="eval",

@@ -104,8 +104,9 @@ def test_a_pass_is_not_for_the_taking(program: str, outcome: str) -> None:
 
 
 def test_no_frame_or_object_holds_what_a_pass_takes() -> None:
-    """Whatever 32 hexadecimal digits the program finds, frames first, it sends as what a pass might
-    look like.
+    """The program sends any 32 hexadecimal digits that it finds as a possible pass.
+
+    It looks in frames first.
     """
     program = """
 import gc, os, re, sys

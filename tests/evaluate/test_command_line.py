@@ -1,8 +1,7 @@
-"""What the harness' own command line says of the same checkpoint and questions, one task of each
-kind.
+"""The harness' command line on the same checkpoint and questions, one task of each kind.
 
-The slowest test of the room. It answers from prefixes computed once, where the command line
-computes each prompt whole.
+This is the slowest test of the folder. It answers from prefixes computed once, whereas the command
+line computes each prompt whole.
 """
 
 import json
@@ -20,9 +19,7 @@ LENGTH = 16  # max_gen_toks
 
 @pytest.fixture
 def every_kind(data_root: Path) -> Path:
-    """The made-up benchmarks, with the real MGSM in Swahili, a subject that the harness knows, and
-    MBPP.
-    """
+    """Return the made-up benchmarks with real MGSM in Swahili, a known subject, and MBPP."""
     assert REAL_DATA
     (data_root / "mgsm/sw").symlink_to(Path(REAL_DATA).resolve() / "mgsm/sw")
     for task in ("belebele", "flores"):
@@ -41,7 +38,7 @@ def every_kind(data_root: Path) -> Path:
 def theirs(
     root: Path, folder: Path, tiny: Path
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """The command line's results and samples, by our names of the tasks."""
+    """Return the command line's results and samples, by our names of the tasks."""
     bodies: dict[str, dict[str, Any]] = {
         "belebele_sw_2shot": {
             "include": str(STOCK / "belebele/belebele_swh_Latn.yaml"),
@@ -69,9 +66,7 @@ def theirs(
 
 @needs_real_data
 def test_the_command_line_says_the_same(every_kind: Path, tmp_path: Path, tiny: Path) -> None:
-    """The same prompts, answers and likelihoods, the same numbers read from them, the same scores,
-    to the digit.
-    """
+    """Prompts, answers, likelihoods, extracted numbers and scores are equal to the digit."""
     tasks = [asked(task, 2) for task in ("mgsm", "belebele", "global_mmlu", "flores")]
     knobs: dict[str, Any] = {
         "max_gen_toks": LENGTH,

@@ -45,8 +45,9 @@ SHOTS = "An example that all prompts begin with. "
 
 
 def lookup_table(following: Sequence[int]) -> Any:
-    """A Llama without layers that answers token i with following[i]: one-hot embeddings and a
-    permuting head.
+    """Return a Llama without layers that answers token i with following[i].
+
+    It has one-hot embeddings and a permuting head.
     """
     size = len(following)
     config = LlamaConfig(
@@ -81,7 +82,7 @@ def run(
     end: int = 0,
     **how: Any,
 ) -> tuple[dict[int, list[int]], list[int], list[tuple[int, int]]]:
-    """The answers, the order in which they ended, and the shapes of the forward passes."""
+    """Return the answers, the order in which they ended, and the shapes of forward passes."""
     found: dict[int, list[int]] = {}
     shapes = Shapes(model)
     with torch.no_grad():
@@ -190,8 +191,9 @@ def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once() -> None:
 
 
 def byte_tokenizer(fallback: bool) -> PreTrainedTokenizerFast:
-    """A token a byte: byte-level as in Llama 3, or bytes that fall back as in Llama 2, beside two
-    words.
+    """Return a tokenizer with a token per byte, and two words.
+
+    It is byte-level as in Llama 3, or falls back to bytes as in Llama 2.
     """
     if fallback:
         words = ["<pad>", "</s>", "▁Q", "▁a", *[f"<0x{byte:02X}>" for byte in range(256)]]
@@ -261,7 +263,7 @@ def _byte_tokens(tokenizer: PreTrainedTokenizerFast, fallback: bool) -> dict[int
 
 
 def model_like(kind: str, tiny: Path, batch_size: int = 3) -> Answering:
-    """A random float64 model of this kind with the tokenizer of `tiny`, a token a byte."""
+    """Return a random float64 model of this kind with the tokenizer of `tiny`."""
     ours = load_model(tiny, batch_size)
     sizes: dict[str, Any] = {
         "vocab_size": 259,
@@ -343,8 +345,9 @@ def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> Non
 
 
 def test_an_overflow_stays_in_its_row(tiny: Path) -> None:
-    """A prompt of which the model makes infinities, as in float16, changes no other, also not the
-    next in its slot.
+    """A prompt that gives infinities, as in float16, changes no other prompt.
+
+    This includes the next prompt in its slot.
     """
     lm = model_like("llama", tiny, batch_size=2)
     prompts = [

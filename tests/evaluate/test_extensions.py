@@ -35,7 +35,7 @@ BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.ar
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages as they are installed."""
+    """Build a folder with the packages as they are installed."""
     place = tmp_path_factory.mktemp("installed")
     for package in sorted(PACKAGES.iterdir()):
         copy = place / "sources" / package.name
@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget() -> None:
-    """What a process has read of installed packages."""
+    """Forget what a process has read of installed packages."""
     for cached in (extensions.extensions, extensions.merge_method, benchmarks._of_package):
         cached.cache_clear()
     for name in [name for name in sys.modules if name.startswith("example_")]:

@@ -1,6 +1,4 @@
-"""Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and
-rows.
-"""
+"""Tasks of the harness from local rows, against simple_evaluate on the same files."""
 
 import json
 import os
@@ -149,9 +147,7 @@ def stock_model(checkpoint: Path) -> HFLM:
 def scored(
     folder: Path, tiny: Path, task: str, shots: int = 0, **knobs: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The facts of an evaluation of a task in English, in folder/work, and the rows of its
-    scores.
-    """
+    """Return the facts and the score rows of an evaluation of a task in English."""
     (folder / "work").mkdir()
     run = run_of(
         folder,
@@ -169,7 +165,7 @@ def scored(
 def by_stock(
     checkpoint: Path, task: str | Path, own: Path | None = None, **knobs: Any
 ) -> dict[str, Any]:
-    """What the harness says of a task: one of a folder, or a file."""
+    """Return the harness' result of a task from a folder or a file."""
     manager = TaskManager(include_defaults=False, include_path=str(own) if own else None)
     tasks: Any = [str(task)]
     lm = stock_model(checkpoint)
@@ -181,8 +177,9 @@ def by_stock(
 def stock_scores(
     task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path
 ) -> tuple[dict[str, float], list[tuple[str, Any]]]:
-    """What the harness says of its own files, with the place of the rows alone replaced: scores,
-    and each question's prompt and response.
+    """Return the harness' result with its own files and local rows.
+
+    The result has scores, and each question's prompt and response.
     """
     files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
     here = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
@@ -504,7 +501,7 @@ CHOICES = {
 
 
 def write_own(folder: Path, task: str, **keys: Any) -> Path:
-    """A user-defined task with three questions below rows/."""
+    """Write a user-defined task with three questions below rows/."""
     own = folder / "own"
     own.mkdir(exist_ok=True)
     body = {"task": task, **PLAIN, **keys}
@@ -537,9 +534,7 @@ def write_own(folder: Path, task: str, **keys: Any) -> Path:
 def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
     keys: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
-    """The harness itself takes the misspelt name of a column as text, and warns of labels out of
-    range.
-    """
+    """The harness takes the misspelt name of a column as text, and only warns of wrong labels."""
     include(str(write_own(tmp_path, "own_sum", **keys)))
     definitions = task_specs(
         choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks"
@@ -844,7 +839,7 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
 
 
 def own_with_rows(folder: Path) -> Path:
-    """A folder of eval.include_path with a task that names its own rows."""
+    """Write a folder of eval.include_path with a task that names its own rows."""
     own = folder / "own"
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
     write_rows(own / "counting.jsonl", rows)
@@ -858,7 +853,7 @@ def own_with_rows(folder: Path) -> Path:
 
 
 def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
-    """What a fresh worker says of tasks: one of this machine, or one of a Slurm array."""
+    """Return a fresh worker's result of tasks, on this machine or in a Slurm array."""
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
     words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
     told = session.folder / "told"
@@ -911,8 +906,9 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
 
 
 def recite(folder: Path, tokenizer_of: Path, start: int, text: str, penalty: float) -> Path:
-    """A GPT-2 that writes `text` after `start` tokens: what it predicts depends on the position
-    alone.
+    """Return a GPT-2 that writes `text` after `start` tokens.
+
+    Its predictions depend only on the position.
     """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
@@ -952,9 +948,7 @@ def recite(folder: Path, tokenizer_of: Path, start: int, text: str, penalty: flo
 def test_a_stop_string_in_a_thought_ends_no_answer(
     written: str, penalty: float | None, tmp_path: Path, tiny: Path
 ) -> None:
-    """The answer is the one that the harness cuts from the whole text, as its vLLM class generates
-    it.
-    """
+    """The answer is the one that the harness cuts from the whole text, as its vLLM class does."""
     stop = ["\n\n"]
     generation = {"until": stop, "max_gen_toks": 40}
     include(str(write_own(tmp_path, "own_think", generation_kwargs=generation)))

@@ -1,6 +1,4 @@
-"""mgsm_steps: items from the real MGSM and GSM8K, its scores by the stock harness and by torch
-alone.
-"""
+"""mgsm_steps: items from real MGSM and GSM8K, scored by the stock harness and by torch."""
 
 import csv
 import json

@@ -50,8 +50,10 @@ def answers(
 def test_recorded_steps_give_the_answers_of_a_cpu(
     kind: str, length: int, drawn: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also of the second task, which uses the first one's graphs, of a prefix of another length,
-    and after the weights changed in place; `dynamic` cannot be recorded, which is said once.
+    """The second task, which uses the first task's graphs, and changed weights are included.
+
+    The second task has a prefix of another length. `dynamic` cannot be recorded, and a message says
+    so once.
     """
     draw = random.Random(1)
     rests = [[draw.randrange(4, 256) for _ in range(draw.randint(2, 90))] for _ in range(21)]

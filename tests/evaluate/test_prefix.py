@@ -67,8 +67,9 @@ def test_no_choice_needs_more_tokens_than_none() -> None:
 
 
 def test_prompts_of_few_further_tokens_are_grouped_as_tries() -> None:
-    """Questions of 40 tokens with eight prompts each stay with their exemplars, those of a subject
-    with its own; a question without exemplars is one trie.
+    """Questions with eight prompts each keep their exemplars; those of a subject share theirs.
+
+    Questions have 40 tokens. A question without exemplars is one trie.
     """
     shots = list(range(100))
     prompts = [

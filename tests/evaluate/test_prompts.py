@@ -26,8 +26,9 @@ STOCK = Path(lm_eval.__file__).parent / "tasks"
 def stock_prompts(
     folder: Path, stock: str, shots: int, rows: Any = None, **changes: Any
 ) -> list[str]:
-    """What the harness asks by its own task, told only where the data lies and to take the
-    exemplars in order.
+    """Return the prompts of the harness' own task.
+
+    Only the place of the data and the order of exemplars are set.
     """
     folder.mkdir()
     body = {
@@ -156,9 +157,7 @@ def test_a_language_that_the_harness_has_not_is_asked_as_one_that_it_has(
 
 
 def test_word_problems_without_exemplars(tmp_path: Path) -> None:
-    """Two fields and no train.jsonl, for a shipped language that the harness has, and for one that
-    it has not.
-    """
+    """Two fields and no train.jsonl, for a language that the harness has and one that it lacks."""
     for code in ("sw", "yo"):
         write_rows(
             tmp_path / f"data/mgsm/{code}/test.jsonl",
@@ -190,9 +189,7 @@ def test_word_problems_without_exemplars(tmp_path: Path) -> None:
 def test_the_hub_gives_the_same_prompts(
     tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for the Hub, which hands out the made-up benchmarks under their names and columns
-    there.
-    """
+    """A stand-in for the Hub hands out the made-up benchmarks under their published names."""
     tasks = {"mgsm": 2, "belebele": 2, "global_mmlu": 1, "flores": 1}
     for folder in data_root.iterdir():
         (folder / "qac").rename(folder / "sw")

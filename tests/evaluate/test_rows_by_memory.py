@@ -32,9 +32,7 @@ SHARED, REST, ROOM = 960, 100, 512
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """A GPU with so much free memory that has a model: the numbers of rows that answers are
-    computed in.
-    """
+    """Return the numbers of rows of a model on a GPU with this much free memory."""
 
     def rows(
         free: float, config: Any = None, kept: Any = None, batch_size: int | None = None
@@ -61,8 +59,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def test_as_many_rows_as_the_free_memory_holds(gpu: Callable[..., list[int]]) -> None:
-    """8B in float32: a row of 640 tokens of 262 kB keeps 168 MB, which a GPU of 80 GB has 256 times
-    beside 32 GB.
+    """A row of 640 tokens keeps 168 MB, so 80 GB hold 256 rows beside 32 GB of weights.
+
+    This is 8B in float32, with 262 kB a token.
     """
     assert [gpu(free * 1e9) for free in (100, 52, 20, 5)] == [[512], [256], [64], [8]]
     assert gpu(52e9, batch_size=32) == [32]

@@ -34,9 +34,7 @@ from pipeline.stages.evaluation import refuse_sampling
 def test_tokens_have_the_probabilities_of_the_tempered_distribution(
     temperature: float, top_p: float
 ) -> None:
-    """4,000 draws against softmax(logits / temperature), cut where the likeliest ones have top_p
-    together.
-    """
+    """4,000 draws against softmax(logits / temperature), cut at top_p."""
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0, -3.0])
     weights = [math.exp(float(logit) / temperature) for logit in logits]
     shares = sorted(
@@ -56,7 +54,7 @@ def test_tokens_have_the_probabilities_of_the_tempered_distribution(
 
 
 def noisy(following: list[int], scale: float = 1.0) -> Any:
-    """The table's model in float64, with chances for all other tokens."""
+    """Return the table's model in float64, with chances for all other tokens."""
     model = lookup_table(following).double()
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)

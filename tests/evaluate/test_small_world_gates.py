@@ -1,5 +1,7 @@
-"""The gates of docs/explanation/small_world.md, measured anew of the shipped base, and recorded of
-its experts on 500 development items (scripts/small_world/gates.py).
+"""The gates of docs/explanation/small_world.md for the shipped base and its experts.
+
+The base is measured anew. The experts' record is on 500 development items
+(scripts/small_world/gates.py).
 """
 
 import json
@@ -121,7 +123,7 @@ def of_language(hits: int) -> dict[str, int]:
 
 
 def rows(hits: int) -> list[dict[str, Any]]:
-    """A hundred records, of which the first `hits` are right."""
+    """Return a hundred records, of which the first `hits` are right."""
     return [
         {"correct": n < hits, "response": "", "extracted": "", "target": ""} for n in range(100)
     ]

@@ -18,9 +18,7 @@ from pipeline.runs.run import External
 
 @pytest.fixture
 def scored_again(data_root: Path, tmp_path: Path, tiny: Path) -> Callable[..., list[str]]:
-    """Score MGSM and Belebele in English, and again: the names of what was found the second
-    time.
-    """
+    """Score MGSM and Belebele in English twice, and return the names found the second time."""
 
     def once(checkpoint: Path, **knobs: Any) -> list[str]:
         both = [asked("mgsm", 2), asked("belebele", 2)]
@@ -157,7 +155,7 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of prompts that were decoded, a number for each time."""
+    """Return the number of decoded prompts for each time."""
     numbers: list[int] = []
     real = torch_backend.decode
 
@@ -170,7 +168,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def evaluate(folder: Path, checkpoint: Path, data_root: Path, **knobs: Any) -> str:
-    """The samples of MGSM in English."""
+    """Return the samples of MGSM in English."""
     knobs = {
         "languages": ["en"],
         "max_gen_toks": 4,

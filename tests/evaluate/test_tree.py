@@ -1,5 +1,6 @@
-"""Token tries: the log-likelihoods of requests put to the model one at a time, from each distinct
-token once.
+"""Token tries: log-likelihoods against a model that gets one request at a time.
+
+Each distinct token is computed once.
 """
 
 import random
@@ -81,8 +82,9 @@ def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:
 
 
 def questions(exemplars: int = 40) -> list[Request]:
-    """Five questions of one to four steps, four choices each that begin alike or not; gold steps
-    stay in the prompt.
+    """Return five questions of one to four steps with four choices each.
+
+    Choices begin alike or not, and gold steps stay in the prompt.
     """
     draw = random.Random(0)
 
@@ -156,7 +158,7 @@ def test_tries_are_one_request_at_a_time(tiny: Path, name: str) -> None:
 
 
 def best_after(model: Any, context: list[int]) -> list[int]:
-    """The three tokens that are the likeliest, each after those before."""
+    """Return the three likeliest tokens, each after the tokens before it."""
     tokens = list(context)
     with torch.no_grad():
         for _ in range(3):
@@ -173,9 +175,7 @@ def test_each_distinct_token_is_computed_once(tiny: Path) -> None:
 
 
 def test_single_tokens_share_the_prefix_alone(tiny: Path) -> None:
-    """Letters: each prompt is a row of a batch of eval.batch_size, so that their rounding is what
-    it has been.
-    """
+    """Each prompt of letters is a row of a batch of eval.batch_size, so rounding stays the same."""
     requests = [(one, context, choice[:1]) for one, context, choice in questions()]
     lm = answering(tiny, "llama", batch_size=4)
     passes = Passes(lm.model)

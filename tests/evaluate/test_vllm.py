@@ -51,8 +51,9 @@ ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's
-    traps.
+    """Return a stand-in for vLLM that computes with transformers.
+
+    It takes what it gets, and has none of vLLM's traps.
     """
     versions.cache_clear()
     if not REAL:
@@ -63,9 +64,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS if REAL else ["llama"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A random base whose answers differ, a math expert of all its tensors, a language expert of
-    some projections.
-    """
+    """Write a random base, a math expert of all tensors, and a language expert of some."""
     at = tmp_path_factory.mktemp(request.param)
     words, tokenizer = byte_tokenizer()
     sizes = {
@@ -109,7 +108,7 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def merges_of(folders: list[Path]) -> list[Merging]:
-    """A layer swap, and a task vector of negative weight."""
+    """Return a layer swap and a task vector with negative weight."""
     base, math, language = map(Checkpoint.open, folders)
     swap = LayerSwap(math="m", language="l", bottom_layers=2, top_layers=1)
     negative = TaskArithmetic(experts=["m", "l"], scale=-0.3)
@@ -120,8 +119,9 @@ def merges_of(folders: list[Path]) -> list[Merging]:
 
 
 def questions(until: list[str]) -> list[Instance]:
-    """Seven prompts with the same exemplars before them, more than vLLM's block of 128 tokens on a
-    CPU.
+    """Return seven prompts with the same exemplars.
+
+    They exceed vLLM's block of 128 tokens on a CPU.
     """
     settings = {"until": until, "do_sample": False, "max_gen_toks": ROOM}
     shared = "An exemplar that all of them share. " * (8 if REAL else 3)
@@ -210,8 +210,9 @@ def test_sampled_answers_depend_on_their_draw_alone(folders: list[Path]) -> None
 
 
 def lora_experts(base: Path) -> list[Path]:
-    """As PEFT saves them: rank 3 on all linear layers, and rsLoRA of rank 5 on some, with other
-    scales.
+    """Write LoRA experts as PEFT saves them.
+
+    One has rank 3 on all linear layers, the other rsLoRA of rank 5 on some, with other scales.
     """
     settings: list[dict[str, Any]] = [
         {"r": 3, "lora_alpha": 7, "target_modules": "all-linear"},
@@ -223,8 +224,9 @@ def lora_experts(base: Path) -> list[Path]:
 
 
 def test_a_merge_is_scored_as_a_whole_model(folders: list[Path]) -> None:
-    """Against torch: of whole experts, and of LoRA experts a swap, a soup, and an expert by
-    itself.
+    """Whole experts and LoRA experts are compared with torch.
+
+    The LoRA experts form a swap, a soup, and an expert on its own.
     """
     math, language = (open_source(folder, folders[0]) for folder in lora_experts(folders[0]))
     merges = [
@@ -304,8 +306,9 @@ def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
     make_run: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three questions, of which one was answered before, two are asked, without batch invariance
-    all.
+    """One of three questions was answered before, so two are asked.
+
+    Without batch invariance all three are asked.
     """
     asked: list[int] = []
     real = VllmBackend.generate

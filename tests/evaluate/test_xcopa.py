@@ -48,8 +48,9 @@ def questions(tmp_path: Path) -> list[dict]:
 
 
 def right_answers(folder: Path, questions: list[dict]) -> int:
-    """By transformers alone, with the prompts of the XCOPA paper's translations: `premise kwa
-    sababu choice`.
+    """Return the right answers by transformers, with the XCOPA paper's prompts in Swahili.
+
+    They are `premise kwa sababu choice`.
     """
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder).eval(),

@@ -79,15 +79,14 @@ class Command:
 
 
 def faketime() -> Path | None:
-    """The library of Debian's package faketime, where it is installed."""
+    """Return the library of Debian's package faketime, if it is installed."""
     return next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
 def clock_of(clock: str | None) -> dict[str, str]:
-    """What makes a process and those that it starts read a clock that is off, +10m.
+    """Return the environment of a process whose clock is off, such as +10m.
 
-    Times of files stay true, but for those that it sets itself, as on a file system whose clients
-    do that.
+    Times of files stay true, except times that the process sets, as on some network file systems.
     """
     if clock is None:
         return {}

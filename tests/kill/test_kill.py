@@ -81,9 +81,7 @@ def test_on_a_disk_that_fills_nothing_is_lost(asked: list[Command], tmp_path: Pa
 @off
 @root
 def test_a_host_whose_clock_is_behind_keeps_its_run(asked: list[Command], tmp_path: Path) -> None:
-    """Its lease looks ten minutes old as soon as it is touched, and is not taken from it while it
-    lives.
-    """
+    """Its lease looks ten minutes old, but is not taken while the process lives."""
     (full,) = [one for one in asked if one.name == "full"]
     words = [word for word in full.words if not word.startswith(("sft.steps=", "sft.epochs="))]
     long = Command("long", [*words, "sft.steps=9000", "sft.epochs=900"])

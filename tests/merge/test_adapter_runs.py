@@ -25,9 +25,7 @@ ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,q
 
 @pytest.fixture(scope="module")
 def adapters(runs_dir: Path, base: Path) -> list[str]:
-    """Two runs as the training room writes them: an adapter, a tokenizer, and a manifest with the
-    base as parent.
-    """
+    """Write two runs of adapters: an adapter, a tokenizer, and a manifest with the base."""
     manifest = read_manifest(base)
     assert manifest is not None
     parent = Ancestor(manifest.name, manifest.hash, manifest.weights_root)

@@ -166,9 +166,7 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
 
 @pytest.fixture
 def elsewhere(lora, models, tmp_path):
-    """A folder that holds base/, math/ and language/ as PEFT saved them: no manifests, the base
-    named by its place.
-    """
+    """Write base/, math/ and language/ as PEFT saves them, without manifests."""
 
     def put(name="../base"):
         folder = tmp_path / "elsewhere"

@@ -21,7 +21,7 @@ def unit_of(name: str, unit: str) -> str:
 
 
 def shares(expert: Tensors, base: Tensors, unit: str) -> dict[str, torch.Tensor]:
-    """The share of each unit in an expert's relative changes."""
+    """Return the share of each unit in an expert's relative changes."""
     moved: dict[str, torch.Tensor] = {}
     for name, origin in base.items():
         if name.split(".")[-2] in MATRICES and name.endswith("weight"):
@@ -41,7 +41,7 @@ def shares(expert: Tensors, base: Tensors, unit: str) -> dict[str, torch.Tensor]
 def reference(
     math: Tensors, language: Tensors, base: Tensors, unit: str, threshold: float
 ) -> tuple[Tensors, set[str]]:
-    """The merge and the decisions that occurred."""
+    """Return the merge and the decisions that occurred."""
     of_math, of_language = shares(math, base, unit), shares(language, base, unit)
     merged, decisions = {}, set()
     for name in base:

@@ -86,9 +86,9 @@ def names_of(folders: list[Path], config: Merge) -> dict[str, str]:
 def families(
     models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Path]]:
-    """Base, math and language of each:
+    """Write base, math and language experts of each family.
 
-    Llama and Qwen with a head of their own, and a Llama whose head is tied.
+    These are Llama and Qwen with their own head, and a Llama with a tied head.
     """
     tied = [tmp_path_factory.mktemp("tied") / folder.name for folder in models["llama"]]
     for folder, source in zip(tied, models["llama"], strict=True):
@@ -105,7 +105,7 @@ def families(
 def theirs(
     families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What mergekit makes of our merges; one process for all."""
+    """Return mergekit's results for our merges, from one process."""
     asked = {
         f"{kind} {name}": mergekit_config(
             opened(families[kind], config, partition), names_of(families[kind], config)

@@ -147,8 +147,9 @@ def test_an_expert_equal_to_its_base_is_merged_with_a_note(tmp_path, capfd):
 
 @pytest.fixture
 def readers(tmp_path):
-    """Two experts with a byte-level BPE tokenizer, and what opens their merge once one's files were
-    changed.
+    """Return two experts with byte-level BPE, and a function that opens their merge.
+
+    A test changes files of one expert before it opens the merge.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -314,7 +315,7 @@ main(sys.argv[1:])
 
 
 def swap_words(folder):
-    """The command line of a swap of two made-up checkpoints, with its runs below `folder`."""
+    """Return the command of a swap of two made-up checkpoints."""
     math, language = (
         stacked(folder / name, 2, seed) for seed, name in enumerate(("math", "language"))
     )

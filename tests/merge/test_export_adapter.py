@@ -38,9 +38,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base/ and each expert as PEFT saves it; next to them NAME.safetensors, the dense expert by
-    PEFT.
-    """
+    """Write base/ and each expert as PEFT saves it, and the dense experts by PEFT."""
     place = tmp_path_factory.mktemp("experts")
     shutil.copytree(models["llama"][0], place / "base")
     for seed, (name, settings) in enumerate(EXPERTS.items()):
@@ -72,8 +70,9 @@ def dense(folder: Path, name: str) -> Tensors:
 
 
 def as_vllm_reads_it(base: Tensors, adapter: Path) -> Tensors:
-    """By r, lora_alpha and use_rslora of adapter_config.json alone, as in vllm/lora/peft_helper.py,
-    at one rank.
+    """Read r, lora_alpha and use_rslora of adapter_config.json, as vLLM does, at one rank.
+
+    See vllm/lora/peft_helper.py.
     """
     settings = json.loads((adapter / "adapter_config.json").read_text())
     tensors, found = load_file(adapter / "adapter_model.safetensors"), dict(base)
@@ -115,8 +114,9 @@ def peft_logits(folder: Path, adapter: Path) -> torch.Tensor:
 
 
 def swapped(base: Tensors, experts: dict[str, Tensors], name: str) -> torch.Tensor:
-    """Layers 0 to 2 and the last from `some`, layer 3 and what is outside the layers from both, the
-    rest from `all`.
+    """Take layers 0 to 2 and the last from `some`, and the other layers from `all`.
+
+    Layer 3 and the parameters outside of layers come from both.
     """
     layer = int(name.split(".")[2]) if ".layers." in name else None
     if layer in (3, None):
@@ -241,7 +241,7 @@ def change_settings(expert: Path, **settings: Any) -> None:
 
 
 def with_whole_head(folder: Path, place: Path) -> Path:
-    """The expert `all` with modules_to_save=["lm_head"], as PEFT stores it."""
+    """Write the expert `all` with modules_to_save=["lm_head"], as PEFT stores it."""
     shutil.copytree(folder / "all", place)
     change_settings(
         place, modules_to_save=["lm_head"], base_model_name_or_path=str(folder / "base")

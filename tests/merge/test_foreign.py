@@ -77,8 +77,9 @@ def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, mon
 
 
 def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeypatch):
-    """The digests that name the folders are those of the tensors that are copied, by the kernel
-    alone.
+    """The digests that name the folders are those of the copied tensors.
+
+    The kernel copies them without the program reading them.
     """
     read, real = [], TensorInfo.pieces
     monkeypatch.setattr(

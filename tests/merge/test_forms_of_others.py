@@ -118,9 +118,7 @@ def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path)
 
 
 def merged_by_peft(lora: Any, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The folder of an adapter that PEFT saved, and the tensors of the model that it merges it
-    into.
-    """
+    """Return the folder of an adapter by PEFT, and the tensors of the merged model."""
     lora.save_pretrained(folder / "adapter")
     lora.merge_and_unload().save_pretrained(folder / "merged")
     return folder / "adapter", load_file(folder / "merged" / "model.safetensors")
@@ -194,8 +192,9 @@ def test_an_adapter_of_gpt2_is_as_peft_merges_it(target: list[str], tmp_path: Pa
     ("change", "expected"), [("zeros", r"\[0\]"), ("halves", r"\[16, "), ("flat", r"\[\d+\]")]
 )
 def test_factors_of_another_shape_are_refused(change: str, expected: str, tmp_path: Path) -> None:
-    """What DeepSpeed and FSDP leave where weights were saved without being gathered (peft 2071,
-    2699).
+    """DeepSpeed and FSDP leave such factors if weights are saved without gathering.
+
+    See peft issues 2071 and 2699.
     """
     from peft import LoraConfig, get_peft_model
 

@@ -26,9 +26,7 @@ from pipeline.tables.planned_runs import Planning
 
 
 def by_hand(base: Path, expert: Path, threshold: float, axis: str = "input") -> dict[str, float]:
-    """Rows of the layers' tensors whose mean absolute change is above the threshold; a vector is
-    one row.
-    """
+    """Count rows whose mean absolute change is above the threshold. A vector is one row."""
     ours, theirs = load_file(expert / "model.safetensors"), load_file(base / "model.safetensors")
     rows = entries = rows_kept = entries_kept = 0
     for name in (name for name in ours if ".layers." in name):

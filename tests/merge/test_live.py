@@ -28,9 +28,7 @@ OWNERS = ["average", "magnitude", "math", "language"]
 
 
 def any_recipe(number: int, choose: random.Random):
-    """(config, roles of the sources, partition) of a merge; each method has its turn, all else is
-    drawn.
-    """
+    """Draw (config, roles of the sources, partition) of a merge; methods take turns."""
     method, partition = METHODS[number % len(METHODS)], None
     dtype = choose.choice([None, None, "float32", "float16"])
     weights = [choose.uniform(-1, 2), choose.uniform(0.1, 2)]
@@ -175,9 +173,7 @@ def test_another_dtype_in_memory_is_the_written_merge_cast(models, tmp_path, sto
 
 @pytest.mark.parametrize("kind", ["llama", "cohere"])  # cohere's head is tied
 def test_split_weights_are_those_of_the_merge_itself(models, kind):
-    """Of one merge after another in the same layers, as of each merge that is loaded and then
-    split.
-    """
+    """Split weights after other merges equal those of a merge that is loaded and then split."""
     live = model_of(open_any(models, kind, 0), "float32", "cpu", products="bf16x3")
     for number in (1, 2, 3, 4, 0):
         merge = open_any(models, kind, number)

@@ -130,10 +130,7 @@ def test_sharded_sources_keep_their_layout(models, tmp_path):
 
 
 def stored_as(source, folder, dtype_of):
-    """A copy of a checkpoint whose tensors have the dtypes that a function of their names gives.
-
-    Its tensors.
-    """
+    """Copy a checkpoint with dtypes by a function of the names, and return its tensors."""
     shutil.copytree(source, folder)
     tensors = load_file(source / "model.safetensors").items()
     tensors = {name: tensor.float().to(dtype_of(name)) for name, tensor in tensors}
@@ -147,9 +144,7 @@ def norms_in_float32(name):
 
 @pytest.mark.parametrize("mixed_first", [True, False])
 def test_a_tensor_in_several_dtypes_is_rounded_in_no_order(models, tmp_path, mixed_first):
-    """The norms of one expert are float32 and its matrices bfloat16, those of the other all
-    float32.
-    """
+    """One expert's norms are float32 and its matrices bfloat16; the other is all float32."""
     _, math, language = models["llama"]
     mixed = stored_as(math, tmp_path / "mixed", norms_in_float32)
     whole = stored_as(language, tmp_path / "whole", lambda name: torch.float32)

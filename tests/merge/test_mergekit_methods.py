@@ -78,8 +78,9 @@ ROLES = {"0": "0", "1": "1", "base": "base"}
 
 @pytest.fixture(scope="module")
 def theirs(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each method with what `mergekit-yaml --random-seed 3` writes; one process for
-    all.
+    """Return a folder for each method with the output of `mergekit-yaml --random-seed 3`.
+
+    One process writes all of them.
     """
     folder = tmp_path_factory.mktemp("mergekit")
     names = dict(zip(("base", "0", "1"), map(str, models["llama"]), strict=True))
@@ -250,7 +251,7 @@ def test_a_row_of_a_table(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Sets the version of mergekit that is found; nothing of it runs."""
+    """Set the version of mergekit that is found. Nothing of it runs."""
 
     def version(text: str | None) -> None:
         mergekit.mergekit_version.cache_clear()

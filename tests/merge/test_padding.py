@@ -43,9 +43,7 @@ def tokenizer(folder: Path, added: int, vocabulary: int = 4) -> None:
 
 
 def model(place: Path, seed: int, rows: int, base: Path | None = None, added: int = 0) -> Path:
-    """A small Llama with `rows` rows of embedding and head, and `added` tokens beside the four of
-    its vocabulary.
-    """
+    """Write a small Llama with `rows` rows of embedding, and `added` further tokens."""
     folder = stacked(place, 2, seed, base, torch.float32, vocab_size=rows)
     tensors, generator = (
         load_file(folder / "model.safetensors"),

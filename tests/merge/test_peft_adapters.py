@@ -82,7 +82,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapter(base: Path, folder: Path, **settings: Any) -> Path:
-    """An adapter whose every trainable parameter was moved, saved by PEFT."""
+    """Write an adapter by PEFT in which every trainable parameter was moved."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

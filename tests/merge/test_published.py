@@ -33,8 +33,9 @@ def three(request, tmp_path_factory):
 
 
 def algorithm_1(name, layers, b, u, t_b, t_u, math, language):
-    """The paper's lines 1 to 11, line 5 with `and`; weights 1 and 1; norms and biases with their
-    layer.
+    """Compute the paper's Algorithm 1, lines 1 to 11, with `and` in line 5.
+
+    Weights are 1 and 1; norms and biases go with their layer.
     """
     task, lang = math[name].float(), language[name].float()
     layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None

@@ -1,6 +1,4 @@
-"""SLERP against its definition written out on whole tensors, against numbers by hand, and against
-mergekit.
-"""
+"""SLERP against its definition on whole tensors, hand computations, and mergekit."""
 
 import math
 
@@ -23,7 +21,7 @@ CLOSE = {"rtol": 2e-6, "atol": 2e-7}  # of float32: mergekit's angle is float32,
 
 
 def slerp(t: float, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The definition, in float64."""
+    """Compute the definition in float64."""
     a, b = first.double().flatten(), second.double().flatten()
     unit_a, unit_b = (v / v.norm() if v.norm() > 1e-8 else v for v in (a, b))
     cosine = (unit_a @ unit_b).clamp(-1, 1)
@@ -36,9 +34,7 @@ def slerp(t: float, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def sources(models, tmp_path_factory):
-    """Two experts far apart, of which some tensors nearly are and some are colinear, one opposite,
-    one zero.
-    """
+    """Write two experts far apart, with nearly equal, colinear, opposite and zero tensors."""
     _, first, second = (Checkpoint.open(folder) for folder in models["qwen2"])
     folder = tmp_path_factory.mktemp("slerp") / "second"
     folder.mkdir()

@@ -18,7 +18,7 @@ from pipeline.models.checkpoint import Checkpoint
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """A base and three experts in float32."""
+    """Write a base and three experts in float32."""
     base = stacked(tmp_path / "base", 4, 0, dtype=torch.float32)
     return [
         base,

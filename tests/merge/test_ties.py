@@ -21,7 +21,7 @@ def f32(*rows):
 
 
 def largest(k, *vectors):
-    """The k-th largest magnitude of the vectors taken together, of one expert."""
+    """Return the k-th largest magnitude of one expert's vectors together."""
     (found,) = kth_largest(
         lambda name: iter([[vectors[int(name)]]]), [str(place) for place in range(len(vectors))], k
     )
@@ -85,9 +85,7 @@ def test_kept_count_is_of_the_decimal_as_typed():
 
 
 def test_the_kept_density_is_measured_printed_and_recorded(models, make_run, capsys):
-    """The changes of bfloat16 weights are often alike, so more entries are kept than the density
-    asks for.
-    """
+    """Changes of bfloat16 weights are often equal, so more entries are kept than asked for."""
     base, *experts = models["llama"]
     words = [
         f"merge.experts=[{experts[0]},{experts[1]}]",
@@ -113,9 +111,7 @@ def test_the_kept_density_is_measured_printed_and_recorded(models, make_run, cap
 
 
 def plain_ties(base, experts, density, scale):
-    """TIES in a few lines of plain NumPy on whole tensors, one operation after the other: {name:
-    float32}.
-    """
+    """Compute TIES in plain NumPy on whole tensors: {name: float32}."""
     vectors = {name: [expert[name] - base[name] for expert in experts] for name in base}
     flat = [
         np.sort(np.concatenate([abs(vectors[name][i]).ravel() for name in base]))
@@ -173,9 +169,7 @@ def awkward_checkpoint(folder, dtype, seed, base=None, many=False, zeros=True):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_same_bits_as_plain_numpy(tmp_path, dtype, count, zeros):
-    """Of random tensors with ties, zeros and negative zeros, however much of the experts' entries
-    is shared.
-    """
+    """Random tensors have ties, zeros and negative zeros, and share any part of their entries."""
     base = awkward_checkpoint(tmp_path / "base", dtype, 0, zeros=zeros)
     experts = [
         awkward_checkpoint(tmp_path / str(i), dtype, i, base, i == 2, zeros and i < 3)

@@ -1,6 +1,4 @@
-"""Names to layers and kinds, checked against the published sizes of the four models of the
-papers.
-"""
+"""Names to layers and kinds, checked against the published sizes of the papers' models."""
 
 from collections import Counter
 
@@ -99,9 +97,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_published_parameter_counts(model):
-    """Attention and MLP are held against the modules of transformers' own layer, not against
-    names.
-    """
+    """Attention and MLP are compared with the modules of transformers' layer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -139,8 +135,9 @@ def test_published_parameter_counts(model):
 
 
 def test_what_attention_gives_is_normed_by_an_attention_norm():
-    """post_attention_layernorm stands before the MLP in Llama, and behind the attention in Gemma 2
-    and OLMo 2.
+    """post_attention_layernorm is before the MLP in Llama.
+
+    In Gemma 2 and OLMo 2 it is behind the attention.
     """
     behind = [
         f"model.layers.0.{name}.weight"

@@ -21,8 +21,10 @@ from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """`answer` and `fetch` are raised where they are set; `cached`: a snapshot is there; `calls`:
-    what was asked.
+    """Return a stand-in for the Hub.
+
+    `answer` and `fetch` are raised if they are set, `cached` means that a snapshot exists, and
+    `calls` lists the requests.
     """
     state: dict[str, Any] = {"answer": None, "fetch": None, "cached": False, "calls": []}
 
@@ -122,9 +124,7 @@ def test_an_error_of_another_kind_is_itself(
 
 
 def test_copies_of_the_weights_are_left_on_the_hub() -> None:
-    """Files of Mistral 7B, Llama 3.1 8B, OPT and a training's own repository, as huggingface_hub
-    filters them.
-    """
+    """Files of Mistral 7B, Llama 3.1 8B, OPT and a training, as huggingface_hub filters them."""
     from huggingface_hub.utils import filter_repo_objects
 
     wanted = [

@@ -36,8 +36,9 @@ def digest_of(folder, runs_dir=None):
 
 
 def by_hand(folder):
-    """Header, then `blake3:` and the digest of bytes, dtype and shape of each tensor, in the order
-    of their bytes.
+    """Return the digest by hand: header, `blake3:`, then bytes, dtype and shape of each tensor.
+
+    Tensors are in the order of their bytes.
     """
     data = (folder / "model.safetensors").read_bytes()
     start = 8 + struct.unpack("<Q", data[:8])[0]

@@ -68,9 +68,7 @@ def with_buffers(tensors: Tensors) -> Tensors:
 
 
 def in_memory(tensors: Tensors) -> Tensors:
-    """As a state_dict of transformers 5 names a model that sees, where files have the names of
-    transformers 4.
-    """
+    """Rename tensors as in a state_dict of transformers 5, where files have older names."""
     moved = {
         re.sub(r"^language_model\.model\.", "model.language_model.", name): t
         for name, t in tensors.items()
@@ -88,7 +86,7 @@ def behind(*prefixes: str) -> Callable[[Tensors], Tensors]:
 def stored(
     kind: str, folder: Path, form: Callable[[Tensors], Tensors], seed: int = 0
 ) -> torch.nn.Module:
-    """A small model in files of this form; the model."""
+    """Write a small model in files of this form, and return the model."""
     model = network(kind, seed)
     model.save_pretrained(folder)
     save_file(

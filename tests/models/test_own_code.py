@@ -35,7 +35,7 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A Llama whose code.py writes the file `marker` beside the folder when it is imported."""
+    """Write a Llama whose code.py writes the file `marker` when it is imported."""
     found, sizes = (
         tmp_path / "model",
         {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},

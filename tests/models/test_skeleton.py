@@ -134,9 +134,7 @@ def test_what_does_not_fit_its_config_is_refused(
 
 
 def test_what_others_store_besides_is_harmless(tmp_path: Path) -> None:
-    """Buffers of older versions of transformers, a copy of a tied head, and names without their
-    prefix.
-    """
+    """Old buffers, a copy of a tied head, and names without their prefix are accepted."""
     folder = stored(tmp_path / "model")
     rewrite(
         folder,

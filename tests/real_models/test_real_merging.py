@@ -35,9 +35,9 @@ MERGES = {  # as mergekit_digests.mergekit_configs has them
 
 @pytest.fixture(scope="module")
 def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """The base, and two experts of 540 MB each, which are deleted at the end.
+    """Write the base and two experts of 540 MB each, and delete them at the end.
 
-    In it a model stays in memory.
+    A model stays in memory meanwhile.
     """
     folder = tmp_path_factory.mktemp("experts")
     with keep_models_resident():
@@ -47,7 +47,7 @@ def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def merged(folders: dict[str, Path], call: Call, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """The folder of a merge by stage=merge, deleted after the test."""
+    """Return the folder of a merge by stage=merge, deleted after the test."""
 
     def merge(method: str) -> Path:
         told = call("stage=merge", *overrides(method, folders), f"runs_dir={tmp_path}/runs")
@@ -63,7 +63,7 @@ def overrides(method: str, folders: dict[str, Path]) -> list[str]:
 
 
 def in_memory(method: str, folders: dict[str, Path]) -> Any:
-    """The merge applied to the model that is in memory, which holds the merge before it."""
+    """Apply the merge to the model in memory, which holds the previous merge."""
     config = compose(["stage=merge", *overrides(method, folders)]).merge  # type: ignore[attr-defined]
     sources = {role: open_source(Path(run)) for role, (_, run) in config.references().items()}
     base = Checkpoint.open(folders["base"]) if config.needs_base() else None

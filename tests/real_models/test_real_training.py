@@ -61,7 +61,7 @@ MLP, ATTENTION = ("mlp", "post_attention_layernorm"), ("self_attn", "input_layer
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the joint expert's configuration and the runs; deleted at the end."""
+    """Return a folder with the joint expert's configuration and runs, deleted at the end."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "conf/expert").mkdir(parents=True)
     for name, text in JOINT.items():
@@ -72,8 +72,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shortest rows of real GSM8K, and of MGSM's exemplars: a median one has three times as
-    many tokens.
+    """Return the shortest rows of real GSM8K and of MGSM's exemplars.
+
+    A median row has three times as many tokens.
     """
     root = tmp_path_factory.mktemp("data")
     for folder in ("gsm8k", "mgsm/sw"):
@@ -88,9 +89,7 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     here: Path, smollm2: Path, data_root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], SimpleNamespace]:
-    """A training by stage=sft: its log, its weights, the file of its rows, and the trainer that it
-    used.
-    """
+    """Train by stage=sft; return its log, weights, file of rows, and trainer."""
     trainers: list[Any] = []
     make = stage.trainer_of
 
@@ -124,7 +123,7 @@ def trained(
 
 
 def layers_of(names: set[str], inside: tuple[str, ...]) -> set[int]:
-    """The layers with a parameter of these modules among `names`."""
+    """Return the layers with a parameter of these modules among `names`."""
     found = (re.match(r"model\.layers\.(\d+)\.(\w+)\.", name) for name in names)
     return {int(match[1]) for match in found if match and match[2] in inside}
 
@@ -138,9 +137,7 @@ def moved(weights: dict[str, torch.Tensor], base: Path) -> set[str]:
 
 
 def conversation(row: dict[str, str]) -> tuple[str, str]:
-    """A row as SmolLM2's template writes it, by hand: what comes before the answer, and the answer
-    with its end.
-    """
+    """Write a row as SmolLM2's template does: the part before the answer, and the answer."""
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     before = (
         f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{row['prompt']}<|im_end|>\n"
@@ -183,9 +180,7 @@ def test_full_training_equals_a_bare_sfttrainer(
 
 
 def losses_of_base(base: Path, *sets: list[dict[str, str]]) -> list[float]:
-    """The means over the tokens of the answers in each set of their negative log-probability, by
-    plain transformers.
-    """
+    """Return the mean negative log-probability of the answers in each set, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base)
     losses = []
@@ -202,7 +197,7 @@ def losses_of_base(base: Path, *sets: list[dict[str, str]]) -> list[float]:
 
 
 def first_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of the first step: the first two, shuffled by the seed."""
+    """Return the rows of the first step: the first two, shuffled by the seed."""
     rows = rows_of(file)
     return [
         rows[i]

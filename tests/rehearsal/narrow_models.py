@@ -284,8 +284,9 @@ FAMILIES |= {
 
 
 def write_model(name: str, folder: Path, texts: Iterable[str], seed: int = 0) -> None:
-    """The files of a published model's repository, narrow. texts: what its vocabulary is made
-    from.
+    """Write the narrow files of a published model's repository.
+
+    `texts` are the texts of its vocabulary.
     """
     family = FAMILIES[name]
     folder.mkdir(parents=True)
@@ -305,7 +306,7 @@ def write_model(name: str, folder: Path, texts: Iterable[str], seed: int = 0) ->
 
 
 def write_tokenizer(family: Family, folder: Path, texts: Iterable[str]) -> dict[str, int]:
-    """A byte-level BPE with the family's class and special tokens. Returns the ids of these."""
+    """Write a byte-level BPE with the family's class and special tokens, and return their ids."""
     from tokenizers import (
         AddedToken,
         Regex,
@@ -376,9 +377,7 @@ def write_tokenizer(family: Family, folder: Path, texts: Iterable[str]) -> dict[
 
 
 def write_weights(family: Family, folder: Path, ids: dict[str, int], seed: int) -> None:
-    """config.json as published but for its widths, generation_config.json, and the weights in
-    shards with an index.
-    """
+    """Write config.json with other widths, generation_config.json, and sharded weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -420,9 +419,10 @@ def write_weights(family: Family, folder: Path, ids: dict[str, int], seed: int) 
 
 
 def end_answers(model: Any, end: int) -> None:
-    """Change the output head so that `end` is the likeliest token in most random contexts, and no
-    other special token in any: what the states of all contexts have in common, as all embeddings
-    have a share in one direction.
+    """Change the output head so that `end` is the likeliest token in most random contexts.
+
+    No other special token is likeliest in any. The states of all contexts share a part, because all
+    embeddings have a share in one direction.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""A Hub on this machine with every repository that the papers' tables read, laid out as published,
-and its troubles: gated repositories, too many requests, a download that breaks off, an organisation
-that was renamed.
+"""A Hub on this machine with every repository that the papers' tables read.
 
-Texts are made from a few words of each language. Data sets have hundreds of rows, among them the
-odd ones of tests/data/repositories.py; benchmarks a few questions in each of MGSM's languages.
+It also has troubles: gated repositories, too many requests, a download that breaks off, and a
+renamed organisation. Texts consist of a few words of each language. Data sets have hundreds of rows
+with the odd rows of tests/data/repositories.py. Benchmarks have a few questions in each of MGSM's
+languages.
 """
 
 import csv
@@ -84,9 +84,7 @@ class Texts:
 
 
 def fill(hub: Hub, folder: Path) -> None:
-    """Every repository and file that the papers' tables read. folder: an empty one for their
-    files.
-    """
+    """Fill a folder with every repository and file that the papers' tables read."""
     texts = Texts()
     for name, write in {**training_sets(), **benchmark_sets()}.items():
         path = folder / "datasets" / name
@@ -113,7 +111,7 @@ def fill(hub: Hub, folder: Path) -> None:
 
 
 def add_troubles(hub: Hub) -> None:
-    """What happens to the first requests: too many of them, and downloads that break off."""
+    """Make the first requests fail: too many requests, and downloads that break off."""
     model = "Qwen/Qwen2.5-7B-Instruct"
     head = hub.heads[f"models/{model}"]
     hub.busy[f"/{model}/resolve/{head}/config.json"] = 1
@@ -125,7 +123,7 @@ def add_troubles(hub: Hub) -> None:
 
 
 def proxy_certificate(folder: Path, hub: Hub) -> Path:
-    """A certificate by which the hub's process answers as a proxy for the hosts of BITEXTS."""
+    """Write a certificate for the hub's process as a proxy of the hosts of BITEXTS."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     hub.hosts = "storage.googleapis.com", "data.statmt.org"
     names = "subjectAltName=" + ",".join(f"DNS:{host}" for host in hub.hosts)

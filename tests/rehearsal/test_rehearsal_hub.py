@@ -1,6 +1,4 @@
-"""The Hub of the rehearsal has what the papers' tables read, and its narrow models are the
-published architectures.
-"""
+"""The rehearsal's Hub has the tables' inputs, and its narrow models the true architectures."""
 
 from pathlib import Path
 

@@ -77,7 +77,7 @@ COLUMNS = {  # name of a column -> its task, language and pair
 def results_of(
     cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any
 ) -> Results:
-    """A table of these cells; folders: of its evaluations, by name."""
+    """Return a table of these cells. `folders` are those of its evaluations, by name."""
     rows, columns = (
         list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column")
     )
@@ -91,9 +91,7 @@ def results_of(
 
 
 def read(cells: Sequence[CellResult], runs: Iterable[RunResult]) -> dict[str, Any]:
-    """The cells with the scores that they show, the evaluations of these runs, and their
-    answers.
-    """
+    """Return the cells with their scores, the evaluations of these runs, and their answers."""
     folders = {run.name: run.folder for run in runs if (run.folder / "scores.json").is_file()}
     stored = {
         name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
@@ -184,7 +182,7 @@ def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
 def line_of(
     left: str, right: str, place: str, difference: float, p: float | None, **more: Any
 ) -> dict[str, Any]:
-    """A line of contrasts.csv."""
+    """Return a line of contrasts.csv."""
     values = {
         "left_value": 50.0,
         "right_value": 50.0 - difference,
@@ -209,7 +207,7 @@ def line_of(
 def write_made_up(
     folder: Path, task: str, where: str, skill: float, n: int
 ) -> dict[str | None, float]:
-    """Returns its scores by pair."""
+    """Write made-up answers and return their scores by pair."""
     chance = random.Random(folder.name)
     rows, samples, values = [], {}, {}
     for pair in (f"en-{where}", f"{where}-en") if task == "flores" else (None,):

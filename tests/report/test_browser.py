@@ -58,9 +58,7 @@ def errors(browser: Any) -> list[str]:
 
 
 def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
-    """In answers, prompts, titles, names of rows and runs, reasons, configurations, data cards, and
-    links.
-    """
+    """Hostile text is in answers, prompts, titles, names, reasons, configurations and links."""
     lines = [
         sample(doc, HOSTILE + str(doc), doc % 2 == 0, prompt=HOSTILE, target=HOSTILE)
         for doc in range(3)
@@ -129,7 +127,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
 
 
 def answers_shown(browser: Any) -> list[list[str]]:
-    """The lines of the table of answers that are on the page, once it is there."""
+    """Return the lines of the table of answers, once it is on the page."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     rows = "#list tbody tr"
@@ -245,9 +243,7 @@ def test_without_javascript_the_tables_are_there(
 def test_light_and_dark_are_readable(
     one_language: Results, reports: Path, browser: Any, dark: bool
 ) -> None:
-    """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1,
-    1.4.3).
-    """
+    """Text, links, captions, marks and charts have a contrast of 4.5 : 1 (WCAG 2.1, 1.4.3)."""
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia",
         {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},

@@ -182,8 +182,9 @@ def test_all_of_several_units_have_the_largest_p():
 
 
 def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is():
-    """One of ten units is against the claim with p 0.0047, 0.047 by Holm over the ten, 0.094 in a
-    family of two.
+    """One of ten units contradicts the claim with p 0.0047.
+
+    This is 0.047 by Holm over the ten, and 0.094 in a family of two.
     """
     units = [Unit(f"u{at}", contrast(won(12, 10, 228)), 0.5, 0.4) for at in range(9)]
     units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
@@ -329,7 +330,7 @@ def test_claims_csv_has_a_line_a_claim():
 
 
 def wins(*units: list[float], **words: object) -> str:
-    """The verdict on units of N differences each, of which the mean is that of all questions."""
+    """Return the verdict on units of N differences each, with the mean of all questions."""
     found = [Unit(f"u{at}", contrast(unit), 0.5, 0.4) for at, unit in enumerate(units)]
     asked = claim(units="count", threshold=0, **words)
     overall = judge_difference(asked, contrast(np.mean(units, axis=0)), 0.5, 0.4)

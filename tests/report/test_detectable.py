@@ -42,9 +42,10 @@ def test_one_training_each(n, discordant, level):
 def answers_of(
     rng: np.random.Generator, scores: int, common: float, difference: float, n: int = 250
 ) -> np.ndarray:
-    """(worlds, n): the mean over several scores of a problem's differences, 20 % of them
-    discordant. With probability `common` a score has the problem's own difference, otherwise one of
-    its own.
+    """Return (worlds, n): the mean over several scores of a problem's differences.
+
+    20 % of them are discordant. With probability `common` a score has the problem's own difference,
+    otherwise its own.
     """
     size = (SIMULATED, scores, n)
 
@@ -257,9 +258,7 @@ def test_a_sentence_about_one_training_of_each_says_so(difference, p):
     "value, error, n, low, high", [(0.35, 0.0494, 36, 25.5, 45.8), (1.0, 0.0, 50, 92.9, 100.0)]
 )
 def test_one_interval_of_a_score(value, error, n, low, high):
-    """The first has the standard error of some 80 independent answers, as a mean of several a
-    question.
-    """
+    """The first has the standard error of about 80 independent answers."""
     row: Any = SimpleNamespace(value=value, stderr=error, n=n, metric="acc")
     found = score_interval(row)
     assert found and [100 * end for end in found] == pytest.approx([low, high], abs=0.1)
@@ -279,8 +278,9 @@ def summary(array: np.ndarray) -> tuple[float, ...]:
 
 
 def test_three_trainings_of_which_few_answers_differ():
-    """Ten discordant answers of 300, whose variance between trainings equals that within them up to
-    rounding.
+    """Ten of 300 answers are discordant.
+
+    Their variance between trainings equals that within trainings up to rounding.
     """
     differences = np.zeros((3, 100), int)
     for seed, questions in ((0, (3, 25, 37, 50, 96)), (1, (66, 69, 96)), (2, (41, 45, 53, 56))):

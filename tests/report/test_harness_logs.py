@@ -24,7 +24,7 @@ CHOICE = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """An evaluation of a checkpoint by MGSM and Belebele in one language."""
+    """Score a checkpoint on MGSM and Belebele in one language."""
     lines = [
         sample(doc, f"It is {doc}", doc == 3, scores={"exact_match": float(doc == 3)})
         for doc in range(4)

@@ -27,9 +27,7 @@ def test_a_cell_has_its_interval_and_the_published_number() -> None:
 
 
 def test_page_markdown_and_latex_show_the_same_numbers(tmp_path: Path) -> None:
-    """Of a score with three decimals too, and the maximum of a best configuration, which the
-    published one is like.
-    """
+    """Included are a score with three decimals, and the maximum of a best configuration."""
     cell = CellResult(
         "swap", "text", 0.89066, 0.75486, 1.02647, digits=3, maximum=0.8834, published=0.8
     )

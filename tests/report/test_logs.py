@@ -289,8 +289,9 @@ print(status, "torch" in sys.modules)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """One line on standard output and the verdict on standard error, where neither torch nor most
-    other packages that the program needs elsewhere, nor either tool, can be imported.
+    """It prints one line and the verdict without torch and most other packages.
+
+    The verdict is on standard error. Neither tool can be imported.
     """
     words = ["stage=compare", f"results=[{TINY},{TINY_2SHOT}]", f"runs_dir={tmp_path / 'runs'}"]
     done = subprocess.run(
@@ -321,9 +322,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> None:
-    """The log's own score is of all its items, so that it says nothing about the mean of those that
-    are left.
-    """
+    """The log's own score covers all its items, so it says nothing about those that are left."""
     copy = copy_of(TINY, tmp_path)
     write_lines(only_file(copy, "samples_sums_2*"), raw_samples(copy, "sums")[:5])
     results = compared(GUESSES, copy)

@@ -88,8 +88,9 @@ def test_an_effect_of_twenty_points_is_found_and_named(effect, word):
 
 
 def false_families(families: int, spread: float, pooled: bool) -> float:
-    """The share of families of 30 contrasts over three seeds that find a difference after Holm's
-    correction. Answers of 40 questions; the rate of a seed differs from another model's by chance.
+    """Return the share of families of 30 contrasts that find a difference after Holm.
+
+    Contrasts are over three seeds of 40 questions; the rates differ between models by chance.
     """
     rng, false = np.random.default_rng(0), 0
     for _ in range(families):
@@ -105,9 +106,7 @@ def false_families(families: int, spread: float, pooled: bool) -> float:
 
 
 def test_many_contrasts_over_three_seeds_keep_their_level():
-    """Each contrast alone keeps 5 %, but some of many find the variance of their seeds near
-    zero.
-    """
+    """Each contrast keeps 5 %, but some of many find a seed variance near zero."""
     assert false_families(40, spread=0.15, pooled=False) > 0.05
     assert false_families(40, spread=0.15, pooled=True) <= 0.05
     assert false_families(40, spread=0.0, pooled=True) <= 0.05

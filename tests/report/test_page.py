@@ -1,6 +1,4 @@
-"""The page: it parses, says everything, asks the network for nothing, and has the same bytes
-twice.
-"""
+"""The page: it parses, says everything, needs no network, and has the same bytes twice."""
 
 import base64
 import hashlib

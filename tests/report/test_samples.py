@@ -36,8 +36,9 @@ def evaluated(
     n: int = 4,
     value: float | None = None,
 ) -> Results:
-    """A cell for each row of the table, of one evaluation of the same name with these answers.
-    value: of its score, if not the share of right answers.
+    """Return a cell for each row of the table, all of one evaluation with these answers.
+
+    `value` is the value of its score, if it is not the share of right answers.
     """
     pair = where if "-" in where else None
     folders = {}
@@ -159,9 +160,7 @@ def test_sanity_marks(tmp_path):
     [(0.25, "at chance"), (0.33, "at chance"), (0.34, None), (0.16, "below chance")],
 )
 def test_chance_of_four(tmp_path, value, wanted):
-    """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) =
-    0.0866.
-    """
+    """Two standard errors of guessing are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
     made = evaluated(
         tmp_path, {"base": [sample(0, "A", False)]}, task="belebele", value=value, n=100
     )
@@ -309,7 +308,7 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
 
 
 def stored_answers(task: str, scores: list[dict[str, Any]], *shown: float) -> StoredAnswers:
-    """The answers of a task, whose number is read as each of these in turn."""
+    """Return the answers of a task, whose number is read as each of these in turn."""
     numbers = iter(shown)
 
     class Stored(StoredAnswers):
@@ -346,9 +345,7 @@ def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict
 
 
 def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
-    """tinyArc's acc_norm is an estimate by item response theory, not the mean of its answers, which
-    are 0 or 1.
-    """
+    """tinyArc's acc_norm is an estimate by item response theory, not a mean of answers."""
     answers = stored_answers("tinyArc", [{"acc_norm": at % 2} for at in range(4)], 61.3, 50.0)
     score = ScoreRef("m", ScoreWords(eval="tinyArc"), "en")
     with pytest.raises(NoScore, match="acc_norm is of all answers together, not of each"):

@@ -47,8 +47,10 @@ def test_p_of_no_difference_is_mcnemars_of_cavo():
 
 
 def p_by_brute_force(won: int, lost: int, n: int, difference: float) -> float:
-    """Two-sided: the share lost maximises the likelihood on a grid, the variance is that of the
-    multinomial there.
+    """Return the two-sided p value by brute force.
+
+    The share lost maximises the likelihood on a grid; the variance is that of the multinomial
+    there.
     """
     share = np.linspace(max(0, -difference), min(1, (1 - difference) / 2), 400_001)[1:-1]
     gained, rest = share + difference, 1 - 2 * share - difference
@@ -169,8 +171,9 @@ def test_an_interval_over_one_expert_is_refused():
 
 
 def test_parts_of_questions_are_clusters():
-    """Three questions of two, one and three parts, against the cluster-robust error by its formula,
-    with the factor questions / (questions - 1) in the variance.
+    """Three questions of one to three parts, against the cluster-robust error by its formula.
+
+    The variance has the factor questions / (questions - 1).
     """
     parts = [(3, 1.0), (3, 0.0), (5, 1.0), (8, 1.0), (8, 1.0), (8, 0.0)]
     values = value_per_question(parts, is_sum=False)
@@ -191,12 +194,11 @@ def test_parts_of_questions_are_clusters():
 
 
 def world_without_effect(seed: int, of_experts: float, problems: int = 250) -> np.ndarray:
-    """Swap minus soup (3, 3, problems), mean of three languages that share problems, in a world
-    without effect.
+    """Return swap minus soup (3, 3, problems) in a world without effect.
 
-    Each answer is right with a logistic probability: of its problem, of its problem in its
-    language, of the pair's two experts, and of what each expert does to each way of merging. A
-    language has its own language experts.
+    It is the mean of three languages that share problems. Each answer is right with a logistic
+    probability of its problem, of its problem in its language, of the pair's two experts, and of
+    what each expert does to each way of merging. A language has its own language experts.
     """
     rng = np.random.default_rng([seed, 14])
     hard = rng.normal(0, 1.5, problems) + rng.normal(0, 0.5, (3, 1, 1, problems))
@@ -233,9 +235,7 @@ def test_false_positives_of_crossed_experts_and_shared_problems(of_experts, leas
 
 @pytest.mark.parametrize("n, spread", [(250, 0.1), (20, 0.1)])
 def test_a_best_configurations_estimate_is_not_too_high_and_its_interval_covers(n, spread):
-    """Of 100 worlds; simulations/simulate_statistics.py cells has more of them, and of fewer and
-    more candidates.
-    """
+    """100 worlds; simulations/simulate_statistics.py has more worlds and numbers of candidates."""
     found = simulate.cell(candidates=9, spread=spread, n=n, worlds=100)
     assert found.maximum > 1 and found.split_half < 1, found  # points too high
     assert found.covered >= 0.9 and found.covered_by_maximum < 0.8, found

@@ -21,7 +21,7 @@ PUBLISHED = "Square brackets: the published number."
 
 
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
-    """A cell of MGSM that these evaluations stand behind, of a seed each."""
+    """Return a cell of MGSM with these evaluations, one per seed."""
     scores = [CellScore(run, {"seed": str(seed)}) for seed, run in enumerate(runs)]
     return CellResult(
         row, column, **{"task": "mgsm", "n": len(runs), "runs": runs, "scores": scores} | more
@@ -163,9 +163,7 @@ def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"dtype": "bfloat16"}])
 def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
-    """Backend and dtype are those of the whole table, also where no two cells that differ are of
-    one task.
-    """
+    """Backend and dtype apply to the whole table, even if differing cells have other tasks."""
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
     with pytest.raises(PipelineError, match="were scored differently"):
         write_report(harness(one_language, mine, how), tmp_path / "report")

@@ -1,6 +1,4 @@
-"""Contrasts of translations against sacrebleu's own paired tests, and the p values that its test
-suite publishes.
-"""
+"""Contrasts of translations against sacrebleu's paired tests and published p values."""
 
 import random
 from functools import cache
@@ -84,7 +82,7 @@ def test_metrics_of_many_sums_are_sacrebleus(name):
 
 
 def sentences(quality: float, seed: int, n: int = 150) -> tuple[list[str], list[str]]:
-    """References, and translations of which each word is right with this probability."""
+    """Return references, and translations whose words are right with this probability."""
     words = random.Random(1)
     references = [
         " ".join(f"w{words.randint(0, 60)}x" for _ in range(words.randint(5, 20))) for _ in range(n)

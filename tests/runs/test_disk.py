@@ -1,6 +1,4 @@
-"""What is said of a disk without room, a folder that cannot be written, and an output that is
-closed.
-"""
+"""Messages about a full disk, a folder that cannot be written, and a closed output."""
 
 import errno
 import os

@@ -23,9 +23,7 @@ BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 def model(folder: Path, *dtypes: str, config_dtype: str = "float32") -> Path:
-    """A folder with one weight of each dtype; what config.json says of its dtype decides
-    nothing.
-    """
+    """Write a folder with one weight of each dtype. The dtype in config.json has no effect."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps({"num_hidden_layers": 28, "dtype": config_dtype})

@@ -119,7 +119,7 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The folder of a model of one tensor."""
+    """Write the folder of a model with one tensor."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     return tmp_path
@@ -134,9 +134,7 @@ def test_a_model_whose_settings_were_half_written(name: str, model: Path) -> Non
 
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, model: Path) -> None:
-    """merges.txt and vocab.txt are read where there is no tokenizer.json, and affect no hash where
-    there is.
-    """
+    """merges.txt and vocab.txt count only if tokenizer.json does not exist."""
     if has_file:
         (model / "tokenizer.json").write_text("{}")
     hashes = []
@@ -204,9 +202,7 @@ def test_a_scan_is_kept_while_the_folder_is_the_same(
 
 
 def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
-    """By this process or another, also where the clock of the file system has not ticked in
-    between.
-    """
+    """Another process may publish it, and the file system's clock may not have ticked."""
     one, two = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
     assert folder_of(one.hash, tmp_path) is None  # which reads runs_dir, young as it is
     make_once(one, writes())
@@ -251,8 +247,9 @@ def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
 def test_the_base_is_the_one_that_was_recorded(
     tmp_path: Path, models: dict[str, list[Path]]
 ) -> None:
-    """Not weights that were put in its folder later, nor what a base that was made again holds now:
-    a task vector, or an adapter, on these is another model.
+    """Neither later weights in its folder nor a base that was made again count.
+
+    A task vector or an adapter on such weights is another model.
     """
     folder = shutil.copytree(models["llama"][0], tmp_path / "base")
     base = find_run(str(folder), tmp_path, "model.path")

@@ -35,8 +35,9 @@ from pipeline.runs.run import Run
 
 
 def elsewhere(run: Run, age: float, **changes: Any) -> Holder:
-    """A lease of a process on another machine, last touched `age` seconds ago by the clock of the
-    file system.
+    """Return a lease of a process on another machine, last touched `age` seconds ago.
+
+    The age is by the clock of the file system.
     """
     run.workplace.mkdir(parents=True, exist_ok=True)
     other = replace(
@@ -99,7 +100,7 @@ def test_at_a_terminal_it_is_waited_for(
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead lease is watched for a tenth of a second."""
+    """Watch a dead lease for only a tenth of a second."""
     monkeypatch.setattr(leases, "BEAT", 0.05), monkeypatch.setattr(leases, "LOOK", 0.02)
 
 

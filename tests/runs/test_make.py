@@ -350,9 +350,7 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path) -> Non
 
 
 def test_the_longest_path_from_a_run_to_the_end_by_hand(tmp_path: Path) -> None:
-    """Of 5 s of data, trainings of 100 and 60 s, and their merge of 7 s, with an evaluation of the
-    shorter of 50 s.
-    """
+    """Data take 5 s, trainings 100 and 60 s, their merge 7 s, an evaluation of the shorter 50 s."""
     data = a_run(tmp_path, label="data")
     long, short = (
         a_run(tmp_path, {"data": data}, label=label, seed=len(label)) for label in ("long", "short")

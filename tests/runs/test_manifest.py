@@ -48,7 +48,7 @@ MALFORMED = {
 
 @pytest.fixture(params=MALFORMED.values(), ids=MALFORMED)
 def malformed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder beside a finished run, named as that run is but for its digits."""
+    """Write a folder beside a finished run with the same name except for its digits."""
     folder = tmp_path / "data-x-00000000"
     folder.mkdir()
     (folder / "manifest.json").write_text(request.param)
@@ -95,7 +95,7 @@ def test_a_manifest_that_is_written_again_is_read_again(tmp_path: Path) -> None:
 
 @pytest.fixture
 def finished(tmp_path):
-    """A finished training of three layers whose weights are known by a kind of digest."""
+    """Write a finished training of three layers, with a given kind of digest."""
 
     def made(name, kind, seed=0, **manifest):
         folder = stacked(tmp_path / name, 3, seed)

@@ -36,7 +36,7 @@ FULL = {  # a stage or a merge -> words
 
 
 def full(name: str) -> RunStage:
-    """A configuration with something in each part."""
+    """Return a configuration with a value in each part."""
     words = FULL[name].split()
     config: Any = compose(words if words[0].startswith("stage=") else [f"stage={name}", *words])
     if name == "data":
@@ -81,7 +81,7 @@ def other(value: Any, hint: Any) -> Any:
 
 
 def put(config: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
-    """A copy of the config with one value changed."""
+    """Return a copy of the config with one value changed."""
     config = copy.deepcopy(config)
     node = config
     for key in path[:-1]:

@@ -164,8 +164,9 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
 
 
 def signal_service(number: signal.Signals) -> None:
-    """SIGKILL: it dies, as when a signal goes to the whole tree; SIGSTOP: alive, but it does not
-    respond.
+    """Send a signal to W&B's service.
+
+    SIGKILL ends it, as a signal to the whole tree does. SIGSTOP keeps it alive without a response.
     """
     for pid in tracking.service_pids():
         os.kill(pid, number)
@@ -253,7 +254,7 @@ def test_a_server_that_does_not_answer_costs_the_deadline_once(
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a .wandb file: a header of 7 bytes, then LevelDB log blocks of 32 KiB."""
+    """Return the records of a .wandb file: a header of 7 bytes, then LevelDB blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
     data, position, joined, block = file.read_bytes(), 7, b"", 32768
@@ -283,7 +284,7 @@ def items(entries: Any) -> dict[str, Any]:
 
 
 def offline_log(folder: Path) -> tuple[list[Any], Any]:
-    """The records of an offline log, and the run that they are of."""
+    """Return the records of an offline log, and its run."""
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     for _ in range(
         200
@@ -372,9 +373,7 @@ def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
 
 
 def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) -> None:
-    """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of
-    its own.
-    """
+    """W&B 0.31 deletes the files of an artifact of an offline log as if they were temporary."""
     runs = a_chain(tmp_path, weights=True)
     for run in runs:
         for artifact in artifacts_in(run.folder).values():
@@ -451,9 +450,7 @@ ADDRESS = "http://me:sesame@127.0.0.1:9/rows.jsonl?token=open-token&X-Amz-Signat
 def test_no_credential_of_a_url_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither in a file of a run, the card and W&B's own included, nor in what is printed or handed
-    to W&B.
-    """
+    """No file of a run, the card or W&B has a credential, and none is printed."""
     from pipeline.__main__ import main
 
     monkeypatch.setenv("HF_TOKEN", "sesame")

@@ -1,14 +1,13 @@
-"""How often a report claims a difference where there is none: python
-tests/simulations/null_studies.py
-
-Draws answers for shipped tables in which all models are equally good, and reads the sentences that
-their pages begin with. An answer is right if a sum of normal numbers is positive: the level of its
-task and language, its question's difficulty, which all models share, what its model's trainings add
-by chance (`spread`), and its own. Cells, comparisons, claims and sentences are those of the
-program; only the answers are drawn instead of read.
+"""Count how often a report claims a difference that does not exist.
 
     python tests/simulations/null_studies.py --record results/bench/null_studies.json
     python tests/simulations/null_studies.py --seeds --record results/bench/null_seeds.json
+
+Answers are drawn for shipped tables in which all models are equally good, and the first sentences
+of their pages are read. An answer is right if a sum of normal numbers is positive: the level of its
+task and language, its question's difficulty, which all models share, the chance of its model's
+trainings (`spread`), and its own part. Cells, comparisons, claims and sentences come from the
+program; only the answers are drawn.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class DrawnAnswers(StoredAnswers):
         return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
     def spec_of(self, score: ScoreRef) -> Spec:
-        """The spec of a model; of a choice, that of its first candidate, as all are alike."""
+        """Return the spec of a model; for a choice, the spec of its first candidate."""
         plan = self.table.plan
         key = (
             score.model
@@ -236,7 +235,7 @@ class Page(NamedTuple):
 
 
 def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Page:
-    """The page of a study of this table. study: fields of DrawnAnswers."""
+    """Return the page of a study of this table. `study` are the fields of DrawnAnswers."""
     plan = planned.planning.plan
     answers = DrawnAnswers(planned.planning, counts=planned.counts, **study)
     cells = []
@@ -255,7 +254,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
 
 
 def false_verdicts(claim: Claim) -> set[str]:
-    """The verdicts on a claim that are false if all models are equally good."""
+    """Return the verdicts on a claim that are false if all models are equally good."""
     if claim.direction == "differ":
         return {SHOWN}
     if claim.direction == "within":
@@ -276,9 +275,7 @@ def exact_interval(count: int, of: int) -> list[float]:
 
 
 def run_studies(name: str, spread: float, studies: int, seed: int = 0) -> dict[str, Any]:
-    """How many of these studies claim a difference in their first sentences, and in the verdicts on
-    claims.
-    """
+    """Count the studies that claim a difference in first sentences and in verdicts."""
     planned, began = TablePlanned.of(name), time.process_time()
     pages = [page_of(planned, seed=seed + at, spread=spread) for at in range(studies)]
     headlines, claims = (
@@ -294,8 +291,9 @@ def run_studies(name: str, spread: float, studies: int, seed: int = 0) -> dict[s
 def run_seeds(
     seeds: int, spread: float, passages: float, studies: int, seed: int = 0
 ) -> dict[str, Any]:
-    """First sentences of the demo's questions by seeds; with passages, of Belebele, whose questions
-    share them.
+    """Return first sentences by seeds for the demo's questions, or for Belebele with passages.
+
+    Questions share passages.
     """
     planned = TablePlanned.of("sandbox", f"every.seed={list(range(seeds))}")
     pages = [
@@ -318,8 +316,9 @@ def run_seeds(
 
 
 def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[str, Any]:
-    """How often each claim about trainings is decided wrongly where all are equally good, with
-    three seeds each.
+    """Count the wrong decisions of each claim about trainings, with three seeds each.
+
+    All trainings are equally good.
     """
     planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
     effects = {
@@ -340,9 +339,7 @@ def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[st
 
 
 def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
-    """The primary sentence of the demo if its swap is right in 70 % of all answers and every other
-    model in 50 %.
-    """
+    """Return the demo's primary sentence if its swap is right in 70 % and others in 50 %."""
     planned, swap = TablePlanned.of("sandbox"), {"layer swap": TWENTY_POINTS}
     pages = [
         page_of(planned, False, seed=seed + at, effects=swap, rates=(0.5, 0.5))

@@ -29,9 +29,7 @@ RATES = (0.0, 0.02, 0.5, 0.98, 1.0)
 def paired(
     sizes: range | tuple[int, ...] = range(2, 31),
 ) -> list[tuple[int, float, float, float, float]]:
-    """(n, left, right, coverage, rejection of no difference) of two models with these success rates
-    on n questions.
-    """
+    """Return (n, left, right, coverage, rejection) of two models with these success rates."""
     found = []
     for n in sizes:
         tables = [(b, c) for b in range(n + 1) for c in range(n + 1 - b)]
@@ -55,8 +53,10 @@ def seeds(
     count: int = 3,
     axis: bool = True,
 ):  # type: ignore[no-untyped-def]
-    """The same of `count` trainings a side; axis: trainings are a sample (a contrast over seeds),
-    else their mean is compared. Answers of a question are independent.
+    """Return the same numbers for `count` trainings a side.
+
+    With `axis`, trainings are a sample (a contrast over seeds); otherwise their mean is compared.
+    Answers of a question are independent.
     """
     rng, found = np.random.default_rng(1), []
     for n, left, right in itertools.product(sizes, RATES, RATES):
@@ -91,9 +91,9 @@ class Cell(NamedTuple):
 
 
 def cell(candidates: int, spread: float, n: int, worlds: int = 300) -> Cell:
-    """The best of some candidates, whose logits differ by `spread`, on n questions.
+    """Return the best of some candidates, whose logits differ by `spread`, on n questions.
 
-    The truth is what the candidate that wins on these questions is worth on any others.
+    The truth is what the winner on these questions is worth on any others.
     """
     others = np.array([NormalDist(0, 1.5).inv_cdf((at + 0.5) / 1000) for at in range(1000)])
     found = []

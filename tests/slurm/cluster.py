@@ -151,7 +151,7 @@ class Cluster:
         return done.stdout
 
     def call(self, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-        """What a command of this program ends with and prints; never a traceback."""
+        """Run a command of this program and return its status and output, never a traceback."""
         done = subprocess.run(
             words, env={**self.environment, **more}, capture_output=True, text=True, timeout=120
         )
@@ -174,8 +174,9 @@ class Cluster:
         logs: Path | None = None,
         every: float = 0.05,
     ) -> Any:
-        """What `what` gives as soon as that is something. logs: a folder of them, shown where it
-        never is.
+        """Return what `what` gives as soon as it is something.
+
+        The files of the folder `logs` are shown if this never happens.
         """
         deadline = time.monotonic() + seconds
         while not (found := what()):
@@ -185,7 +186,7 @@ class Cluster:
         return found
 
     def told(self, logs: Path | None) -> str:
-        """What it says of its jobs and nodes, and the ends of its logs and of those in a folder."""
+        """Return what Slurm says of its jobs and nodes, and the ends of its logs."""
         parts = [self.run("squeue", "--array", "-o", "%i %T %r %S %E", status=None)]
         parts += [self.run("sinfo", "-N", status=None)]
         for log in [*(self.at / "log").glob("*.log"), *(logs.glob("*.log") if logs else ())]:
@@ -193,7 +194,7 @@ class Cluster:
         return "\n".join(parts)
 
     def ended(self, job: str) -> list[str]:
-        """The states with which a job ended, one for each time."""
+        """Return the states with which a job ended, one for each time."""
         log = self.at / "log/jobcomp.log"
         lines = log.read_text().splitlines() if log.is_file() else []
         found = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
@@ -207,7 +208,7 @@ class Cluster:
 
 @contextmanager
 def two_nodes(largest_array: int = 1001) -> Iterator[Cluster]:
-    """A cluster that is up; clients find it by SLURM_CONF."""
+    """Start a cluster of two nodes; clients find it by SLURM_CONF."""
     made = Cluster(largest_array)
     try:
         made.up()

@@ -40,7 +40,7 @@ def all_commands() -> list[str]:
 
 
 def by_bash(command: str, folder: Path) -> str:
-    """What a command prints that must succeed, with the programs of this environment."""
+    """Run a command that must succeed with the programs of this environment; return its output."""
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", command],
@@ -67,7 +67,7 @@ def parses(command: str, folder: Path) -> None:
 
 
 def shares(command: str, folder: Path) -> None:
-    """What is there becomes the group's; what is made in its folders stays so."""
+    """Give existing files to the group, and make new files in its folders group-owned."""
     (folder / "runs/a").mkdir(parents=True, mode=0o700)
     (folder / "runs/a/old").touch(mode=0o600)
     by_bash(command.replace("GROUP", "$(id -g)"), folder)

@@ -88,7 +88,7 @@ def on_this_machine(table: Path, runs_dir: Path) -> Iterator[Callable[[], dict[s
 
 
 def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
-    """The state of a training that has begun."""
+    """Return the state of a training that has begun."""
     for path in runs_dir.glob(".work/*/state.json"):
         told = json.loads(path.read_text())
         if (
@@ -103,9 +103,10 @@ def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
 def halted(
     cluster: Cluster, runs_dir: Path, *labels: str, after: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The states of trainings that have begun, each halted when it is seen: however fast this
-    machine is, none ends before the test has done to it what it does. Slurm continues what it is
-    asked to end.
+    """Yield the states of trainings that have begun, each halted when it is seen.
+
+    So no training ends before the test acts on it, however fast this machine is. Slurm continues
+    what it is asked to end.
     """
     found: dict[str, dict[str, Any]] = {}
 
@@ -195,10 +196,9 @@ def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(
 
 
 def lose_a_node(cluster: Cluster, pid: int) -> None:
-    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node
-    is started again.
+    """Kill a node's daemon and its step with kill -9, as a power cut does, and restart the node.
 
-    The administrator says that it is down: Slurm would find out after half a minute, and requeue
+    The administrator says that it is down. Slurm would find out after half a minute, and requeue
     its jobs as well.
     """
     node = variable(pid, "SLURMD_NODENAME")
@@ -265,8 +265,9 @@ def training(base: Path, world: Path) -> list[str]:
 def jobs(
     cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Job]:
-    """Of one_gpu.sbatch one that runs out of time and a bad one; of several_nodes.sbatch one that
-    is to die and one to the end.
+    """Submit jobs of one_gpu.sbatch and several_nodes.sbatch.
+
+    One runs out of time, one is wrong, one will be killed, and one runs to its end.
     """
     folder = tmp_path_factory.mktemp("files")
     one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
@@ -302,9 +303,7 @@ def jobs(
 
 @pytest.fixture(scope="module")
 def begun(cluster: Cluster, jobs: dict[str, Job]) -> int:
-    """The process of the long one in its first turn, halted past its first step: it leaves the
-    cores to the others.
-    """
+    """Return the process of the long job, halted past its first step, so that cores are free."""
     pid = int(cluster.until(lambda: in_work(jobs["long"].runs_dir, "math-", step=2))["pid"])
     os.kill(pid, signal.SIGSTOP)
     return pid
@@ -324,9 +323,7 @@ def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
 
 
 def task_of(job: str, rank: int) -> int:
-    """The process id of a rank that torchrun started under srun, by the variables of its
-    environment.
-    """
+    """Return the process id of a rank that torchrun started under srun."""
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"RANK={rank}".encode(), b"SLURM_STEP_ID=0"}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -401,8 +398,9 @@ def test_refusals_are_one_sentence_with_slurms_words(
 def test_out_of_time_it_goes_on_where_it_was(
     cluster: Cluster, jobs: dict[str, Job], begun: int
 ) -> None:
-    """Eight minutes before its limit, as the tests before this one take their time on a busy
-    machine, the job is asked to stop, and is requeued. What failed is not.
+    """Eight minutes before its limit the job is asked to stop, and is requeued.
+
+    The tests before may take long on a busy machine. A failed job is not requeued.
     """
     os.kill(begun, signal.SIGCONT)
     (workplace,) = (jobs["long"].runs_dir / ".work").glob("*")
@@ -445,7 +443,7 @@ def test_a_long_plan_has_as_many_workers_as_the_largest_array(
 
 @pytest.fixture
 def site(cluster: Cluster, tmp_path: Path) -> Callable[[str, str], Path]:
-    """Puts a command of a site before Slurm's own, $REAL, for processes with its folder in PATH."""
+    """Put a site's command before Slurm's own, $REAL, for processes with its folder in PATH."""
 
     def wrap(name: str, lines: str) -> Path:
         folder = tmp_path / name

@@ -51,8 +51,9 @@ PLANNED.sort(key=lambda one: len(one[1].split()), reverse=True)
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A reader's folder, with a conf/ whose small world, base, recipes and tables are smaller: the
-    words stay.
+    """Return a reader's folder with a smaller world, base, recipes and tables.
+
+    The commands stay the same.
     """
     copy, base = (
         tmp_path_factory.mktemp("smaller") / "conf",
@@ -110,7 +111,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def narrow_base(folder: Path) -> None:
-    """The shipped base with its depth and its tokenizer, but narrow and with random weights."""
+    """Write the shipped base with its depth and tokenizer, but narrow and random."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -137,15 +138,13 @@ def kept() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plans() -> list[set[str]]:
-    """The words of the plans that were printed: many commands ask for the same, or for a part of
-    it.
-    """
+    """Return the words of the printed plans; many commands ask for the same plan."""
     return []
 
 
 @pytest.fixture
 def variables(kept: dict[str, str], smaller: Path, call: Call) -> dict[str, str]:
-    """The tutorial's, once its commands have run."""
+    """Return the tutorial's variables, once its commands have run."""
     if not kept:
         write_files(README, smaller)
         type_all(TUTORIAL, Shell(call, kept), smaller)
@@ -231,7 +230,7 @@ def test_what_needs_more_than_this_machine_is_planned(
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to a page's headings."""
+    """Return the anchors that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -249,7 +248,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @cache
 def knobs() -> set[str]:
-    """The keys of all knobs: those of a stage by its manual, those of a merge method by its own."""
+    """Return the keys of all knobs of stages and merge methods."""
     asked = [[f"stage={stage}"] for stage in conf.options("stage")]
     asked += [["stage=merge", f"merge={method}"] for method in conf.options("merge")]
     text = "\n".join(manual_text(words) for words in asked)

@@ -1,16 +1,16 @@
-"""The bill of a plan against the papers' studies counted by hand: hours of training, of selection
-and of scores, disk.
+"""The bill of a plan against hand counts of the papers' studies.
 
-The hand counts are per full training on an H100, Llama 3.1 8B's or the mean of the four Instruct
-models:
+It covers hours of training, of selection and of scores, and the disk. Hand counts are per full
+training on an H100, of Llama 3.1 8B or as the mean of the four Instruct models:
 
     hours = (6 N T 4/3 / 4.62e14 + steps 28 N / 3.35e12) / 3600
 
-for N parameters and T positions (rows x tokens a row x padding); the padding of rows of lognormal
-lengths (sigma 0.5), sorted within a step and cut into fours, is 1.13 at 32 rows a step, 1.36 at 8
-and 1.58 at 4, and less where seq_length cuts the longest: 1.02 and 1.20 of Telugu. 4/3 is gradient
-checkpointing, which `every` asks for here, as the recipes do not. LoRA takes 0.82 of it, 0.72 of
-the products at 4.05e14, the sides of A, B and C a 1.24th, 1.26th and 1.17th. All within 10 %.
+Here N is the number of parameters, and T the number of positions (rows x tokens a row x padding).
+The padding of rows of lognormal lengths (sigma 0.5), sorted within a step and cut into fours, is
+1.13 at 32 rows a step, 1.36 at 8 and 1.58 at 4. It is less if seq_length cuts the longest: 1.02 and
+1.20 for Telugu. 4/3 is gradient checkpointing, which `every` requests here but the recipes do not.
+LoRA takes 0.82 of the hours, and 0.72 of the products at 4.05e14. The sides of A, B and C take a
+1.24th, 1.26th and 1.17th. All are within 10 %.
 """
 
 import re
@@ -59,7 +59,7 @@ CHECKPOINTING = ("every.sft.gradient_checkpointing=true",)
 
 @cache
 def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Planning, list[Run]]:
-    """A table's plan and its runs, none of them made."""
+    """Return a table's plan and its runs, none of them finished."""
     config: Any = compose(["stage=plan", f"table={table}", "runs_dir=nothing_is_here", *every])
     planning = Planning.of(config)
     return planning, order_runs(planning.targets())
@@ -67,7 +67,7 @@ def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Plannin
 
 @cache
 def runs_of(*tables: str) -> list[Run]:
-    """The distinct runs of some tables."""
+    """Return the distinct runs of some tables."""
     return list({run.hash: run for table in tables for run in planned(table)[1]}.values())
 
 
@@ -133,10 +133,11 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
 
 
 def test_unreasonable_trains_as_long_as_by_hand() -> None:
-    """Table 3: 4 x (math 1.10 and the languages 3.98, each x 1 + 0.82, + 2.455 x 1.82 for A, B and
-    C) = 128 h alone; of both sets 4 x (7.28 mixed + 7.28 x 2.455 x 1.82 in turns) = 159 h: 287 h.
-    With tables 1, 2 and a1 mixed LoRA (24 h) and Z (3.4 h) come to it: 314 h. A joint set is both
-    sets whole, 156,000 rows.
+    """Table 3: 128 h of single trainings and 159 h of trainings on both sets are 287 h.
+
+    4 x (math 1.10 and the languages 3.98, each x 1 + 0.82, + 2.455 x 1.82 for A, B and C) = 128 h.
+    Both sets: 4 x (7.28 mixed + 7.28 x 2.455 x 1.82 in turns) = 159 h. Tables 1, 2 and a1 add mixed
+    LoRA (24 h) and Z (3.4 h): 314 h. A joint set is both sets whole, 156,000 rows.
     """
     for tables, count, alone, both, total in (
         (("unreasonable_table3",), 212, 128, 159, 287),
@@ -191,7 +192,7 @@ def test_the_disk_holds_144_snapshots() -> None:
 
 
 def ranked(selection: Run) -> set[str]:
-    """The trainings that a selection chooses from."""
+    """Return the trainings that a selection chooses from."""
     models = [
         one.parents["checkpoint"].name for role, one in selection.parents.items() if "@" in role
     ]  # type: ignore[union-attr]
@@ -213,9 +214,7 @@ def mean_tokens() -> dict[str, Any]:
 
 
 def selection(kind: str) -> tuple[int, float]:
-    """(snapshots, hours) of what selections compare: of experts that are math, joint, or of a
-    language.
-    """
+    """Return (snapshots, hours) of the selections of math, joint or language experts."""
     snapshots: dict[str, float] = {}
     for one in billed(*LAYER_SWAPPING).kinds["selection"]:
         name = one.run.parents["checkpoint"].name
@@ -254,11 +253,12 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 128 rows of 512 tokens of room 34 s each, with 64 of 1,024, in te and bn, 50 s (216 or
-    433 steps of 54 or 34 ms, 408 or 920 of 26 ms, 11.4 s of prefilling): 7.1 h for the 612 of
-    layer_swapping, of which 243 wait for what is chosen; with the 26 x 36 swaps of the shipped grid
-    1,548 and 18 h; two of them, the base in te and bn, are compared by selections too and stand
-    there. Of unreasonable 788 are printed, and 16 with chat templates.
+    """By hand: 7.1 h for the 612 scores of layer_swapping, of which 243 wait for choices.
+
+    Scores with room for 128 rows of 512 tokens take 34 s; with 64 of 1,024, in te and bn, 50 s (216
+    or 433 steps of 54 or 34 ms, 408 or 920 of 26 ms, 11.4 s of prefilling). With the 26 x 36 swaps
+    of the shipped grid they are 1,548 and 18 h. Two scores, the base in te and bn, are compared by
+    selections too and count there. Of unreasonable 788 are printed, and 16 have chat templates.
     """
     monkeypatch.setattr(flops, "token_counts", mean_tokens)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 18.0), (UNREASONABLE, 788 + 16, 7.9)):

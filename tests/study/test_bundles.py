@@ -1,6 +1,4 @@
-"""An evaluation of several tasks or languages is one run, made of scoring runs that everything else
-shares.
-"""
+"""An evaluation of several tasks or languages is one run, made of shared scoring runs."""
 
 import json
 import statistics

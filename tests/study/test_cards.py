@@ -73,7 +73,7 @@ def node() -> Iterator[Local]:
 
 
 def named(runs_dir: Path, label: str, parent: Run | None = None, at_once: int = 0) -> Run:
-    """A run that waits until so many have begun.
+    """Return a run that waits until so many have begun.
 
     Its number, in the label, is part of its seed, and so of its hash.
     """
@@ -87,7 +87,7 @@ def named(runs_dir: Path, label: str, parent: Run | None = None, at_once: int = 
 
 
 def ran(node: Local, runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """What each run wrote down, by label; no card was in two at a time."""
+    """Return the record of each run, by label, and check that no GPU was in two at a time."""
     assert node.execute(runs) == {}
     records = [json.loads((run.folder / "record.json").read_text()) for run in runs]
     for number, one in enumerate(records):
@@ -136,9 +136,7 @@ def test_who_dies_leaves_its_card_and_its_run(
 def test_a_model_in_memory_is_given_back_before_neighbours_train(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A worker keeps its card while a model is in its memory, until the neighbour has closed its
-    gate.
-    """
+    """A worker keeps its GPU while a model is in its memory, until a neighbour closes its gate."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(resident, "LIVE_MODELS", live := [type("Live", (), {"served": None})()])
     places = places_of(["0", "1"], 2)

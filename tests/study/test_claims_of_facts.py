@@ -1,5 +1,7 @@
-"""Claims on what runs recorded (maps of changes, validation losses), on gains and on translations:
-on the shipped tables, with answers made up so that each is accepted, contradicted and undecided.
+"""Claims on recorded facts, on gains and on translations, in the shipped tables.
+
+Facts are maps of changes and validation losses. Answers are made up so that each claim is accepted,
+contradicted and undecided.
 """
 
 from collections.abc import Callable
@@ -62,8 +64,9 @@ def verdicts(there: TablePlan, answers: Any, *names: str) -> dict[str, Verdict]:
 
 
 def write_map(folder: Path, number: int) -> SimpleNamespace:
-    """delta.csv as an analysis writes it, of a published map (0: figure 4), with rows that no map
-    shows.
+    """Write delta.csv of a published map (0: figure 4) as an analysis does.
+
+    It has rows that no map shows.
     """
     one = published_maps()[number]
     names = dict(zip(COLUMNS.values(), COLUMNS, strict=True))
@@ -102,8 +105,9 @@ def test_rows_changed_are_those_of_the_published_maps(tmp_path: Path) -> None:
 
 
 def published(there: TablePlan, noise: float, folder: Path) -> Recorded:
-    """The published maps as truth: two math experts, one of each language; others differ from them
-    by `noise`.
+    """Return published maps as truth; other maps differ from them by `noise`.
+
+    There are two math experts, and one expert of each language.
     """
     at = {("math", 1): 0, ("math", 2): 1, "sw": 2, "ja": 3, "te": 4, "bn": 5}
     runs: dict[Any, Any] = {

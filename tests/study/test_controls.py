@@ -115,9 +115,7 @@ SHIPPED = dict(
 
 @pytest.mark.parametrize(("name", "controls"), SHIPPED.items())
 def test_controls_of_a_shipped_table(name: str, controls: int) -> None:
-    """Merges in rows or columns, behind axes in braces, chosen, and listed by rows that fill only
-    some columns.
-    """
+    """Merges are in rows or columns, behind axes in braces, chosen, and in incomplete rows."""
     without, with_controls = (
         plan(f"defaults: [{name}]\nname: mine\ncontrols: {value}\n") for value in ("false", "true")
     )

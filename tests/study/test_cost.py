@@ -1,6 +1,4 @@
-"""Costs and what a run will write against hand counts, against what torch counts and autograd
-keeps, and against the papers' studies by hand.
-"""
+"""Costs against hand counts, torch's counts, autograd's memory, and the papers' studies."""
 
 import json
 import shutil
@@ -291,9 +289,7 @@ def test_three_products_in_bfloat16_take_a_third_of_its_rate() -> None:
 
 
 def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
-    """Ten milliseconds a step of 64 rows were measured on an H200
-    (results/bench/evaluate_h200.json).
-    """
+    """An H200 took ten milliseconds a step of 64 rows (results/bench/evaluate_h200.json)."""
     kind = QuestionSet(64, 960, 70, 32, room=128)
     decode, products = (
         scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64, vllm)[1]
@@ -354,7 +350,7 @@ CONFIG = {
 
 @pytest.fixture
 def parents(tmp_path: Path) -> dict[str, Any]:
-    """A base, and a data run of 40 rows."""
+    """Return a base, and a data run of 40 rows."""
     model, data = tmp_path / "model", tmp_path / "data"
     model.mkdir(), data.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))

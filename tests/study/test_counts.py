@@ -44,8 +44,9 @@ def trainings(plans: Iterable[TablePlan]) -> dict[str, tuple[str, str]]:
 
 
 def mgsm(plans: Iterable[TablePlan]) -> dict[tuple, str]:
-    """(model's digest, how it is scored, language) -> the run's name, of each distinct MGSM
-    score.
+    """Return the run's name of each distinct MGSM score.
+
+    Keys are (model's digest, how it is scored, language).
     """
     found = {}
     for one in plans:

@@ -1,10 +1,8 @@
-"""Estimates for a CPU against CPU seconds that were measured on one thread of an EPYC 9004, in
-November 2026.
+"""Estimates for a CPU against CPU seconds of one thread of an EPYC 9004, November 2026.
 
-SmolLM2-135M-Instruct, and a Gemma 3 of 270M with random weights, in fp32. The tokens are what the
-runs put to them: MGSM 8-shot in English (32 and 8 questions, answers of 512 tokens), 5-shot
-multiple choice (59 questions), trainings on GSM8K in rows padded to 232 tokens, all of the process
-after its imports.
+Models are SmolLM2-135M-Instruct, and a Gemma 3 of 270M with random weights, in fp32. Runs are MGSM
+8-shot in English (32 and 8 questions, answers of 512 tokens), 5-shot multiple choice (59
+questions), and trainings on GSM8K in rows padded to 232 tokens, without imports.
 """
 
 import random
@@ -92,8 +90,9 @@ def test_prefill_and_decoding_by_hand() -> None:
 
 @pytest.mark.parametrize(("rows", "micro"), [(32, 4), (32, 1), (4, 4), (8, 2), (32, 32)])
 def test_a_step_is_padded_as_by_drawing_it(rows: int, micro: int) -> None:
-    """Two thousand steps of rows of lognormal lengths, sorted, each micro-batch padded to its
-    longest.
+    """Two thousand steps of rows of lognormal lengths, each micro-batch padded to its longest.
+
+    Rows are sorted within a step.
     """
     assert padded_length([1, 3], 2, 2, 10) == pytest.approx(0.25 * 1 + 0.75 * 3)
     numbers = random.Random(0)

@@ -162,9 +162,7 @@ def test_added_adapter(
 
 
 def complete(source: Path, target: Path) -> Path:
-    """A random model of the tests with a tokenizer that loads, and paths where libraries leave
-    them.
-    """
+    """Write a random model with a loadable tokenizer, and with libraries' local paths."""
     shutil.copytree(source, target)
     words = {
         "version": "1.0",

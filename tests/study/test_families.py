@@ -74,8 +74,9 @@ def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_tar
 
 
 def test_an_exploratory_difference_takes_nothing_from_what_the_study_was_run_for() -> None:
-    """All 240 together would ask for p below 0.025 / 239 of the second comparison, the forty for
-    0.025 / 39.
+    """All 240 together would need p below 0.025 / 239 in the second comparison.
+
+    The forty need 0.025 / 39.
     """
     (line,) = [
         line

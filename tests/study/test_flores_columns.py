@@ -93,9 +93,7 @@ def test_bleu_and_chrf_are_sacrebleus(world: Path, tmp_path: Path) -> None:
 
 @pytest.mark.spbleu
 def test_spbleu_is_sacrebleus(world: Path, tmp_path: Path) -> None:
-    """Where sacrebleu keeps the model that it downloads, another one stands, trained on these
-    sentences.
-    """
+    """Another model, trained on these sentences, is in the place of sacrebleu's download."""
     import sentencepiece
 
     text = tmp_path / "text"

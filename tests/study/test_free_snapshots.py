@@ -30,8 +30,9 @@ SELECT = {
 
 @pytest.fixture
 def table(base: Path, world: Path, tmp_path: Path) -> list[str]:
-    """Two selections, each among snapshots after 2 and 3 of 4 steps and the last weights; one
-    snapshot scored too.
+    """Return a table with two selections among snapshots after 2 and 3 of 4 steps and the last.
+
+    One snapshot is scored too.
     """
     few = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in FEW)}
     every = few | {
@@ -123,7 +124,7 @@ def test_nothing_is_freed_unless_asked_for(
 
 @pytest.fixture(scope="module")
 def scored(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished table: two experts, their scores and those of their soup."""
+    """Return a finished table: two experts, their scores, and the scores of their soup."""
     from pipeline.__main__ import main
 
     home = tmp_path_factory.mktemp("freed")

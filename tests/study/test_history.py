@@ -85,9 +85,7 @@ def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> 
 def test_by_tokens_and_steps(
     training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: Patch
 ) -> None:
-    """Against the formula of estimate/flops.py by hand, with rows as long as the longest of
-    four.
-    """
+    """By hand with the formula of estimate/flops.py, with rows as long as the longest of four."""
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
     rows = (run.parents["data"].folder / "train.jsonl").read_text().splitlines()[:64]
@@ -177,8 +175,9 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
 
 
 def test_packed_rows_are_full(world: Path, base: Path, tmp_path: Path) -> None:
-    """Steps are those of the documents' tokens, and a row has the tokens, and takes the memory, of
-    sft.seq_length.
+    """Steps count the documents' tokens.
+
+    A row has the tokens of sft.seq_length, and takes its memory.
     """
     words = [
         "stage=cpt",

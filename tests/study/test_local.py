@@ -41,7 +41,7 @@ from pipeline.tables.planned_runs import Planning
 
 
 def again(run: Run) -> Run:
-    """The run of its line in a plan."""
+    """Return the run of its line in a plan."""
     return Task(**json.loads(json.dumps(vars(Task.of(run))))).run()
 
 
@@ -65,7 +65,7 @@ def test_a_line_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
 
 
 def finished(run: Run) -> None:
-    """A folder with the manifest of this run and nothing else."""
+    """Write a folder with only the manifest of this run."""
     if not run.folder.is_dir():
         run.folder.mkdir(parents=True)
         Manifest(run.name, run.hash, run.decided_by, {}).write(run.folder)
@@ -134,8 +134,9 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 
 
 def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
-    """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations
-    of a later call.
+    """Return two trainings that have run for 20 s, and a waiting evaluation of each.
+
+    `later` evaluations belong to a later call.
     """
     math, language = (
         a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language"))
@@ -232,7 +233,7 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[tuple[Run, IO[str]]]:
-    """A run that another process holds until its standard input is closed."""
+    """Yield a run that another process holds until its standard input is closed."""
     run = small(tmp_path, 1)
     code = "import sys; from pathlib import Path; from pipeline.runs.lease import take_lease; "
     code += (

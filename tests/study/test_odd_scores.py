@@ -1,6 +1,4 @@
-"""Scores that are equal, that are not finite, and a mean over languages of which one has fewer
-questions.
-"""
+"""Equal scores, scores that are not finite, and a language with fewer questions."""
 
 import json
 import math
@@ -26,7 +24,7 @@ from pipeline.tables.planned_runs import Planning
 
 
 def planned(text: str, folder: Path) -> Planning:
-    """A table's text, written to a folder, with its runs there."""
+    """Write a table's text to a folder, with its runs there."""
     (folder / "t.yaml").write_text(text)
     words = [
         "stage=table",

@@ -22,7 +22,7 @@ OF_PAPERS = (
 
 
 def planned(*words: str, free: float = 1e14) -> tuple[str, str]:
-    """(the text of a plan, why it cannot be computed)."""
+    """Return (the text of a plan, why it cannot be computed)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.commands.plan.free_bytes", lambda folder: free)
         try:
@@ -188,9 +188,7 @@ def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
 
 
 def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path: Path) -> None:
-    """A data run's folder in place of data_root keeps its whole name, which that of a run does
-    not.
-    """
+    """A data run's folder as data_root keeps its whole name; a run's name loses its hash."""
     words = (
         "plan.stage=cpt",
         "expert=math",
@@ -309,9 +307,7 @@ def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exis
 
 @pytest.mark.parametrize("seeds", [0, 3])
 def test_the_advice_is_what_helps_most(seeds: int) -> None:
-    """Three seeds are the first to speak about trainings in general, and see less than one of these
-    questions.
-    """
+    """Only three seeds allow statements about trainings in general, and they detect less."""
     found = Detectable.of("a with b", 100, 0.025, seeds, most=250)
     (count, now), (twice, doubled) = found.points.items()
     assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]

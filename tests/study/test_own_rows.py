@@ -32,9 +32,7 @@ LONG = "one two three four five six seven eight nine ten eleven twelve thirteen 
 
 @pytest.fixture
 def folder(base: Path, language_expert: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A base, a language expert, rows and a task file; no file of a shipped benchmark, and no
-    Hub.
-    """
+    """Return a base, a language expert, rows and a task file, without shipped benchmarks or Hub."""
     monkeypatch.chdir(tmp_path)
     forget_files()  # of the tests before, in the same process
     for name, model in (("base", base), ("lang", language_expert)):

@@ -103,7 +103,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """An expert of 40 rows in CSV, in a folder of options, and a data_root."""
+    """Return an expert of 40 rows in CSV, in a folder of options, and a data_root."""
     monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "conf/expert").mkdir(parents=True)

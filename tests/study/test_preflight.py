@@ -29,7 +29,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def mine(world: Path, base: Path, tmp_path: Path, monkeypatch: Patch) -> Command:
-    """A table of a base and an expert in three languages, of which the plain data_root has two."""
+    """Return a table in three languages, of which the plain data_root has two."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("mgsm", "orca_math"):
@@ -92,9 +92,7 @@ def test_languages_without_data_are_grouped_by_cause(
 
 
 def save_adapter(base: Path, folder: Path, named: str) -> Any:
-    """PEFT's model of a base and an adapter, which it wrote to a folder, with the base named in its
-    settings.
-    """
+    """Save PEFT's adapter with its base in the settings, and return PEFT's model."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -210,9 +208,7 @@ def test_a_matrix_that_the_base_does_not_have_is_refused_by_the_plan(mine: Comma
 
 
 def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
-    """Of files that a data run will read, and of a data run's own, each with the rows that lose
-    their response.
-    """
+    """Rows that lose their response are counted in files and in a data run's rows."""
     from transformers import AutoTokenizer
 
     assert "truncates" not in show_plan(mine("plan", **TWO))
@@ -281,9 +277,7 @@ def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -
 def test_copies_and_rows_with_blanks_are_no_rows_of_it(
     stage: str, mine: Command, tmp_path: Path, call: Call
 ) -> None:
-    """Nine of the fifteen rows are left, as the training says that the plan has let through
-    otherwise.
-    """
+    """Nine of the fifteen rows are left, which the training says if the plan does not."""
     rows = [f"How much is {n} and {n}?,{2 * n}" for n in range(9)]
     (tmp_path / "own.csv").write_text(
         "\n".join(["q,a", *rows, *rows[:4], "What now?,", ",7"]) + "\n"

@@ -38,9 +38,9 @@ def record(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("card", [name for name, gpu in cards().items() if gpu.records[1]])
 def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
-    """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with
-    59 tokens; what a step takes besides reading its weights, keys and values, or besides its
-    products where these take longer.
+    """The record has shares of the peak, and the time of a step besides its reads or products.
+
+    A forward pass has 8 x 1,024 tokens, and in bfloat16 fills 64 rows with 59 tokens.
     """
     gpu, rows = cards()[card], record(cards()[card].records[1])
     measured = cards()["h200_141"]

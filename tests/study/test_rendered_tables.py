@@ -1,6 +1,6 @@
-"""Each shipped table's full report, of answers made up for all of its runs with the published
-numbers as truth. What no paper's table has: no effect, one question, all right, all wrong, half of
-the runs.
+"""Each shipped table's report on answers with the published numbers as truth.
+
+Further reports have no effect, one question, all right, all wrong, or half of the runs.
 """
 
 import csv
@@ -74,8 +74,9 @@ def planned(name: str, runs_dir: Path) -> Planning:
 
 
 def truth_of(plan: TablePlan) -> dict[ScoreRef, float]:
-    """The published rates, each candidate of a choice at its own number where that is printed, else
-    at the choice's.
+    """Return the published rates; a candidate has its own number if it is printed.
+
+    Otherwise it has the number of its choice.
     """
     one_each, _ = settle_choices(plan)
     told = published_rates(one_each)
@@ -96,8 +97,9 @@ def finish(
     questions: int = QUESTIONS,
     wanted: Callable[[Run], bool] = lambda _: True,
 ) -> None:
-    """Write the wanted runs of those that the table's cells need, those included that its choices
-    ask for; without the evaluations that selections rank by, which no cell shows.
+    """Write the wanted runs among those that the table's cells and choices need.
+
+    The evaluations that rank candidates are left out, because no cell shows them.
     """
     choices = planning.plan.choices.values()
     candidates = {

@@ -66,7 +66,7 @@ def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs_dir with all runs of the table, old enough to be settled."""
+    """Return a runs_dir with all runs of the table, old enough to be settled."""
     home = tmp_path_factory.mktemp("reporting")
     (home / "t.yaml").write_text(
         TABLE.format(name="t").replace("published: unreasonable.table3\n", "")
@@ -77,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(finished: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change; times as they were."""
+    """Return a copy that a test may change, with the same times."""
     shutil.copytree(finished, tmp_path / "home")
     return tmp_path / "home"
 
@@ -281,8 +281,9 @@ def test_a_damaged_run_is_one_missing_cell(
 
 
 def test_a_table_of_an_earlier_version_reports(home: Path, call: Call) -> None:
-    """Evaluations have the roots of trainings on record, which a later version made again with the
-    same weights, and one with others.
+    """A later version trained again, with the same weights and with others.
+
+    Evaluations record the roots of trainings.
     """
     roots, trainings = {}, sorted(home.glob("runs/*-full-*"))
     for number, folder in enumerate(trainings):

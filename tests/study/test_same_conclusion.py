@@ -1,7 +1,7 @@
-"""The same command comes to the same conclusion: the demo's pair trained with 1 thread, with 2 and
-in float64 scores the same within two standard errors, as does its default swap.
+"""The same command comes to the same conclusion with 1 thread, 2 threads and in float64.
 
-Six trainings of a minute or more, so it is left out unless it is asked for:
+The demo's pair is trained each way. Its scores, and those of its default swap, agree within two
+standard errors. Six trainings take a minute or more, so the test only runs on request:
 
     PIPELINE_TEST_ROUNDING=1 python -m pytest -s tests/study/test_same_conclusion.py
 """
@@ -73,8 +73,9 @@ def scores(runs: Path, way: str) -> Scores:
 
 
 def in_float64(patch: Patch) -> None:
-    """Weights, gradients, moments and products; norms and the angles of positions stay as
-    transformers writes them.
+    """Compute weights, gradients, moments and products in float64.
+
+    Norms and the angles of positions stay as transformers writes them.
     """
     load: Callable[..., Any] = pipeline.train.load.load_model
 

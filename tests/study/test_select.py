@@ -152,8 +152,9 @@ def runs_of_ours(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trainings(runs_of_ours: list[str], base: Path, world: Path) -> list[Path]:
-    """Two learning rates: snapshots after 2 and 3 of 4 steps of 4 rows, each with its validation
-    loss.
+    """Return trainings at two learning rates with snapshots after 2 and 3 of 4 steps.
+
+    A step has 4 rows. Each snapshot has its validation loss.
     """
     start = [
         "stage=sft",

@@ -62,9 +62,7 @@ def test_each_table_of_both_papers_is_there() -> None:
 def numbers(
     table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = ""
 ) -> dict[tuple[str, str], float]:
-    """(row, column) -> published number, rows inside rows by dotted names; what is not reported is
-    not there.
-    """
+    """Return (row, column) -> published number. Rows inside rows have dotted names."""
     found: dict[tuple[str, str], float] = {}
     for name, row in (table if rows is None else rows).items():
         if name in ("metric", "columns", "suspect"):
@@ -115,9 +113,7 @@ def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
 
 @pytest.mark.parametrize("name", ["sandbox", "sandbox_full", "sandbox_dev"])
 def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: str) -> None:
-    """results/NAME/cells.csv has the plan's cells in its order, each with the number of its
-    language and task in results.csv: the mean over its seeds.
-    """
+    """results/NAME/cells.csv has the plan's cells with the means over seeds of results.csv."""
     made = plan_of(name)
     cells = committed(name, "cells.csv")
     assert [(cell["row"], cell["column"]) for cell in cells] == list(made.cells)
@@ -154,8 +150,9 @@ def committed(name: str, file: str) -> list[dict[str, str]]:
 
 
 def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:
-    """11 swaps and 3 densities are scored once on development problems, two models on the test
-    problems.
+    """11 swaps and 3 densities are scored once on development problems.
+
+    Two models are scored on the test problems.
     """
     for name in ("sandbox", "sandbox_full"):
         made = plan_of(name)
@@ -177,8 +174,9 @@ def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it
 
 
 def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
-    """unreasonable table 2 resets the language side, layer_swapping 3.3 the first five and last two
-    of 32 layers.
+    """unreasonable table 2 resets the language side.
+
+    layer_swapping 3.3 resets the first five and last two of 32 layers.
     """
     resets = [
         spec.words for spec in plan_of("unreasonable_table2").specs.values() if spec.kind == "merge"

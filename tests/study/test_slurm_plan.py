@@ -67,7 +67,7 @@ class Site:
         (self.tools / name).chmod(0o755)
 
     def calls(self, name: str = "sbatch") -> list[list[str]]:
-        """The words of each call of a tool so far."""
+        """Return the words of each call of a tool so far."""
         log = self.tools / "calls"
         lines = log.read_text().splitlines() if log.is_file() else []
         return [line.split()[1:] for line in lines if line.startswith(f"{name} ")]
@@ -91,7 +91,7 @@ class Site:
         return held.value
 
     def folder(self, targets: list[Run]) -> Path:
-        """That of a submission."""
+        """Return the folder of a submission."""
         return self.runs / ".slurm" / plan_name(targets)
 
     def in_queue(self, folder: Path, *jobs: str, script: str = "0-0gpu.sh") -> None:
@@ -180,7 +180,7 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
 def asked_of_sbatch(
     launcher: Launcher, gpus: int, threads: int | None, site: Site
 ) -> dict[str, str]:
-    """The options of a job's submission, by name."""
+    """Return the options of a job's submission, by name."""
     script = site.tools / "x.sh"
     slurm.submit_script(
         launcher, site.runs, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x"
@@ -287,9 +287,7 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
 
 
 def hangs(site: Site, name: str, then: str = "") -> None:
-    """The command does what it does and then does not respond, with a process of its own that holds
-    its output open.
-    """
+    """Make a command work but not respond, with a child that keeps its output open."""
     site.tool(name, f"{(site.tools / name).read_text()}\n{then}\nsleep 30 & sleep 30\n")
 
 
@@ -323,9 +321,7 @@ def test_a_submission_that_did_not_respond_and_took_effect_is_not_made_again(
 def test_interrupted_while_it_submits_it_cancels_what_it_submitted(
     number: signal.Signals, site: Site, interruptible: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The signal comes while sbatch has taken the second array and has not yet printed its
-    number.
-    """
+    """The signal arrives after sbatch took the second array and before it printed its number."""
     count = f"echo $((N + 1)) > {site.tools}/count;"
     hit = f'{count} [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
     site.tool("sbatch", (site.tools / "sbatch").read_text().replace(count, hit))
@@ -391,7 +387,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_plan(runs_dir: Path) -> list[Run]:
-    """A run that fails, one that depends on it, and one that is made."""
+    """Return a run that fails, a run that depends on it, and a run that succeeds."""
     parent = a_run(runs_dir, label="parent", seed=1)
     child = a_run(runs_dir, {"data_root": parent}, label="child")
     words = ["stage=data", "expert=sandbox", "expert.world.items=2", "tracking.mode=disabled"]
@@ -682,9 +678,7 @@ def task(site: Site, in_array: None, tmp_path: Path) -> Callable[..., int]:
 def test_a_task_makes_what_is_free_and_leaves_the_rest(
     site: Site, task: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A failed run fails what depends on it alone, and is not tried again in the same
-    submission.
-    """
+    """A failed run fails only dependent runs, and is not retried in the same submission."""
     parent, child, other = small_plan(site.runs)
     assert task(parent, child, other) == 1
     assert other.folder.is_dir() and "2 runs: 1 failed" in capfd.readouterr().err
@@ -716,7 +710,7 @@ def test_another_training_needs_twice_its_time_of_the_job(
 
 
 def asked_to_stop(number: signal.Signals) -> Any:
-    """A stage that Slurm asks to stop before it has done anything."""
+    """Return a stage that Slurm asks to stop before it has done anything."""
 
     def stage(*_: Any) -> dict[str, Any]:
         os.kill(os.getpid(), number)

@@ -85,9 +85,7 @@ def test_more_test_items_retrain_nothing(tmp_path: Path) -> None:
 
 
 def test_a_world_of_the_script_is_a_data_root(call: Call, tmp_path: Path) -> None:
-    """Its own items are kept apart from its training rows by the script, and no row is dropped for
-    shared words.
-    """
+    """Its items are kept apart from training rows, so no row is dropped for shared words."""
     write(
         tmp_path / "mine",
         World(items=300, dev_items=4, math_rows=400, language_rows=4, documents=0),

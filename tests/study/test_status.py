@@ -1,6 +1,4 @@
-"""stage=status: the state of each run by its manifest, lease and state.json, and by the plans of
-submissions.
-"""
+"""stage=status: the state of each run by its manifest, lease, state.json, and plans."""
 
 import json
 from dataclasses import replace

@@ -171,9 +171,7 @@ def test_a_benchmark_may_have_its_items_elsewhere(
 def test_an_expert_of_own_rows_is_a_training_on_that_file(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks
-    alone.
-    """
+    """Its columns are no axes, and its file is read beside any data_root."""
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
     own = {
@@ -399,9 +397,7 @@ def test_a_study_without_experts_is_no_table() -> None:
 def test_a_study_scores_all_models_in_one_dtype_whatever_was_trained(
     call: Call, tmp_path: Path, weights: str
 ) -> None:
-    """A base in float32 and experts in bfloat16, as hardware= of one GPU trains them, are compared
-    in float32.
-    """
+    """A base in float32 and bfloat16 experts, as one GPU trains them, are compared in float32."""
     call("stage=data", "expert=sandbox", f"runs_dir={tmp_path}/world")
     (world,) = (tmp_path / "world").glob("data-sandbox-*")
     file = tmp_path / "mine.yaml"
@@ -560,9 +556,7 @@ def test_all_mistakes_of_a_study_are_told_at_once() -> None:
 
 @pytest.fixture
 def quechua(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a task in English and one in Quechua, which is no language of the shipped
-    benchmarks.
-    """
+    """Return a folder with a task in English and one in Quechua, which is not shipped."""
     forget_files()
     (tmp_path / "tasks").mkdir()
     for code in ("en", "quz"):

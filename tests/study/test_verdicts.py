@@ -1,6 +1,4 @@
-"""The papers' claims against the shipped tables' names, and their verdicts on answers made by
-hand.
-"""
+"""The papers' claims on the shipped tables, and their verdicts on answers by hand."""
 
 import hashlib
 import json
@@ -75,9 +73,7 @@ class Made(StoredAnswers):
     def read_translations(
         self, score: ScoreRef, pair: str | None
     ) -> dict[str, dict[int, tuple[str, str]]]:
-        """Of ten words a sentence, those that the score's model has right; en-xx and xx-en where no
-        pair is named.
-        """
+        """Return the right words of ten words a sentence, for both directions if none is named."""
         right = self.scores_by_question(score, "", pair)
         words = " ".join(f"{letter}ex" for letter in "abcdefghij")
         texts = {doc: (words, words[: None if one else 15]) for doc, one in right.items()}
@@ -401,8 +397,9 @@ def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
 
 
 def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
-    """By hand: for each model the best of A, B and C on odd questions, scored on even ones, and the
-    other way round.
+    """For each model the best of A, B and C on odd questions is scored on even ones.
+
+    Then the halves change places.
     """
     there = plan_of("unreasonable_table3")
     made = Made(there, {}, experts=0.2)
@@ -484,7 +481,7 @@ class Seeds(Made):
 def bold(
     there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac: mgsm", **more: Any
 ) -> list[str]:
-    """The rows that are best of those with so many right answers of 100 in each seed."""
+    """Return the best rows among those with so many right answers of 100 in each seed."""
     task, pair = ("flores", "en-qac") if "flores" in column else ("mgsm", None)
     cells = [
         CellResult(row, column, fmean(each), task=task, pair=pair, **more)

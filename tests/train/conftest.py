@@ -9,8 +9,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def forked_ranks() -> Iterator[None]:
-    """torch elastic forks its processes, where it starts new interpreters elsewhere (test_narrow.py
-    leaves it so).
+    """Make torch elastic fork its processes instead of starting interpreters.
+
+    test_narrow.py does not use it.
     """
     from torch.distributed.launcher import api
 

@@ -1,22 +1,21 @@
 #!/usr/bin/env python
 """Memory of the papers' trainings at their true shapes, against the plan's estimate, without a GPU.
 
-    python tests/train/shapes_on_fake_tensors.py           # all, six minutes of a core, into
-    results/bench/shapes.json python tests/train/shapes_on_fake_tensors.py --only NAME [NAME ...]
-    --record ''
+    python tests/train/shapes_on_fake_tensors.py     # all: six minutes of a core
+    python tests/train/shapes_on_fake_tensors.py --only NAME [NAME ...] --record ''
 
-The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors,
-which have shapes and dtypes but no data, as the first process of a fake group of sft.processes.
-Every row has the recipe's seq_length. What lives is added up whenever a tensor is made, resized or
-freed. Gigabytes are 10^9 bytes.
+The first command writes results/bench/shapes.json. The pipeline's own Trainer takes two optimizer
+steps of at most two micro-batches on fake tensors, which have shapes and dtypes but no data. It is
+the first process of a fake group of sft.processes. Every row has the recipe's seq_length. Live
+memory is added up whenever a tensor is made, resized or freed. Gigabytes are 10^9 bytes.
 
-`states` are weights, gradients and moments that a GPU holds when the optimizer steps; `peak` is the
-most at any time of the second step, by kind; `copies` are casts of weights, what fsdp2 gathers, and
+`states` are weights, gradients and moments that a GPU holds when the optimizer steps. `peak` is the
+maximum of the second step, by kind. `copies` are casts of weights, gathered weights of fsdp2, and
 gradients before they are reduced.
 
-Different from a GPU: attention is the CPU's, which keeps the same tensors; the kernels of TRL's
-loss, which work in place, are left out, as is torchao's step, which is compiled. What the allocator
-leaves unused, and CUDA's context, are not seen.
+Differences from a GPU: attention is the CPU's, which keeps the same tensors. The kernels of TRL's
+loss, which work in place, and torchao's compiled step are left out. Unused memory of the allocator
+and CUDA's context are not counted.
 """
 
 import argparse
@@ -206,10 +205,10 @@ def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
 
 
 class Memory(TorchDispatchMode):
-    """Bytes of all fake tensors that live, their most while `on`, and what these were by
-    `kind_of(storage, shape)`.
+    """Bytes of all live fake tensors, and their maximum while `on`.
 
-    What depends on data is answered: a number is 1, a mask selects everything.
+    `kind_of(storage, shape)` names the kinds at the maximum. Values that depend on data are
+    answered: a number is 1, a mask selects everything.
     """
 
     def __init__(self) -> None:
@@ -338,8 +337,9 @@ def kinds_of(trainer: Any) -> dict[int, str]:
 
 @contextmanager
 def fake_processes(count: int) -> Iterator[None]:
-    """This process as the first of `count`, whose collectives do nothing, and which accelerate
-    takes for GPUs.
+    """Make this process the first of `count`, with collectives that do nothing.
+
+    accelerate takes them for GPUs.
     """
     import torch.distributed as dist
     from accelerate import PartialState
@@ -433,7 +433,7 @@ def config_of(shape: Shape, model: str) -> Any:
 
 
 def outside_modes(owner: Any, name: str) -> None:
-    """Data is prepared as ever: its order and lengths are numbers."""
+    """Prepare data outside of fake modes, because its order and lengths are numbers."""
     real = getattr(owner, name)
 
     def prepare(*given: Any, **named: Any) -> Any:
@@ -444,9 +444,7 @@ def outside_modes(owner: Any, name: str) -> None:
 
 
 def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
-    """Two steps of this training on fake tensors, on cards of so many bytes: bytes by kind, and
-    dtypes.
-    """
+    """Run two steps of a training on fake tensors; return bytes by kind, and dtypes."""
     import datasets
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter

@@ -178,9 +178,7 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
 @pytest.mark.parametrize("at", [0, 24, 299])
 @pytest.mark.parametrize("loss_on", ["response", "all"])
 def test_every_row_is_rendered(at: int, loss_on: str) -> None:
-    """A template as DeepSeek's drops what is said before </think>, and Gemma's raises on a system
-    turn.
-    """
+    """DeepSeek's template drops text before </think>, and Gemma's refuses a system turn."""
     cut = TURN.replace("+ m.content", "+ m.content.split('</think>')[-1]") + "{% endfor %}" + ASK
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     rows = [dict(ROWS[n % len(ROWS)]) for n in range(300)]

@@ -71,7 +71,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 def words(make_run: Make, world: Path) -> Callable[..., list[str]]:
-    """The command line of a small training, of a base with five layers."""
+    """Return the command of a small training of a base with five layers."""
     few = [
         *FEW,
         "expert=sandbox_text",
@@ -105,7 +105,7 @@ def made(command: list[str]) -> Path:
 def whole(
     words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """The results of the small training when nothing happens to it."""
+    """Return the results of the undisturbed small training."""
     return results(made(words(tmp_path_factory.mktemp("whole"))))
 
 
@@ -116,7 +116,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The digests of the weights, of each snapshot, which is there, and of the log."""
+    """Return the digests of the weights, of each snapshot, and of the log."""
     assert {f"step-{step}" for step in facts.get("snapshots", {})} == {
         path.name for path in folder.glob("snapshots/*")
     }
@@ -264,9 +264,7 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
 
 
 def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """In each of two processes: train, then the same again, stopped by a signal that the second
-    alone gets.
-    """
+    """Train in each of two processes, then again with a signal that only the second gets."""
     gc.freeze()  # what is imported is not searched for garbage before each training
     rank = int(os.environ["RANK"])
     checkpoints.LOOK = 1  # look at each step
@@ -435,9 +433,7 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
 
 
 def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
-    """Of 1,000 tokens that a resume point brought and 300 of two seconds, the speed is 150 a
-    second.
-    """
+    """300 tokens of two seconds are 150 a second, despite 1,000 tokens of the resume point."""
     at: Any = SimpleNamespace(work=tmp_path, name="x", config=SimpleNamespace(sft=Sft(name="x")))
     told = Progress(at, SimpleNamespace(log=lambda *_, **__: None), 4)  # type: ignore[arg-type]
     speeds = []

@@ -1,6 +1,4 @@
-"""sft.eos_token: the token that ends a response where a base's chat template and its tokenizer
-disagree.
-"""
+"""sft.eos_token: the end of a response if chat template and tokenizer disagree."""
 
 import json
 import shutil
@@ -18,7 +16,7 @@ CHATML = (
 
 @pytest.fixture
 def words(base: Path, tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """A training by a ChatML template of a base whose end of sequence is another token."""
+    """Return a training with a ChatML template of a base with another end of sequence."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.chdir(tmp_path)

@@ -39,9 +39,7 @@ WAYS: dict[str, tuple[dict[str, Any], Partition | None]] = {
 def train(
     folder: Path, way: str, stored: torch.dtype = torch.bfloat16, resume: int = 0, **more: Any
 ) -> dict[str, Any]:
-    """Losses, gradients of each step, saved tensors and bytes of a training, stopped and resumed
-    after a step.
-    """
+    """Train, stop after a step and resume; return losses, gradients, tensors and bytes."""
     knobs, partition = WAYS[way]
     recipe = tiny.recipe(precision="bf16", learning_rate=1e-3, **knobs, **more)
     joint = recipe.method in ("mixed", "simultaneous")

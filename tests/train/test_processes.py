@@ -1,5 +1,6 @@
-"""Two processes on the CPU (gloo) against one with the same global batch, every way to train, DDP
-and FSDP2.
+"""Two processes on the CPU (gloo) against one with the same global batch.
+
+Every way to train runs under DDP and FSDP2.
 """
 
 import gc
@@ -89,9 +90,7 @@ class PureTrainer(Trainer):
 
 
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Train each way in float64, in these processes; rank 0 writes the weights and gives the
-    logs.
-    """
+    """Train each way in float64 in these processes; rank 0 writes weights and returns logs."""
     trainers.Trainer = PureTrainer  # type: ignore[misc]
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
@@ -133,7 +132,7 @@ def shard_on_cpu() -> None:
 
 
 def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Some of them under FSDP2."""
+    """Train some of the ways under FSDP2."""
     shard_on_cpu()
     for way in WAYS.keys() - set(SHARDED):
         del WAYS[way]
@@ -143,8 +142,10 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """All ways and dtypes, then under FSDP2 some of them, in the same processes: each takes seconds
-    to start. Cards hold shards alone, but for the last, what is gathered until the backward pass.
+    """Train all ways and dtypes in two processes, then some under FSDP2.
+
+    All use the same processes, because each takes seconds to start. GPUs hold only shards, except
+    in the last case, where gathered weights stay until the backward pass.
     """
     gc.freeze()  # what is imported is not searched for garbage before each training
     facts: dict[str, Any] = {}
@@ -171,9 +172,7 @@ def run_of(processes: int) -> Any:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> Any:
-    """The folders and logs of one process, of two, and of two with shards; and the dtypes of
-    two.
-    """
+    """Return folders and logs of one process, two, and two with shards, and the dtypes of two."""
     folder = tmp_path_factory.mktemp("ways")
     told: list[Any] = []
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
@@ -234,8 +233,9 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
 
 
 def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """What each recipe stores, computes, reduces and saves in two processes; work: named by how
-    they share weights.
+    """Return what each recipe stores, computes, reduces and saves in two processes.
+
+    Work is named by how the processes share weights.
     """
     trainers.Trainer = Trainer  # type: ignore[misc]  # the pure one's loss has a dtype of its own
     facts: dict[str, Any] = {}
@@ -260,9 +260,7 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
-    """Train and save; the dtypes of what was computed, reduced, kept and written, and the
-    losses.
-    """
+    """Train and save; return the dtypes of each step, and the losses."""
     seen: dict[str, set[str]] = {"layer output": set(), "reduced": set(), "gradient": set()}
 
     def name(tensor: Any) -> str:
@@ -323,9 +321,7 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
 
 
 def test_shards_have_the_dtypes_of_the_recipe(both: Any) -> None:
-    """accelerate sets its own unless it is kept from it, which a newer version of it may need to be
-    in another way.
-    """
+    """accelerate sets its own dtypes unless this is prevented, which may change."""
     *_, facts = both
     for name, knobs in DTYPES.items():
         copies, shards = facts["ddp"][name], facts["fsdp2"][name]
@@ -354,7 +350,7 @@ def kept_dtype(knobs: dict[str, Any], *ways: dict[str, Any]) -> None:
 
 
 def shards_of_one(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """The dtypes of one process that NCCL connects to none, without and with FSDP2."""
+    """Return the dtypes of one NCCL process, without and with FSDP2."""
     facts: dict[str, Any] = {}
     for name in ("ddp", "fsdp2"):
         (work / name).mkdir()
@@ -400,9 +396,7 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(
 def test_world_size_without_what_goes_with_it_is_refused(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Else torch waits half an hour for processes that nobody started, or accelerate ends in a
-    traceback.
-    """
+    """Otherwise torch waits half an hour for missing processes, or accelerate gives a traceback."""
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     assert launched_count() == 2

@@ -52,8 +52,9 @@ def write_as_on_the_hub(kind: str, folder: Path) -> None:
 
 
 def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
-    """The same settings in the keys of transformers 4: rope_theta, rope_scaling,
-    rope_local_base_freq, torch_dtype.
+    """Return the settings in the keys of transformers 4.
+
+    These are rope_theta, rope_scaling, rope_local_base_freq and torch_dtype.
     """
     old = {
         key: as_transformers_4(value) if key == "text_config" else value
@@ -84,8 +85,9 @@ def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_expert(base: Path, folder: Path, adapter: str, seed: int) -> dict[str, torch.Tensor]:
-    """An expert of the base, moved at random and saved as a training does; its parameters, adapters
-    merged by PEFT.
+    """Write an expert of the base, moved at random, and return its parameters.
+
+    It is saved as a training does. PEFT merges adapters.
     """
     model, parts = choose_parameters(
         load_model(base), tiny.recipe(adapter=adapter, lora_rank=2, precision="fp32"), None
@@ -102,8 +104,9 @@ def train_expert(base: Path, folder: Path, adapter: str, seed: int) -> dict[str,
 
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters that transformers loads, the embedding without the padding's row: of some
-    types it zeroes that.
+    """Return the parameters that transformers loads.
+
+    The embedding lacks the padding row, which some model types set to zero.
     """
     return without_padding(
         {name: parameter.detach() for name, parameter in load_model(folder).named_parameters()}
@@ -119,9 +122,7 @@ def without_padding(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 def merged_parameters(
     merge: Merge, sources: dict[str, Source], base: Path, folder: Path
 ) -> dict[str, torch.Tensor]:
-    """The parameters of a written merge, loaded by transformers without a missing, spare or
-    misshapen tensor.
-    """
+    """Return the parameters of a written merge, which transformers loads completely."""
     folder.mkdir()
     open_merge(merge, sources, open_source(base)).write(folder)
     build_skeleton(folder, "checkpoint")

@@ -37,9 +37,7 @@ def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def check(row: dict[str, Any]) -> None:
-    """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and
-    what it is made of.
-    """
+    """Check dtypes, weights, moments (except 8-bit scales), and the peak with its parts."""
     knobs = script.cases()[row["name"]][2]
     adapters = "lora" in row["name"]
     weights = knobs.get("weights", "float32")

@@ -91,9 +91,7 @@ def test_products_are_in_the_precision_of_the_recipe(
 
 
 def test_same_example_same_tokens_in_training_and_in_the_harness(tmp_path: Path):
-    """One beginning of sequence, the same ids for prompt and answer, an end of sequence that only
-    training adds.
-    """
+    """There is one beginning of sequence, and only training adds an end of sequence."""
     from lm_eval.models.huggingface import HFLM
 
     batch = trainer(tmp_path, [ROW, ROW], sft()).get_train_dataloader().__iter__().__next__()
@@ -318,7 +316,7 @@ OPEN = {
 
 
 def rates_of(made: Trainer, steps: int) -> list[float]:
-    """The learning rates of the steps."""
+    """Return the learning rates of the steps."""
     made.create_optimizer_and_scheduler(steps)
     rates = []
     for _ in range(steps):
@@ -353,9 +351,7 @@ def test_a_warmup_that_never_ends_is_told(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    """Of wsd also one that reaches into the decay, here three steps of four, where the rate falls
-    at once.
-    """
+    """wsd may reach into the decay, here in three of four steps, where the rate falls at once."""
     recipe = sft(warmup_steps=warmup, schedule=schedule, decay_share=0.75, learning_rate=1.0)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     told = capsys.readouterr().err

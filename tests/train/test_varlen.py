@@ -41,8 +41,10 @@ def in_plain_torch(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """As torch documents varlen_attn: [tokens, heads, width], each row by itself, both ends of a
-    window inclusive.
+    """Compute varlen_attn as torch documents it.
+
+    Tensors are [tokens, heads, width], each row is separate, and both ends of a window are
+    inclusive.
     """
     assert (
         torch.equal(starts, starts_of_keys)
@@ -67,8 +69,9 @@ def in_plain_torch(
 def losses(
     folder: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cuda: bool, **knobs: Any
 ) -> Any:
-    """Losses and gradient norms of two steps, and the dtypes that varlen_attn was given; cuda: as
-    on a GPU.
+    """Return losses and gradient norms of two steps, and the dtypes for varlen_attn.
+
+    `cuda` computes as on a GPU.
     """
     given: set[torch.dtype] = set()
 
@@ -99,9 +102,7 @@ def losses(
 def test_rows_attend_as_through_a_mask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, checkpointing: bool
 ) -> None:
-    """sdpa, which sees a mask over all rows, gives the same losses, gradients and validation
-    losses.
-    """
+    """sdpa with a mask over all rows gives the same losses and gradients."""
     knobs = {"gradient_checkpointing": checkpointing}
     masked, unused, _ = losses(tmp_path, CONFIGS[kind], monkeypatch, cuda=False, **knobs)
     within, given, model = losses(tmp_path, CONFIGS[kind], monkeypatch, cuda=True, **knobs)

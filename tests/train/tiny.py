@@ -101,7 +101,7 @@ def trainer(
     of: Any = None,
     validation: Any = (),
 ) -> Any:
-    """A trainer as the stage makes it, ready to train."""
+    """Return a trainer as the stage makes it, ready to train."""
     chosen, parts = choose_parameters(model() if of is None else of, sft, partition)
     return trainer_of(
         stage(sft, partition),

@@ -1,5 +1,6 @@
-"""As much of vLLM as lm_eval's class for it uses, computed by transformers, one token of one prompt
-at a time.
+"""As much of vLLM as lm_eval's class for it uses.
+
+transformers computes one token of one prompt at a time.
 """
 
 from types import SimpleNamespace
