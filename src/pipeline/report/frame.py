@@ -74,15 +74,15 @@ class Frame:
     def contrast(
         self,
         differences: np.ndarray,
-        reach: float,
+        bound: float,
         estimate: float | None = None,
         draws: np.ndarray | None = None,
     ) -> Contrast:
         """Return the contrast of differences by question (levels ..., N), none of which is above
-        `reach`.
+        `bound`.
         """
         try:
-            return contrast(differences, estimate, draws, reach=reach if self.bounded else math.inf)
+            return contrast(differences, estimate, draws, bound=bound if self.bounded else math.inf)
         except ValueError:
             raise NoScore(
                 "one question, or the same difference on all, shows no variance"
@@ -210,7 +210,7 @@ class CorpusFrame(Frame):
     def contrast(
         self,
         differences: np.ndarray,
-        reach: float,
+        bound: float,
         estimate: float | None = None,
         draws: np.ndarray | None = None,
     ) -> Contrast:
@@ -299,7 +299,7 @@ class Comparison:
     factor: float = 1.0
 
     @property
-    def reach(self) -> float:
+    def bound(self) -> float:
         """The largest possible difference; 2 for a gain, the difference of two differences."""
         weights = [weight for weight, _ in self.left] + [
             -self.factor * weight for weight, _ in self.right
@@ -347,7 +347,7 @@ class Comparison:
         estimate, draws = None, None
         if not all(is_plain_mean(self.frame.plan, cell) for cell in self.frame.cells):
             estimate, draws = self.frame.split_half(self.difference)
-        return self.frame.contrast(self.differences(), self.reach, estimate, draws)
+        return self.frame.contrast(self.differences(), self.bound, estimate, draws)
 
 
 def varied_axes(plan: Plan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:

@@ -165,7 +165,7 @@ def units_of(
             units.append(
                 Unit(
                     " ".join(words),
-                    frame.contrast(pairs[pair], comparison.reach),
+                    frame.contrast(pairs[pair], comparison.bound),
                     *comparison.values,
                 )
             )
