@@ -35,10 +35,10 @@ def metrics_of(task: str) -> list[str]:
 
 
 def stored_metric(plan: Plan, cells: Sequence[Cell]) -> str | None:
-    """Return the one metric that all cells show, if it is stored for each answer or each set of
-    translations.
+    """Return the metric that all cells show, if it is stored for each answer.
 
-    None for different metrics, for facts and figures, and for spBLEU.
+    Translations store it for each set. None for different metrics, for facts and figures, and for
+    spBLEU.
     """
     tasks = tasks_of(plan, cells)
     task = next(iter(tasks), None)
