@@ -31,9 +31,7 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     if len(tasks) == 1:
         task = "".join(map(str, tasks - {None}))
     shown = [line for line in lines if is_shown(table, line)]
-    role = ""
-    if shown:
-        role = model_role(table, shown[0].score)
+    role = model_role(table, shown[0].score) if shown else ""
     digits = 1
     if cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES:
         digits = 3
@@ -193,9 +191,7 @@ def choices_of(table: Planning) -> dict[str, Any]:
                 mean = statistics.fmean(numbers)
             candidates.append({**at_of(choice, candidate), "mean": mean, "scores": names})
         chosen = table.chosen_candidate(key)
-        winner = None
-        if chosen:
-            winner = at_of(choice, chosen)
+        winner = at_of(choice, chosen) if chosen else None
         choices[key] = {
             "run": choice.run,
             "at": choice.at,

@@ -300,9 +300,7 @@ def format_points(value: float, sign: str = "") -> str:
     """
     if not round(value, 9):
         return "0"
-    form = "1f"
-    if abs(value) < 0.05:
-        form = "1g"
+    form = "1g" if abs(value) < 0.05 else "1f"
     return f"{value:{sign}.{form}}"
 
 
@@ -464,9 +462,7 @@ def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
         return Verdict(claim, NOT_TESTABLE, detail=text)
     # the sign of the difference of the correlations, 0 if it is not significant
     side = (likeness.p < LEVEL) - (likeness.opposed < LEVEL)
-    p = likeness.opposed
-    if claim.direction == "higher":
-        p = likeness.p
+    p = likeness.p if claim.direction == "higher" else likeness.opposed
     return Verdict(claim, word_of(claim, side, side), p=p, n=likeness.n, detail=text)
 
 
@@ -476,9 +472,7 @@ def judge_friedman(claim: Claim, test: Friedman, blocks: int) -> Verdict:
     Blocks of one model share a math expert and are not independent.
     """
     p = max(test.p, test.permuted)
-    verdict = UNDECIDED
-    if p < claim.threshold:
-        verdict = SHOWN
+    verdict = SHOWN if p < claim.threshold else UNDECIDED
     ps = f"p {test.p:.4f}, permuted within models {test.permuted:.4f}"
     detail = f"chi-squared {test.statistic:.2f}, {ps}"
     return Verdict(claim, verdict, p=p, n=blocks, detail=detail)

@@ -29,9 +29,7 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     """
     ps: dict[int, float] = {}
     for index, line in enumerate(lines):
-        p = None
-        if not line["exploratory"]:
-            p = p_of_chosen(line)
+        p = None if line["exploratory"] else p_of_chosen(line)
         if p is not None:
             ps[index] = p
     is_first = [is_primary(lines[index], primary) for index in ps]
@@ -224,9 +222,7 @@ def difference_sentence(line: Line) -> str:
     if not is_significant(line):
         none = f"No significant difference between {left} and {right} in {place}: {size}."
         return f"{none} {detectable_sentence(line, unit)}{trainings}"
-    word = "worse"
-    if is_gain(line):
-        word = "better"
+    word = "better" if is_gain(line) else "worse"
     return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
 
 

@@ -66,9 +66,7 @@ def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[P
     """Return each pair of rows (or columns) in every column (or row) that has both."""
     pairs = {}
     for left, right in compared:
-        across = plan.columns
-        if left in plan.columns:
-            across = plan.rows
+        across = plan.rows if left in plan.columns else plan.columns
         for place in across:
             pair = (left, right, place)
             if all(key in plan.cells for key in cell_keys(plan, pair)):
@@ -193,9 +191,7 @@ def measure_pair(
     (task,) = tasks_of(plan, cells)
     sampled = averaged_axes(plan, cells)
     varied = varied_axes(plan, cells, sampled)
-    unit = "points"
-    if is_measure(metric):
-        unit = "bits"
+    unit = "bits" if is_measure(metric) else "points"
     trainings = None
     if any(trainings_of(plan, score.model) for score, _ in scores_of(plan, cells)):
         trainings = "a sample" if varied else "these"

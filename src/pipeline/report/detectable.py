@@ -47,9 +47,7 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
         counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, pair)]
         if not counts[0].asked:
             continue
-        rank = "first"
-        if pair == primary:
-            rank = "primary"
+        rank = "primary" if pair == primary else "first"
         name = "{} with {} in {}".format(*pair)
         text = f"{name} ({rank})"
         if len(compared) > 1:
@@ -123,9 +121,7 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
         discordant = DISCORDANT * variance_of_mean(scores)
         points = 100 * planned_difference(asked, LEVEL, discordant=discordant)
         published = published_differences(placed)
-        ends = None
-        if published:
-            ends = (min(published), max(published))
+        ends = (min(published), max(published)) if published else None
         detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
 

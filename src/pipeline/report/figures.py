@@ -29,9 +29,7 @@ Lines = Sequence[Mapping[str, Any]]  # the lines of a report's CSV file
 def save(figure: Figure, file: str | Path) -> Path:
     """Write a figure as SVG or PDF, depending on the name of the file."""
     path = Path(file)
-    date = "CreationDate"
-    if path.suffix == ".svg":
-        date = "Date"
+    date = "Date" if path.suffix == ".svg" else "CreationDate"
     with styled():
         figure.savefig(path, transparent=True, metadata={date: None})
     return path
@@ -98,9 +96,7 @@ def _draw_contrast(axes: Axes, line: Mapping[str, Any], height: int) -> None:
     detectable = line["detectable"]
     if detectable:
         axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
-    inside = "none"
-    if is_significant(line):
-        inside = COLOURS["accent"]
+    inside = COLOURS["accent"] if is_significant(line) else "none"
     axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
     axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 

@@ -61,9 +61,7 @@ class Frame:
     def summary(self, row: np.ndarray) -> tuple[float, float]:
         """Return the value of a row of answers, and its variance over draws of questions."""
         n = len(row)
-        ddof = 1
-        if self.bounded or n < 2:
-            ddof = 0
+        ddof = 0 if self.bounded or n < 2 else 1
         return float(row.mean()), float(row.var(ddof=ddof)) / n
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:

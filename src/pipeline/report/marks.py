@@ -99,9 +99,7 @@ def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[t
     error = 2 * standard_error(chance, score.n)
     if value > chance + error:
         return
-    level = "at chance"
-    if value < chance - error:
-        level = "below chance"
+    level = "below chance" if value < chance - error else "at chance"
     guessing = f"{100 * chance:.0f} ± {100 * error:.1f}"
     yield level, f"{100 * value:.1f} of 100, where guessing gives {guessing}"
 

@@ -28,9 +28,7 @@ def metrics_of(task: str) -> list[str]:
         return []
     if kind == "translation":
         return list(CORPUS_METRICS)
-    further = []
-    if kind == "number":
-        further = ["numeric_match"]
+    further = ["numeric_match"] if kind == "number" else []
     return [primary_metric(task)[0], *further, *measures_of(task)]
 
 

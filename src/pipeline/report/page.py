@@ -167,9 +167,7 @@ def lines_of(cell: CellResult) -> list[CellLine]:
     These are why it has no number, the scores behind it, and its runs without scores, such as
     unfinished runs and trainings.
     """
-    lines = []
-    if cell.missing:
-        lines = [CellLine(cell.missing)]
+    lines = [CellLine(cell.missing)] if cell.missing else []
     by_language: dict[str, list[CellLine]] = {}
     for _, score, row in score_rows_of([cell]):
         words = [row.where]
@@ -252,9 +250,7 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
             chance = chance_in(cell, results.answers)
-            percent = None
-            if chance:
-                percent = 100 * chance
+            percent = 100 * chance if chance else None
             lines.append({**line, "best": cell.best, "chance": percent})
     return lines
 

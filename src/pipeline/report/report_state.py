@@ -94,9 +94,7 @@ class Reported:
         page = folder / "index.html"
         if fewer or finished >= self.finished or not page.is_file():
             return
-        why = ""
-        if reasons:
-            why = f" ({reasons[0]})"
+        why = f" ({reasons[0]})" if reasons else ""
         raise PipelineError(
             f"{page} shows {self.finished} finished cells and this one would show {finished}{why}."
             " To replace it, give report.fewer=true."

@@ -93,9 +93,7 @@ def compare_candidates(
         right_weights = mean_weights([placed.right[right][place] for place in places])
     cells = [cell for _, cell in (*left_weights, *right_weights)]
     frame = answers.frame(placed.plan, cells, claim.metric)
-    factor = 1.0
-    if claim.relative:
-        factor = 1 + claim.threshold / 100
+    factor = 1 + claim.threshold / 100 if claim.relative else 1.0
     return Comparison(frame, left_weights, right_weights, placed.axes, factor)
 
 

@@ -197,9 +197,7 @@ def contrast(
             f"Differences {array.shape}: an interval needs a problem, and two experts on each axis."
         )
     parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
-    draws = None
-    if drawn is not None:
-        draws = np.asarray(drawn, dtype=float)
+    draws = np.asarray(drawn, dtype=float) if drawn is not None else None
     if math.isinf(bound):
         return unbounded_contrast(array, estimate, draws, parts)
     scaled = array / bound

@@ -87,9 +87,7 @@ def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
 
 def runs_named(table: Table, item: Reference | str) -> list[str]:
     """Return the runs of the table that a word may name, at any value of the axes in its braces."""
-    text = item
-    if isinstance(item, Reference):
-        text = item.run
+    text = item.run if isinstance(item, Reference) else item
     pattern = name_pattern(str(text))
     return [name for name in table.runs if re.fullmatch(pattern, name)]
 

@@ -334,9 +334,7 @@ class Expansion:
             return run
         if slot.control:
             return None  # this value of the axis is not a merge
-        named = "it names"
-        if run:
-            named = f"{run!r} is"
+        named = f"{run!r} is" if run else "it names"
         raise slot.refuse(f"{named} no run: {suggest(run, runs)}")
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:

@@ -320,9 +320,7 @@ class Planning:
         if key not in self._composed:
             self._composed[key] = self.compose_evaluation(score, self.plan.specs[model])
         config, parents = self._composed[key]
-        choice = None
-        if score.model in self.plan.chosen:
-            choice = score.model
+        choice = score.model if score.model in self.plan.chosen else None
         settings = config.eval
         if settings.dtype == "auto":
             settings = replace(settings, dtype=self.dtype)

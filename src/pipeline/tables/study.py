@@ -325,9 +325,7 @@ def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmar
     for code in languages:
         if len(languages) == 1 or task.endswith(f"_{code}"):
             return Benchmark(name, {code: name}, words)
-    code = languages[0]
-    if "en" in languages:
-        code = "en"
+    code = "en" if "en" in languages else languages[0]
     return Benchmark(name, {code: name}, words, by_language=False)
 
 
@@ -430,9 +428,7 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
 
 def side_of(name: str, settings: Words) -> str:
     """Return the side of an expert without one, by its option or else by its name."""
-    by_name = "language"
-    if name.startswith("math"):
-        by_name = "math"
+    by_name = "math" if name.startswith("math") else "language"
     return option_of("expert", settings, "side", by_name)
 
 
@@ -489,9 +485,7 @@ def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:
     stems = [re.sub(r"_\d+shot$", "", benchmark.name) for benchmark in benchmarks]
     counts = Counter(stems)
     for benchmark, stem in zip(benchmarks, stems, strict=True):
-        title = benchmark.name
-        if counts[stem] == 1:
-            title = stem
+        title = stem if counts[stem] == 1 else benchmark.name
         for language, task in benchmark.tasks.items():
             words = {"eval": task, **benchmark.words, "in": language}
             if stem != "flores":

@@ -12,9 +12,7 @@ Axes = tuple[str, ...]  # the names of axes
 
 
 def table_error(file: str, where: str, problem: str) -> PipelineError:
-    place = file
-    if where:
-        place = f"{file}, {where}"
+    place = f"{file}, {where}" if where else file
     return PipelineError(f"{place}: {problem}")
 
 

@@ -61,9 +61,7 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 def cell_difference(cell: CellResult) -> float | None:
     """Return the number by the papers' method, minus the published one."""
-    number = cell.value
-    if cell.maximum is not None:
-        number = cell.maximum
+    number = cell.maximum if cell.maximum is not None else cell.value
     if number is None or cell.published is None:
         return None
     return round(number - cell.published, 10)

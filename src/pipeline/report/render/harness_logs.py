@@ -55,9 +55,7 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
         for row in rows:
             if (row.task, row.where, row.subject) == (task, where, None):
                 of_task.append(row)
-        shots = None
-        if of_task:
-            shots = of_task[0].num_fewshot
+        shots = of_task[0].num_fewshot if of_task else None
         content["results"][name] = {"alias": name} | dict(results_of(of_task))
         content["configs"][name] = {"task": name, "num_fewshot": shots}
         content["versions"][name] = manifest.decided_by.get("version")
