@@ -62,13 +62,13 @@ def test_a_claim_is_read():
         ({"threshold": "much"}, "threshold much is neither points nor N%"),
         ({"left": []}, "left is empty"),
         ({"over": []}, "over names no row or column"),
-        ({"test": "friedman"}, "right is the other side, null for friedman alone"),
-        ({"right": None}, "right is the other side, null for friedman alone"),
+        ({"test": "friedman"}, "right names the other side, and is null for friedman only"),
+        ({"right": None}, "right names the other side, and is null for friedman only"),
         ({"test": "friedman", "right": None}, "friedman needs direction differ"),
         ({"units": "all"}, "units 'all'"),
         (
             {"test": "wilcoxon", "threshold": 0, "units": "each"},
-            "than and units are keys of test difference",
+            "than and units need test difference",
         ),
         ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
         ({"units": "count", "direction": "within"}, "units: count needs direction higher or lower"),
@@ -174,7 +174,7 @@ def test_all_of_several_units_have_the_largest_p():
     ]
     every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
     assert (every.verdict, every.p) == ("shown", pytest.approx(mcnemar(43, 25)))
-    assert every.difference == pytest.approx(7.2) and "those of A" in every.detail
+    assert every.difference == pytest.approx(7.2) and "from A" in every.detail
     alone = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
     both = claims.correct_verdicts([every, alone])
     assert [one.verdict for one in both] == ["undecided", "undecided"]
@@ -190,7 +190,7 @@ def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is()
     units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
     every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
     assert (every.verdict, every.p) == ("contradicted", pytest.approx(10 * mcnemar(3, 15)))
-    assert every.difference == pytest.approx(-4.8) and "those of bad" in every.detail
+    assert every.difference == pytest.approx(-4.8) and "from bad" in every.detail
     other = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
     found, _ = claims.correct_verdicts([every, other])
     assert (found.verdict, found.p) == ("undecided", pytest.approx(20 * mcnemar(3, 15)))

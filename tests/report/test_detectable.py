@@ -313,8 +313,8 @@ def test_a_little_more_variance_between_experts_changes_little(array):
 
 @FEW
 @given(answers, st.floats(-0.9, 0.9), st.sampled_from([1.0, 1.1, 2.0]))
-def test_p_and_interval_are_one_equation(array, threshold, reach):
-    found = contrast(array, reach=reach)
+def test_p_and_interval_are_one_equation(array, threshold, bound):
+    found = contrast(array, bound=bound)
     for at in (0.0, threshold):
         assert (found.p_of(at) < 0.05) == (not found.low - 1e-8 <= at <= found.high + 1e-8)
     assert found.p == found.p_of(0) and found.low < found.high
@@ -356,7 +356,7 @@ def test_the_parts_of_an_error(array):
     st.floats(-3, 3),
 )
 def test_measures_are_the_paired_t_test(d, at):
-    found, theirs = contrast(d, reach=math.inf), scipy.stats.ttest_1samp(d, 0)
+    found, theirs = contrast(d, bound=math.inf), scipy.stats.ttest_1samp(d, 0)
     expected = (theirs.pvalue, len(d) - 1, *theirs.confidence_interval())
     assert (found.p, found.df, found.low, found.high) == pytest.approx(expected, rel=1e-4, abs=1e-9)
     assert found.p_of(at) == pytest.approx(scipy.stats.ttest_1samp(d, at).pvalue, abs=1e-6)

@@ -94,7 +94,7 @@ def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
     drawn = (tmp_path / "scores.svg").read_text()
     assert "</svg> " not in drawn and "&lt;/svg&gt;" in drawn
     with pytest.raises(
-        PipelineError, match=r"cells.csv does not exist: give the folder of a report"
+        PipelineError, match=r"cells.csv does not exist. Give the folder of a report"
     ):
         figures.scores(tmp_path)
 

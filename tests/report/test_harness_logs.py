@@ -117,5 +117,5 @@ def test_runs_are_compared_by_their_names(run: Path, tmp_path: Path) -> None:
 
 
 def test_another_folder_is_no_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="is no finished evaluation: name a run of stage=eval"):
+    with pytest.raises(PipelineError, match="is no finished evaluation. Name a run of stage=eval"):
         write_harness_logs(tmp_path, tmp_path / "logs", "x")

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.contrasts import pooled_ratios
-from pipeline.stats.contrast import contrast
+from pipeline.stats.contrast import ExpertPart, contrast
 from pipeline.stats.ranks import holm
 
 MOST = 10  # of 50: exceeded with p = 4e-5 if 5 % of the studies claim a difference
@@ -119,7 +119,7 @@ def test_a_pooled_ratio_by_hand():
     """
     differences = np.random.default_rng(0).integers(-1, 2, (3, 50))
     first = contrast(differences)
-    parts = [(4e-4, 1e-4, 3), (2e-4, 2e-4, 3)]
+    parts = [ExpertPart(4e-4, 1e-4, 3), ExpertPart(2e-4, 2e-4, 3)]
     measured = [([("acc", "seed")], replace(first, parts=[part])) for part in parts]
     assert pooled_ratios(measured) == {("acc", "seed"): pytest.approx(2)}
     high, low = (one.with_least_between([2.0]) for _, one in measured)

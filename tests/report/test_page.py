@@ -218,7 +218,7 @@ def test_maps_of_an_analysis_show_the_share_of_rows(one_language, reports):
         assert told in page.text, told
     (folder / "delta.csv").write_text("nothing")
     with pytest.raises(
-        PipelineError, match="delta.csv of analyze-1 cannot be read: rerun it with redo=true"
+        PipelineError, match="delta.csv of analyze-1 cannot be read. Rerun it with redo=true"
     ):
         write_report(replace(one_language, runs=[analysis]), reports)
 

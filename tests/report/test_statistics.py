@@ -167,7 +167,7 @@ def test_an_interval_over_one_expert_is_refused():
     with pytest.raises(ValueError, match="needs a problem"):
         contrast(np.zeros((3, 0)))
     with pytest.raises(ValueError, match="no variance"):
-        contrast(np.ones(5), reach=math.inf)
+        contrast(np.ones(5), bound=math.inf)
 
 
 def test_parts_of_questions_are_clusters():

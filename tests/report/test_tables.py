@@ -175,7 +175,7 @@ def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_
         how = {"dtype": dtype, "batch_size": 256}
         made = harness(harness(one_language, others, how), [first], how | {"batch_size": [64, 128]})
         page = write_report(made, tmp_path / dtype).read_text()
-        assert ("Answers were computed 64 or 128 or 256 at once (eval.batch_size)" in page) is told
+        assert ("Batch sizes of 64 and 128 and 256 were mixed (eval.batch_size)" in page) is told
         assert (
             "Answers were computed"
             not in write_report(harness(made, [first], how), tmp_path / "alike").read_text()

@@ -100,7 +100,7 @@ def test_no_base_is_one_sentence(three: dict[str, Path], make_run: Make, tmp_pat
         analyzed(make_run, tmp_path, f"checkpoint={three['math']}")
     assert (
         str(refused.value)
-        == "checkpoint: math: its base is unknown, as it has no manifest and no adapter_config.json"
+        == "checkpoint: math: its base is unknown, because it has no manifest and no adapter_config.json"
         " (model cards are not read): name an sft run, or give base=RUN"
     )
 

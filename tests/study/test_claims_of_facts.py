@@ -270,7 +270,7 @@ def test_a_gain_by_hand() -> None:
 
     wanted = (apart("sw.avg") + apart("te.avg") - apart("bn.avg") - apart("ja.avg")) / 2
     found = JUDGES["difference"](PlacedClaim.of(claim, there), made)
-    by_hand = contrast(wanted, reach=2)
+    by_hand = contrast(wanted, bound=2)
     assert [found.difference, found.low, found.high] == pytest.approx(
         [100 * one for one in (by_hand.difference, by_hand.low, by_hand.high)]
     )

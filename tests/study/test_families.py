@@ -130,7 +130,7 @@ def test_a_name_that_the_table_lacks_is_refused(key: str) -> None:
     given: Any = ["mgsm swa"] if key == "family" else {"mgsm swa": "†"}
     with pytest.raises(
         PipelineError,
-        match="family, baselines: 'mgsm swa' is no row or column: did you mean mgsm sw",
+        match="family, baselines: 'mgsm swa' is no column or row: did you mean mgsm sw",
     ):
         plan(yaml.safe_dump({**expand_study(STUDY, "s"), key: given}))
 

@@ -85,10 +85,7 @@ def test_bleu_and_chrf_are_sacrebleus(world: Path, tmp_path: Path) -> None:
         assert cells["chrf"] == cells["plain"] == pytest.approx(chrf, abs=1e-6)
         missing = cells_of(outcome)[pair, "spbleu"]
         assert missing.value is None and "has no spbleu of" in missing.missing
-        assert (
-            "give every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches"
-            in missing.missing
-        )
+        assert "give every.eval.spm_model=FILE" in missing.missing
 
 
 @pytest.mark.spbleu

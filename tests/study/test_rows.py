@@ -567,7 +567,7 @@ COLUMN = "  math: math\n"
         (
             "best: [b]",
             "each: [m]",
-            "column 'best': each is about what best chooses: give best=[...] beside it",
+            "column 'best': each is about what best chooses: give best=[...] with it",
         ),
         (SWAP, "swap", "row 'sw.avg', column 'best': b left open: name in mean, max, min or best"),
         ("{mean: [m, l]}", "{mean: [m]}", "row 'sw.avg', column 'best': l left open"),

@@ -345,7 +345,7 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
             {"experts": {"math": {"run": "a", "side": "maths"}}},
             "math: side=maths is neither math nor language",
         ),
-        ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
+        ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give only run"),
         (
             {"experts": {"math": "./a", "math2": "./b"}},
             "s.yaml, experts: no expert of side language",
@@ -550,7 +550,7 @@ def test_all_mistakes_of_a_study_are_told_at_once() -> None:
             "s.yaml, experts: math: seed=[0, 1]: write every: {seed: [0, 1, 2]}, for all trainings"
             " that set no seed"
         ),
-        "s.yaml, experts: sw: side=left is neither math nor language: write one of them",
+        "s.yaml, experts: sw: side=left is neither math nor language: write math or language",
     ]
 
 

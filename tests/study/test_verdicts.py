@@ -192,9 +192,7 @@ def test_one_training_of_each_cannot_test_a_claim_about_trainings(table):
 
 def test_seeds_that_no_training_takes_are_refused():
     mine = "name: t\nruns: {base: {}}\nscore: {eval: mgsm_0shot, in: sw}\ncolumns: {base: base}\n"
-    with pytest.raises(
-        PipelineError, match=r"every: seed=\[1, 2\]: no training is left without a seed of its own"
-    ):
+    with pytest.raises(PipelineError, match=r"every: seed=\[1, 2\]: no training needs a seed"):
         plan(mine + "every: {seed: [1, 2], model: sandbox}\n")
 
 

@@ -1,14 +1,14 @@
-"""What training changed, parameter by parameter, and how the changes of two experts agree.
+"""The changes by training, parameter by parameter, and the agreement of two experts' changes.
 
-Streams a piece of a tensor at a time. A row is an input feature by default, as in the published
-maps (papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
+Tensors are read piece by piece. A row is an input feature by default, as in the published maps
+(papers/decisions.md). A vector is one row, and the mean of its absolute changes is shown.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -40,25 +40,41 @@ KINDS_OF_AGREEMENT = ("cosine", "sign_agreement")
 
 @dataclass
 class Change:
-    """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change
-    is above.
+    """The change of one tensor in one expert.
+
+    Attributes:
+        mean: The mean of the rows' mean absolute changes.
+        share: The share of rows whose mean absolute change is above the threshold.
+        norm: The Euclidean norm of the change.
+        relative: The norm relative to the base's norm; nan if the base's norm is 0.
+        same: The share of entries that did not move.
     """
 
-    mean: float  # of the rows' mean absolute changes
+    mean: float
     share: float
     norm: float
-    relative: float  # to the base's norm; nan where that is 0
-    same: float  # share of entries that did not move
+    relative: float
+    same: float
 
 
 def tensor_changes(
     experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
 ) -> list[Change]:
-    """Return the change of one tensor in each expert."""
+    """Return the change of one tensor in each expert.
+
+    Args:
+        experts: The experts.
+        base: Their base.
+        name: The tensor.
+        limits: The threshold of each expert.
+        axis: The axis of a row.
+    """
     count, length = rows_in(base, name, axis)
     by_column = are_columns(base, name, axis)
     sums = np.zeros((len(experts), count))
-    squares, same, base_square = np.zeros(len(experts)), np.zeros(len(experts)), 0.0
+    squares = np.zeros(len(experts))
+    same = np.zeros(len(experts))
+    base_square = 0.0
     for start, stop, origin, vectors in vector_pieces(experts, base, name):
         base_square += squared_norm(origin)
         for expert, vector in enumerate(vectors):
@@ -67,41 +83,45 @@ def tensor_changes(
             same[expert] += np.count_nonzero(vector == 0)
     if not np.isfinite(squares).all():
         refuse_not_finite([base, *experts], [name])
-    means, norms, entries = sums / max(1, length), np.sqrt(squares), max(1, count * length)
+    base_norm = math.sqrt(base_square) or math.nan
+    rows, entries = max(1, count), max(1, count * length)
     changes = []
     for expert, limit in enumerate(limits):
-        changes.append(
-            Change(
-                mean=float(means[expert].sum()) / max(1, count),
-                share=float((means[expert] > limit).sum()) / max(1, count),
-                norm=float(norms[expert]),
-                relative=float(norms[expert]) / (math.sqrt(base_square) or math.nan),
-                same=float(same[expert]) / entries,
-            )
-        )
+        means = sums[expert] / max(1, length)
+        norm = float(np.sqrt(squares[expert]))
+        mean = float(means.sum()) / rows
+        share = float((means > limit).sum()) / rows
+        changes.append(Change(mean, share, norm, norm / base_norm, float(same[expert]) / entries))
     return changes
 
 
 @dataclass
 class Agreement:
-    """Sums over entries from which cosine and sign agreement of the task vectors of two experts
-    follow.
+    """Sums over entries, for the cosine and the sign agreement of two experts' task vectors.
+
+    Attributes:
+        moved: The number of entries that both experts moved.
+        agree: The number of these entries that moved in the same direction.
     """
 
     dot: float = 0.0
     first_square: float = 0.0
     second_square: float = 0.0
-    moved: int = 0  # entries that both experts moved
-    agree: int = 0  # of these, entries that both moved in the same direction
+    moved: int = 0
+    agree: int = 0
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
-            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
+            self.dot + other.dot,
+            self.first_square + other.first_square,
+            self.second_square + other.second_square,
+            self.moved + other.moved,
+            self.agree + other.agree,
         )
 
     @property
     def cosine(self) -> float | None:
-        """Return the cosine of the two task vectors; None if an expert did not move."""
+        """The cosine of the two task vectors; None if an expert did not move."""
         norms = math.sqrt(self.first_square * self.second_square)
         if norms:
             return self.dot / norms
@@ -109,8 +129,9 @@ class Agreement:
 
     @property
     def sign_agreement(self) -> float | None:
-        """Return the share of entries moved by both that moved in the same direction; None if there
-        is none.
+        """The share of the entries moved by both that moved in the same direction.
+
+        None if there are no such entries.
         """
         if self.moved:
             return self.agree / self.moved
@@ -123,7 +144,8 @@ def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agre
     for _, _, _, (one, other) in vector_pieces([first, second], base, name):
         signs = np.sign(one) * np.sign(other)
         dot = float(np.vdot(one.astype(np.float64), other.astype(np.float64)))
-        moved, agree = int(np.count_nonzero(signs)), int(np.count_nonzero(signs > 0))
+        moved = int(np.count_nonzero(signs))
+        agree = int(np.count_nonzero(signs > 0))
         total += Agreement(dot, squared_norm(one), squared_norm(other), moved, agree)
     return total
 
@@ -131,41 +153,52 @@ def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agre
 def agreement_facts(
     pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping[str, Site]
 ) -> dict[str, Any]:
-    """Return the facts of pairs of experts: cosine and sign agreement, over all parameters and in
-    each layer.
+    """Return cosine and sign agreement of pairs of experts, over all parameters and in each layer.
 
-    `cosine` and `sign_agreement` are the means over the pairs, `cosine.3` and `sign_agreement.3`
-    those of layer 3. `pairs` has them for each pair. A pair without a value, as one expert did not
-    move, is left out of the mean.
+    `cosine` and `sign_agreement` are means over the pairs, `cosine.3` and `sign_agreement.3` are
+    means in layer 3. `pairs` has the values of each pair. A pair without a value, because one
+    expert did not move, is left out of the mean.
 
     Args:
         pairs: name of a pair -> parameter -> agreement.
+        sites: parameter -> its place in the model.
     """
     by_pair: dict[str, dict[str, float]] = {}
+    by_key: dict[str, list[float]] = {}
     for pair, by_name in pairs.items():
-        sums: dict[str, Agreement] = {}
-        for name, agreement in by_name.items():
-            layer = sites[name].layer
-            for key in ["", *([] if layer is None else [f".{layer}"])]:
-                sums[key] = sums.get(key, Agreement()) + agreement
-        values = {}
-        for key, total in sums.items():
+        by_pair[pair] = {}
+        for suffix, total in sum_by_layer(by_name, sites).items():
             for kind in KINDS_OF_AGREEMENT:
-                values[f"{kind}{key}"] = getattr(total, kind)
-        by_pair[pair] = {key: value for key, value in values.items() if value is not None}
-    means: dict[str, float] = {}
-    for key in dict.fromkeys(key for values in by_pair.values() for key in values):
-        means[key] = fmean(values[key] for values in by_pair.values() if key in values)
+                value = getattr(total, kind)
+                if value is not None:
+                    by_pair[pair][kind + suffix] = value
+                    by_key.setdefault(kind + suffix, []).append(value)
+    means = {key: fmean(values) for key, values in by_key.items()}
     return {**means, "pairs": by_pair}
 
 
+def sum_by_layer(
+    by_name: Mapping[str, Agreement], sites: Mapping[str, Site]
+) -> dict[str, Agreement]:
+    """Return the sum over all parameters, under "", and over each layer, under ".LAYER"."""
+    sums: dict[str, Agreement] = {}
+    for name, agreement in by_name.items():
+        layer = sites[name].layer
+        sums[""] = sums.get("", Agreement()) + agreement
+        if layer is not None:
+            suffix = f".{layer}"
+            sums[suffix] = sums.get(suffix, Agreement()) + agreement
+    return sums
+
+
 def row_key(name: str, site: Site) -> dict[str, Any]:
-    """Layer, column and parameter of a row of delta.csv: its layer, its column in the published
-    maps (the rest of its name, else), its name.
+    """Return layer, column and parameter of a row of delta.csv.
+
+    The column is the one in the published maps, or else the name below the layer.
     """
+    layer: int | str = ""
+    below_layer = name
     if site.layer is not None:
+        layer = site.layer
         below_layer = name.split(".", 3)[3]
-    else:
-        below_layer = name
-    layer = "" if site.layer is None else site.layer
     return {"layer": layer, "column": COLUMNS.get(below_layer, below_layer), "parameter": name}

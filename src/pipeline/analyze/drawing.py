@@ -1,4 +1,4 @@
-"""Figures as SVG, in the colours of the report: the bytes depend on the data only."""
+"""Figures as SVG, in the colours of the report. The bytes depend on the data only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Names are the page's CSS variables. No two may share a value: the SVG is rewritten by value.
+# Names are the page's CSS variables. Values must differ, because the SVG is rewritten by value.
 COLOURS = {
     "ink": "#1f2328",
     "muted": "#656d77",
@@ -34,7 +34,7 @@ SVG: dict[str, Any] = {
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pipeline",
-    "svg.fonttype": "none",  # real text: small, searchable, in the page's own font
+    "svg.fonttype": "none",  # text: small, searchable, in the page's font
     "text.parse_math": False,  # a $ in a row's name is a $
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -59,7 +59,7 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib's settings for the drawing inside: a user's matplotlibrc changes no byte."""
+    """Inside, matplotlib has the settings of a report, whatever a user's matplotlibrc says."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -69,10 +69,12 @@ def styled() -> Iterator[None]:
 
 
 def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    """Return the drawing as SVG to be embedded in a page, with the page's CSS variables for
-    colours.
+    """Return the drawing as SVG for a page, with the page's CSS variables for colours.
 
-    name: the prefix of its ids; label: the text for screen readers.
+    Args:
+        draw: Draws the figure.
+        name: The prefix of its ids.
+        label: The text for screen readers.
     """
     stream = io.BytesIO()
     with styled(), warnings.catch_warnings():

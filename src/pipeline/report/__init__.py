@@ -1,4 +1,4 @@
-"""Reports of tables, and `results`, which loads one in a notebook."""
+"""Reports of tables, and `results`, which loads a report in a notebook."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ if TYPE_CHECKING:
 
 
 def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFrame, DataFrame]:
-    """(scores, answers) of a report, given a table's name or the folder of its page: one row per
-    run, task, language and metric, and one row per answer. Join on `run`, `task`, `language` (the
-    pair, for translations). `row`, `column` and `seed` name the cells in both.
+    """Return a report's scores and answers as two data frames.
 
-        from pipeline.report import results scores, answers = results("sandbox") shown =
-        scores.query("metric == 'exact_match' and filter == 'flexible-extract'")  # of acc there is
-        one filter shown.pivot_table(index="row", columns="language", values="value")
+    The first has a row per run, task, language and metric, the second a row per answer. Join them
+    on `run`, `task` and `language` (the pair, for translations). `row`, `column` and `seed` name
+    the cells in both.
 
-    Raises PipelineError if there is no report.
+        from pipeline.report import results
+        scores, answers = results("sandbox")
+        shown = scores.query("metric == 'exact_match' and filter == 'flexible-extract'")
+        shown.pivot_table(index="row", columns="language", values="value")
+
+    Args:
+        report: A table's name, or the folder of its page.
+        runs_dir: The folder of runs, if `report` is a name.
+
+    Raises:
+        PipelineError: If there is no report.
     """
     import pandas as pd
 
@@ -29,14 +37,13 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
         folder = Path(runs_dir) / "reports" / report
     else:
         folder = Path(report)
-    files = [folder / "results.csv", folder / "answers.parquet"]
-    missing = [path for path in files if not path.is_file()]
-    if missing:
-        raise PipelineError(
-            f"{missing[0]} does not exist: create the report with stage=report table=..."
-        )
-    scores = pd.read_csv(
-        files[0], keep_default_na=False, na_values=[""]
-    )  # nan is a language, None a name of a row
+    scores_file, answers_file = folder / "results.csv", folder / "answers.parquet"
+    for file in (scores_file, answers_file):
+        if not file.is_file():
+            raise PipelineError(
+                f"{file} does not exist. Create the report with stage=report table=..."
+            )
+    # "nan" is a language, and "None" may name a row
+    scores = pd.read_csv(scores_file, keep_default_na=False, na_values=[""])
     places = scores[["run", "row", "column", "seed"]].drop_duplicates("run")
-    return scores, pd.read_parquet(files[1]).merge(places, on="run", how="left")
+    return scores, pd.read_parquet(answers_file).merge(places, on="run", how="left")

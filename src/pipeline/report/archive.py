@@ -1,6 +1,4 @@
-"""The folder of a table's report as one zip file, with the table as it was requested: what a
-colleague opens.
-"""
+"""A table's report and its YAML as one zip file, to share with a colleague."""
 
 from __future__ import annotations
 
@@ -17,21 +15,27 @@ NOT_SHARED = ("tracking", "launcher")  # options of a site, which may hold secre
 
 
 def write_archive(results: Results, table: str, file: Path) -> Path:
-    """Write the report to a zip file as TABLE/index.html and so on, with the table and the options
-    of --config-dir.
+    """Write the report to a zip file as TABLE/index.html and so on.
 
-    The file holds no weights. table: the text of its YAML.
+    The file also has the table and the options of --config-dir, and no weights.
+
+    Args:
+        results: The results that the report shows.
+        table: The text of the table's YAML.
+        file: The zip file.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = write_report(results, Path(folder, results.table)).parent
         (report / "table.yaml").write_text(without_credentials(table), encoding="utf-8")
         for conf in added_conf():
             for option in conf.glob("*/*.yaml"):
-                if option.parent.name not in NOT_SHARED:
-                    copy = report / "conf" / option.parent.name / option.name
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    text = without_credentials(option.read_text(encoding="utf-8"))
-                    copy.write_text(text, encoding="utf-8")
+                group = option.parent.name
+                if group in NOT_SHARED:
+                    continue
+                copy = report / "conf" / group / option.name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                text = without_credentials(option.read_text(encoding="utf-8"))
+                copy.write_text(text, encoding="utf-8")
         packed = shutil.make_archive(f"{folder}/packed", "zip", folder, results.table)
         with replacing(file) as partial:
             shutil.copyfile(packed, partial)

@@ -1,16 +1,16 @@
-"""A table's cells as plain data: each value with its interval over draws of problems, and the
-choices.
-"""
+"""A table's cells as plain data, each with its interval, and the table's choices."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
 from pipeline.config.stages import TrainStage
+from pipeline.evaluate.records import ScoreRow
 from pipeline.papers import published as papers
 from pipeline.report.expression import ScoreLine, is_plain_mean, lines_of
 from pipeline.report.frame import NoScore
@@ -23,46 +23,67 @@ from pipeline.tables.planned_runs import Planning, primary_value
 
 
 def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
-    """Return a cell without its number: what it shows, and the evaluations that it is read from."""
+    """Return a cell without its number, with its tasks and the evaluations behind it."""
     table, plan = stored.table, stored.table.plan
     lines = lines_of(plan, [cell])
     tasks = tasks_of(plan, [cell])
     task = ""
     if len(tasks) == 1:
         task = "".join(map(str, tasks - {None}))
-    runs: dict[str, None] = {}
-    for line in lines:
-        further = None
-        if isinstance(line.score, ScoreRef):
-            further = difference_of(line.score, line.leaf.metric)
-        for score in (line.score, *(further or ())[1:]):
-            run = table.run_of(score)
-            if run:
-                runs[run.name] = None
     shown = [line for line in lines if is_shown(table, line)]
-    scores = []
-    for line in shown:
-        run = table.run_of(line.score)
-        if run and line.leaf is cell:
-            at = {axis: str(value) for axis, value in line.item.at.items()}
-            scores.append(
-                CellScore(run.name, at, () if cell.fact else stored.rows_of(line.score, cell))
-            )
-    fine = cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES
+    role = model_role(table, shown[0].score) if shown else ""
+    digits = 1
+    if cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES:
+        digits = 3
+    published = suspect = None
+    if cell.published:
+        published = papers.published_value(*cell.published)
+        suspect = papers.reason_for_doubt(*cell.published)
     return CellResult(
         cell.row,
         cell.column,
-        digits=3 if fine else 1,
+        digits=digits,
         n=len({(id(line.item), line.place) for line in lines}),
-        published=papers.published_value(*cell.published) if cell.published else None,
-        suspect=papers.reason_for_doubt(*cell.published) if cell.published else None,
-        scores=scores,
-        runs=list(runs),
+        published=published,
+        suspect=suspect,
+        scores=scores_behind(stored, cell, shown),
+        runs=runs_behind(table, lines),
         task=task,
         metric=cell.metric or "",
         pair=cell.pair,
-        role=model_role(table, shown[0].score if shown else None),
+        role=role,
     )
+
+
+def runs_behind(table: Planning, lines: Sequence[ScoreLine]) -> list[str]:
+    """Return the names of the runs that provide a cell's numbers."""
+    names: dict[str, None] = {}
+    for line in lines:
+        scores = [line.score]
+        if isinstance(line.score, ScoreRef):
+            difference = difference_of(line.score, line.leaf.metric)
+            if difference:
+                scores.append(difference[1])
+        for score in scores:
+            run = table.run_of(score)
+            if run:
+                names[run.name] = None
+    return list(names)
+
+
+def scores_behind(stored: StoredAnswers, cell: Cell, shown: Sequence[ScoreLine]) -> list[CellScore]:
+    """Return the evaluations of a cell's own lines, with the scores that it shows."""
+    scores = []
+    for line in shown:
+        run = stored.table.run_of(line.score)
+        if run is None or line.leaf is not cell:
+            continue
+        at = {axis: str(value) for axis, value in line.item.at.items()}
+        rows: Sequence[ScoreRow] = ()
+        if not cell.fact:
+            rows = stored.rows_of(line.score, cell)
+        scores.append(CellScore(run.name, at, rows))
+    return scores
 
 
 def cell_result(
@@ -70,9 +91,11 @@ def cell_result(
 ) -> CellResult:
     """Return a cell with its number and 95 % interval, or with the reason why it has none.
 
-    described: by `describe_cell`.
+    Args:
+        stored: The stored results of the table's runs.
+        cell: The cell.
+        described: The same cell from `describe_cell`, if already known.
     """
-    plan = stored.table.plan
     result = described or describe_cell(stored, cell)
     if cell.fact is None and any(item.model is not None for item in cell.items):
         return replace(result, n=len(result.runs), missing="a figure, in its run's folder")
@@ -80,17 +103,15 @@ def cell_result(
         value = float(stored.value(cell))
     except NoScore as error:
         return replace(result, n=0, missing=page_text(str(error), stored.table.config.runs_dir))
-    if cell.fact is None and not is_plain_mean(plan, cell):
+    if cell.fact is None and not is_plain_mean(stored.table.plan, cell):
         result = replace(result, maximum=value)
     estimate = estimate_interval(stored, cell)
     if estimate is None:
         return replace(result, value=value)
-    return replace(
-        result,
-        value=value if result.maximum is None else estimate[0],
-        low=estimate[1],
-        high=estimate[2],
-    )
+    split_half, low, high = estimate
+    if result.maximum is not None:
+        value = split_half
+    return replace(result, value=value, low=low, high=high)
 
 
 def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, float] | None:
@@ -110,12 +131,16 @@ def estimate_interval(stored: StoredAnswers, cell: Cell) -> tuple[float, float, 
 
 
 def is_shown(table: Planning, line: ScoreLine) -> bool:
-    """Return True if a cell shows this score: if there is a choice, the winner's, and none while it
-    is open.
+    """Return True if a cell shows this score.
+
+    If there is a choice, a cell shows the winner's score. It shows no score while the choice is
+    open.
     """
     if line.item.model is not None:
         return False
-    return line.candidate == () or line.candidate == table.chosen_candidate(str(line.item.choice))
+    if line.candidate == ():
+        return True
+    return line.candidate == table.chosen_candidate(str(line.item.choice))
 
 
 def model_role(table: Planning, score: ScoreRef | None) -> str:
@@ -123,19 +148,20 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
 
     A training on several sets counts as a merge, an external checkpoint as an expert.
     """
-    model = table.model_of(score) if score else None
+    if not score:
+        return ""
+    model = table.model_of(score)
     if model is None:
         return ""
     spec = table.plan.specs[model]
+    if spec.kind == "checkpoint":
+        return "expert"
     if spec.kind != "stage":
-        if spec.kind == "checkpoint":
-            return "expert"
         return spec.kind
     training: Any = table.models.get(spec.key)
     while isinstance(training, Run) and not isinstance(training.config, TrainStage):
-        training = next(
-            iter(parent_runs(training.parents)), None
-        )  # the training that a selection or a reset starts from
+        # a selection or a reset starts from this training
+        training = next(iter(parent_runs(training.parents)), None)
     is_joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
     if is_joint or spec.words.get("stage") == "merge":
         return "merge"
@@ -143,25 +169,27 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
 
 
 def choices_of(table: Planning) -> dict[str, Any]:
-    """Each choice: what was chosen, and the candidates, each with its mean (None while a score is
-    missing) and the runs that scored it.
+    """Return each choice: its winner, and its candidates with their means and evaluations.
+
+    The mean is None while a score is missing.
     """
     choices = {}
     for key, choice in table.plan.choices.items():
         candidates = []
         for candidate, scores in choice.candidates.items():
-            runs = []
+            names, numbers = [], []
             for score in scores:
                 run = table.evaluation_of(score)
-                if run:
-                    runs.append(run)
-            numbers = [number for run in runs if (number := primary_value(run)) is not None]
+                if run is None:
+                    continue
+                names.append(run.name)
+                number = primary_value(run)
+                if number is not None:
+                    numbers.append(number)
             mean = None
             if len(numbers) == len(scores):
                 mean = statistics.fmean(numbers)
-            candidates.append(
-                {**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]}
-            )
+            candidates.append({**at_of(choice, candidate), "mean": mean, "scores": names})
         chosen = table.chosen_candidate(key)
         winner = at_of(choice, chosen) if chosen else None
         choices[key] = {

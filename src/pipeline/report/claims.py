@@ -1,16 +1,15 @@
-"""Claims about a table and their verdicts: shown, contradicted, or undecided with the minimum
-detectable difference.
+"""Claims about a table and their verdicts.
 
 A claim file is YAML: table -> its claims, each with exactly the keys of KEYS;
-conf/claims/layer_swapping.yaml documents them. Code alone decides: a claim is shown if an interval
-(or a test at 5 %) lies on its side of the threshold, contradicted if it lies on the other side,
-else undecided. Nothing here reads files or runs.
+conf/claims/layer_swapping.yaml documents them. A claim is shown if an interval (or a test at 5 %)
+lies on its side of the threshold, and contradicted if it lies on the other side. Otherwise it is
+undecided, with the minimum detectable difference. This module reads no runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,11 +35,9 @@ KEYS = (
     "threshold",
     "direction",
 )
-UNITS = (
-    "",
-    "each",
-    "count",
-)  # of a difference: the mean over all places, each place apart, how many are on its side
+# the mean difference over all places, each place separately, or the number of places on its side
+UNITS = ("", "each", "count")
+TEXT_KEYS = ("id", "text", "section", "metric", "test", "direction")
 # test -> its directions, and whether its threshold is 0
 RULES = {
     "difference": (("higher", "lower", "within"), False),
@@ -60,10 +57,14 @@ VERDICTS = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
 class Claim:
     """A claim of a claim file.
 
-    left, right: columns or rows of the table; of several, each one counts. threshold: in points; in
-    percent of the right side if `relative`; for friedman a significance level. than: the places
-    whose difference is subtracted (which languages gain most); units: one of UNITS. family: claims
-    of a table with the same family are Holm-corrected together; "" for none.
+    Attributes:
+        left: Columns or rows of the table. If there are several, each is compared.
+        right: The same for the other side.
+        threshold: In points, or in percent of the right side if `relative`. For friedman it is a
+            significance level.
+        than: The places with the difference that is subtracted (which languages gain most).
+        units: One of UNITS.
+        family: Claims of a table with the same family are Holm-corrected together; "" for none.
     """
 
     file: str
@@ -88,19 +89,18 @@ class Claim:
 
     @property
     def margin(self) -> float:
-        """The threshold for left minus right, as a share; negative if the claim is that left is
-        lower.
+        """The threshold for left minus right, as a share.
+
+        It is negative if the claim is that left is lower.
         """
         if self.relative:
-            points = 0.0
-        else:
-            points = self.threshold / 100
+            return 0.0
         if self.direction == "lower":
-            return -points
-        return points
+            return -self.threshold / 100
+        return self.threshold / 100
 
     def excess(self, difference: float) -> float:
-        """How far left minus right is on the claim's side of its threshold."""
+        """Return how far left minus right is on the claim's side of its threshold."""
         if self.direction == "within":
             return self.threshold / 100 - abs(difference)
         if self.direction == "lower":
@@ -110,23 +110,33 @@ class Claim:
     @property
     def texts(self) -> dict[str, str]:
         """The claim as claims.csv and the page show it."""
+        threshold = f"{self.threshold:g}"
+        if self.relative:
+            threshold += "%"
+        test = self.test
+        if self.units:
+            test += f" of {self.units}"
         return {
-            **{name: getattr(self, name) for name in ("id", "text", "table", "section")},
+            "id": self.id,
+            "text": self.text,
+            "table": self.table,
+            "section": self.section,
             "left": " or ".join(self.left),
             "right": " or ".join(self.right),
-            "test": " of ".join(filter(None, [self.test, self.units])),
+            "test": test,
             "direction": self.direction,
-            "threshold": f"{self.threshold:g}{'%' * self.relative}",
+            "threshold": threshold,
         }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim. Values, difference, interval and detectable are in points.
+    """The verdict on a claim; values, difference, interval and `detectable` are in points.
 
-    p: at the claim's threshold, two-sided but for `alike`; detectable: the minimum detectable
-        difference at power 80 %;
-    detail: further statistics.
+    Attributes:
+        p: At the claim's threshold. It is two-sided, except for `alike`.
+        detectable: The minimum detectable difference with power 80 %.
+        detail: Further statistics.
     """
 
     claim: Claim
@@ -143,27 +153,25 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict; if undecided, with the minimum detectable difference; if it has no result,
-        with the reason.
-        """
+        """The verdict, with the minimum detectable difference or the reason for no result."""
         if self.verdict == UNDECIDED and self.detectable is not None:
-            return (
-                f"{UNDECIDED} (minimum detectable difference {format_points(self.detectable)}"
-                " points)"
-            )
-        why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
-        if why:
-            return f"{self.verdict}: {why}"
+            points = format_points(self.detectable)
+            return f"{UNDECIDED} (minimum detectable difference {points} points)"
+        reason = ""
+        if self.verdict == NOT_MADE:
+            reason = self.detail
+        elif self.verdict == NOT_TESTABLE:
+            reason = self.detail.partition(";")[0]
+        if reason:
+            return f"{self.verdict}: {reason}"
         return self.verdict
 
     @property
     def line(self) -> dict[str, Any]:
         """The line of claims.csv."""
-        numbers = {}
-        for name, value in vars(self).items():
-            if name != "claim":
-                numbers[name] = value
-        return {**self.claim.texts, **numbers, "sentence": self.sentence}
+        line: dict[str, Any] = {**self.claim.texts, **vars(self), "sentence": self.sentence}
+        del line["claim"]
+        return line
 
 
 # --- files ---
@@ -171,55 +179,56 @@ class Verdict:
 
 @lru_cache(maxsize=8)
 def read_claims(text: str, file: str) -> tuple[Claim, ...]:
-    """Read the claims of one file. Cached, as each plan and report of a process reads all of them.
+    """Read the claims of one file.
 
-    Raises: PipelineError: a claim is invalid; in one line.
+    Cached, because each plan and report of a process reads all of them.
+
+    Args:
+        text: The YAML of the file.
+        file: The name of the file, for errors.
+
+    Raises:
+        PipelineError: If a claim is invalid.
     """
     with readable_yaml(file):
         content = yaml.safe_load(text)
-    if not isinstance(content, dict) or not all(
-        isinstance(item, list) for item in content.values()
-    ):
-        raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
-    return tuple(
-        claim_of(keys, table, file) for table, listed in content.items() for keys in listed
-    )
+    is_mapping = isinstance(content, dict)
+    if not is_mapping or not all(isinstance(entries, list) for entries in content.values()):
+        raise PipelineError(f"{file}: a claim file maps each table to a list of claims.")
+    claims = []
+    for table, entries in content.items():
+        for entry in entries:
+            claims.append(claim_of(entry, table, file))
+    return tuple(claims)
 
 
-def claim_of(keys: Any, table: str, file: str) -> Claim:
-    """Return the claim of a claim file's entry. Raises PipelineError if it is invalid."""
-    if not isinstance(keys, dict):
-        raise PipelineError(f"{file}, claim {keys}: a claim is a mapping with {', '.join(KEYS)}")
-    where = f"{file}, claim {keys.get('id', '?')}"
-    for key in keys:
-        if key not in KEYS + OPTIONAL:
-            raise PipelineError(f"{where}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
-    missing = [key for key in KEYS if key not in keys]
-    if missing:
-        raise PipelineError(f"{where}: {missing[0]} is missing")
-    for key, names in (("test", tuple(RULES)), ("direction", DIRECTIONS), ("units", UNITS)):
-        value = str(keys.get(key) or "")
-        if value not in names:
-            raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
-    threshold = str(keys["threshold"])
+def claim_of(entry: Any, table: str, file: str) -> Claim:
+    """Return the claim of a claim file's entry.
+
+    Raises:
+        PipelineError: If the entry is invalid.
+    """
+    if not isinstance(entry, dict):
+        raise PipelineError(f"{file}, claim {entry}: a claim is a mapping with {', '.join(KEYS)}.")
+    where = f"{file}, claim {entry.get('id', '?')}"
+    check_entry(entry, where)
+    threshold = str(entry["threshold"])
     try:
         number = float(threshold.removesuffix("%"))
     except ValueError:
-        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
-    texts = {
-        key: str(keys[key]) for key in ("id", "text", "section", "metric", "test", "direction")
-    }
+        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%.") from None
+    texts = {key: str(entry[key]) for key in TEXT_KEYS}
     claim = Claim(
         file=file,
         table=str(table),
         threshold=number,
         relative=threshold.endswith("%"),
-        family=str(keys.get("family") or ""),
-        units=str(keys.get("units") or ""),
-        left=_names(keys["left"]),
-        right=_names(keys["right"]),
-        over=_names(keys["over"]),
-        than=_names(keys.get("than")),
+        family=str(entry.get("family") or ""),
+        units=str(entry.get("units") or ""),
+        left=_names(entry["left"]),
+        right=_names(entry["right"]),
+        over=_names(entry["over"]),
+        than=_names(entry.get("than")),
         **texts,
     )
     problem = problem_of(claim)
@@ -228,31 +237,45 @@ def claim_of(keys: Any, table: str, file: str) -> Claim:
     return claim
 
 
+def check_entry(entry: Mapping[str, Any], where: str) -> None:
+    """Raise PipelineError for unknown or missing keys, and for unknown values."""
+    for key in entry:
+        if key not in KEYS + OPTIONAL:
+            suggestion = suggest(key, KEYS + OPTIONAL)
+            raise PipelineError(f"{where}: unknown key {key}: {suggestion}")
+    for key in KEYS:
+        if key not in entry:
+            raise PipelineError(f"{where}: {key} is missing")
+    for key, names in (("test", tuple(RULES)), ("direction", DIRECTIONS), ("units", UNITS)):
+        value = str(entry.get(key) or "")
+        if value not in names:
+            raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
+
+
 def problem_of(claim: Claim) -> str:
-    """Return why the keys of a claim do not go together, or an empty text."""
+    """Return why the keys of a claim do not fit together, or ""."""
     is_count = claim.units == "count"
-    directions, only_zero = RULES["wilcoxon" if is_count else claim.test]
+    name, rule = claim.test, claim.test
     if is_count:
-        name = f"{claim.test} with units: count"
-    else:
-        name = claim.test
+        name, rule = f"{claim.test} with units: count", "wilcoxon"
+    directions, only_zero = RULES[rule]
     several = len(claim.left) + len(claim.right) > 2
     if not claim.left:
         return "left is empty"
     if not claim.over:
         return "over names no row or column"
     if bool(claim.right) == (claim.test == "friedman"):
-        return "right is the other side, null for friedman alone"
-    if (claim.than or claim.units) and (claim.test != "difference" or (claim.than and claim.units)):
-        return "than and units are keys of test difference, one of them at a time"
+        return "right names the other side, and is null for friedman only"
+    if claim.than and claim.units:
+        return "than and units exclude each other"
+    if (claim.than or claim.units) and claim.test != "difference":
+        return "than and units need test difference"
     if claim.direction not in directions:
         return f"{name} needs direction {' or '.join(directions)}"
     if only_zero and claim.threshold != 0:
         return f"{name} only accepts threshold 0"
     if claim.than and (claim.relative or several):
-        return (
-            "with than, one left and one right side are compared at `over` and at `than`, in points"
-        )
+        return "than needs one left and one right side, and a threshold in points"
     if claim.metric == FACT and (several or claim.test not in ("difference", "alike")):
         return "metric fact needs one left and one right side, and test difference or alike"
     if claim.test == "alike" and claim.metric != FACT:
@@ -263,7 +286,6 @@ def problem_of(claim: Claim) -> str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Return a list of names; of one name, a list of it."""
     if value is None:
         return ()
     if isinstance(value, list):
@@ -272,35 +294,37 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def format_points(value: float, sign: str = "") -> str:
-    """Write a number in points with one decimal; below 0.05, as differences of losses are, with one
-    significant digit.
+    """Write a number in points with one decimal.
+
+    Below 0.05, such as a difference of losses, it has one significant digit.
     """
-    if round(value, 9):
-        return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}"
-    return "0"
+    if not round(value, 9):
+        return "0"
+    form = "1g" if abs(value) < 0.05 else "1f"
+    return f"{value:{sign}.{form}}"
 
 
 # --- verdicts ---
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
-    """Return the verdict by the interval of left minus right, in shares (for a relative claim: left
-    minus scaled right).
+    """Return the verdict by the interval of left minus right, in shares.
+
+    For a relative claim, right is scaled.
     """
-    sides, around = (
-        [claim.excess(end) for end in (low, high)],
-        claim.direction == "within" and low <= 0 <= high,
-    )
+    sides = (claim.excess(low), claim.excess(high))
     if min(sides) > 0:
         return SHOWN
-    if max(sides) < 0 and not around:
+    includes_zero = claim.direction == "within" and low <= 0 <= high
+    if max(sides) < 0 and not includes_zero:
         return CONTRADICTED
     return UNDECIDED
 
 
 def word_of_all(verdicts: Iterable[str]) -> str:
-    """Return the verdict of several parts: shown if all are, which needs no correction;
-    contradicted if one is.
+    """Return the verdict of several parts.
+
+    It is shown if all parts are, which needs no correction, and contradicted if one part is.
     """
     distinct = set(verdicts)
     if distinct == {SHOWN}:
@@ -311,36 +335,38 @@ def word_of_all(verdicts: Iterable[str]) -> str:
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
-    """Two-sided p at the claim's threshold: below 5 % if the interval lies on one side of it; for
-    `within`, at the nearer of its two thresholds.
+    """Return the two-sided p at the claim's threshold.
+
+    It is below 5 % if the interval lies on one side of the threshold. For `within` it is p at the
+    nearer of the two thresholds.
     """
-    if claim.direction == "within":
-        return max(contrast.p_of(-claim.threshold / 100), contrast.p_of(claim.threshold / 100))
-    return contrast.p_of(claim.margin)
+    if claim.direction != "within":
+        return contrast.p_of(claim.margin)
+    margin = claim.threshold / 100
+    return max(contrast.p_of(-margin), contrast.p_of(margin))
 
 
 def judge_difference(
     claim: Claim, contrast: Contrast, left: float, right: float, detail: str = ""
 ) -> Verdict:
+    verdict = word_of(claim, contrast.low, contrast.high)
     return Verdict(
         claim,
-        word_of(claim, contrast.low, contrast.high),
-        100 * left,
-        100 * right,
-        100 * contrast.difference,
-        100 * contrast.low,
-        100 * contrast.high,
-        p_of(claim, contrast),
-        contrast.n,
-        100 * contrast.detectable(),
-        detail,
+        verdict,
+        left_value=100 * left,
+        right_value=100 * right,
+        difference=100 * contrast.difference,
+        low=100 * contrast.low,
+        high=100 * contrast.high,
+        p=p_of(claim, contrast),
+        n=contrast.n,
+        detectable=100 * contrast.detectable(),
+        detail=detail,
     )
 
 
 class Unit(NamedTuple):
-    """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of
-    experts.
-    """
+    """A part of a claim that is tested separately: a place, a candidate, or a pair of experts."""
 
     name: str
     contrast: Contrast
@@ -349,25 +375,33 @@ class Unit(NamedTuple):
 
 
 def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
-    """(units on the claim's side, the difference of each as text)."""
-    texts = (f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
-    return sum(claim.excess(unit.contrast.difference) > 0 for unit in units), ", ".join(texts)
+    """Return the number of units on the claim's side, and each unit's difference as text."""
+    won, texts = 0, []
+    for unit in units:
+        difference = unit.contrast.difference
+        won += claim.excess(difference) > 0
+        texts.append(f"{unit.name} {100 * difference:+.1f}")
+    return won, ", ".join(texts)
 
 
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """Return the verdict over separate units: shown if all are, contradicted if one is.
 
-    All of several units is tested at the largest of their p. A contradiction can come from any of
-    them, so its p is Holm-corrected over all units. The numbers are those of the unit whose p
+    All units are on the claim's side if their largest p is small. One unit is enough for a
+    contradiction, so its p is Holm-corrected over all units. The numbers are from the unit whose p
     decides.
     """
-    verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
+    verdicts = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
     words, ps = [], []
     for verdict, p in zip(verdicts, corrected, strict=True):
-        is_against = verdict.verdict == CONTRADICTED
-        words.append(UNDECIDED if is_against and p >= LEVEL else verdict.verdict)
-        ps.append(p if is_against else verdict.p or 0.0)
+        word = verdict.verdict
+        if word != CONTRADICTED:
+            p = verdict.p or 0.0
+        elif p >= LEVEL:
+            word = UNDECIDED
+        words.append(word)
+        ps.append(p)
     decides = deciding_part(words, ps)
     won, text = count_units(claim, units)
     return replace(
@@ -377,14 +411,15 @@ def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
         detectable=max(verdict.detectable or 0.0 for verdict in verdicts),
         detail=(
             f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
-            f"the numbers are those of {units[decides].name}, whose p decides: {text}"
+            f"the numbers are from {units[decides].name}, whose p decides: {text}"
         ),
     )
 
 
 def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
-    """Return the index of the part whose p is that of all: the clearest contradiction, otherwise
-    the largest p.
+    """Return the index of the part that decides.
+
+    It is the contradiction with the smallest p. Without a contradiction it has the largest p.
     """
     against = [index for index, word in enumerate(words) if word == CONTRADICTED]
     if against:
@@ -395,10 +430,15 @@ def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
 def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:
     """Return the verdict by the papers' count.
 
-    A claim is shown if every unit lies on its side and their mean does so significantly: a count
-    alone proves nothing, as units share experts and questions. It is contradicted if the mean is,
-    or if `every` unit of its own is. If units are pairs of experts, only the mean counts how much
-    experts differ.
+    A claim is shown if every unit is on its side, and their mean significantly so. A count
+    proves little, because units share experts and questions. The claim is contradicted if the mean
+    is, or if `judge_every` is. For pairs of experts only the mean counts how much experts differ.
+
+    Args:
+        claim: The claim.
+        units: The units to count.
+        overall: The verdict on their mean.
+        experts: True if units are pairs of experts.
     """
     won, text = count_units(claim, units)
     verdict, p = overall.verdict, overall.p
@@ -408,29 +448,21 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
         every = judge_every(claim, units)
         if every.verdict == CONTRADICTED:
             verdict, p = CONTRADICTED, every.p
-    return replace(
-        overall, verdict=verdict, p=p, detail=f"{won} of {len(units)} on its side: {text}"
-    )
+    detail = f"{won} of {len(units)} on its side: {text}"
+    return replace(overall, verdict=verdict, p=p, detail=detail)
 
 
 def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
     text = (
-        f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between, "
+        f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between,"
+        f" {likeness.labellings} labellings"
     )
-    text += f"{likeness.labellings} labellings"
     if not likeness.least_p < LEVEL:
-        return Verdict(
-            claim,
-            NOT_TESTABLE,
-            detail=f"too few trainings, or no profile, for any p below {LEVEL}; {text}",
-        )
-    side = (likeness.p < LEVEL) - (
-        likeness.opposed < LEVEL
-    )  # of the difference of the correlations, 0 if it is not significant
-    if claim.direction == "higher":
-        p = likeness.p
-    else:
-        p = likeness.opposed
+        text = f"too few trainings, or no profile, for any p below {LEVEL}; {text}"
+        return Verdict(claim, NOT_TESTABLE, detail=text)
+    # the sign of the difference of the correlations, 0 if it is not significant
+    side = (likeness.p < LEVEL) - (likeness.opposed < LEVEL)
+    p = likeness.p if claim.direction == "higher" else likeness.opposed
     return Verdict(claim, word_of(claim, side, side), p=p, n=likeness.n, detail=text)
 
 
@@ -440,18 +472,23 @@ def judge_friedman(claim: Claim, test: Friedman, blocks: int) -> Verdict:
     Blocks of one model share a math expert and are not independent.
     """
     p = max(test.p, test.permuted)
-    text = (
-        f"chi-squared {test.statistic:.2f}, p {test.p:.4f}, permuted within models"
-        f" {test.permuted:.4f}"
-    )
-    return Verdict(claim, SHOWN if p < claim.threshold else UNDECIDED, p=p, n=blocks, detail=text)
+    verdict = SHOWN if p < claim.threshold else UNDECIDED
+    ps = f"p {test.p:.4f}, permuted within models {test.permuted:.4f}"
+    detail = f"chi-squared {test.statistic:.2f}, {ps}"
+    return Verdict(claim, verdict, p=p, n=blocks, detail=detail)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose
-    signs flip by cluster, and the numbers of blocks and clusters (models, whose blocks share
-    experts).
+    """A pair of columns, compared over blocks by a signed-rank test.
+
+    Attributes:
+        left: The name of the left column.
+        right: The name of the right column.
+        difference: The mean difference, a share.
+        p: Of the signed-rank test, in which the signs of a cluster flip together.
+        blocks: The number of blocks.
+        clusters: The number of clusters (models, whose blocks share experts).
     """
 
     left: str
@@ -465,47 +502,50 @@ class Ranked:
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
     """Return verdicts of claims with their pairs, p Holm-corrected over all pairs of a family.
 
-    A family with too few clusters for any result to be significant (all on one side) cannot be
-    tested.
+    A family cannot be tested if no result could be significant, because it has too few clusters.
     """
-    families: dict[str, list[Ranked]] = {}
+    pairs_of_family: dict[str, list[Ranked]] = {}
     for claim, pairs in claims:
-        families.setdefault(family_of(claim), []).extend(pairs)
-    adjusted = {
-        family: iter(holm([pair.p for pair in members])) for family, members in families.items()
-    }
+        pairs_of_family.setdefault(family_of(claim), []).extend(pairs)
+    adjusted = {}
+    for family, members in pairs_of_family.items():
+        adjusted[family] = iter(holm([pair.p for pair in members]))
     verdicts = []
     for claim, pairs in claims:
         family = family_of(claim)
         ps = [next(adjusted[family]) for _ in pairs]
-        verdicts.append(judge_ranked(claim, pairs, ps, len(families[family])))
+        verdicts.append(judge_ranked(claim, pairs, ps, len(pairs_of_family[family])))
     return verdicts
 
 
 def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], count: int) -> Verdict:
     """Return the verdict on a claim by its signed-rank tests.
 
-    ps: corrected over the family's `count` tests.
+    Args:
+        claim: The claim.
+        pairs: Its pairs of columns.
+        ps: The p of each pair, corrected over the family's tests.
+        count: The number of the family's tests.
     """
     words, texts = [], []
     for pair, p in zip(pairs, ps, strict=True):
-        words.append(word_of(claim, pair.difference, pair.difference) if p < LEVEL else UNDECIDED)
-        difference = f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}"
-        texts.append(f"{difference}, p {pair.p:.4f}, {p:.4f} by Holm over {count}")
+        word = UNDECIDED
+        if p < LEVEL:
+            word = word_of(claim, pair.difference, pair.difference)
+        words.append(word)
+        compared = f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}"
+        texts.append(f"{compared}, p {pair.p:.4f}, {p:.4f} by Holm over {count}")
     verdict, text = word_of_all(words), "; ".join(texts)
     clusters = min(pair.clusters for pair in pairs)
     least = count * 2 / 2**clusters
     if least >= LEVEL:
         verdict = NOT_TESTABLE
-        text = (
-            f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over"
-            f" {count}; {text}"
-        )
+        smallest = f"{min(1, least):.3g} by Holm over {count}"
+        text = f"the smallest possible p of {clusters} clusters is {smallest}; {text}"
     decides = deciding_part(words, ps)
     pair = pairs[decides]
-    return Verdict(
-        claim, verdict, difference=100 * pair.difference, p=ps[decides], n=pair.blocks, detail=text
-    )
+    difference = 100 * pair.difference
+    return Verdict(claim, verdict, difference=difference, p=ps[decides], n=pair.blocks, detail=text)
 
 
 def family_of(claim: Claim) -> str:
@@ -519,37 +559,29 @@ def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """
     families: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.claim.family and verdict.claim.test != "wilcoxon" and verdict.p is not None:
-            families.setdefault(verdict.claim.family, []).append(verdict)
+        claim = verdict.claim
+        if claim.family and claim.test != "wilcoxon" and verdict.p is not None:
+            families.setdefault(claim.family, []).append(verdict)
     corrected: dict[str, Verdict] = {}
     for members in families.values():
         ps = holm([verdict.p or 0.0 for verdict in members])
         for verdict, p in zip(members, ps, strict=True):
-            details = [verdict.detail] if verdict.detail else []
-            details.append(f"p {verdict.p:.4f} before Holm's correction over {len(members)}")
-            word = verdict.verdict if p < LEVEL else UNDECIDED
-            corrected[verdict.claim.id] = replace(
-                verdict, p=p, verdict=word, detail="; ".join(details)
-            )
+            word, detail = verdict.verdict, ""
+            if p >= LEVEL:
+                word = UNDECIDED
+            if verdict.detail:
+                detail = f"{verdict.detail}; "
+            detail += f"p {verdict.p:.4f} before Holm's correction over {len(members)}"
+            corrected[verdict.claim.id] = replace(verdict, p=p, verdict=word, detail=detail)
     return [corrected.get(verdict.claim.id, verdict) for verdict in verdicts]
 
 
 def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:
-    if math.isnan(correlations.low):
-        return Verdict(
-            claim,
-            NOT_TESTABLE,
-            detail="a correlation needs four pairs per group that are not all equal",
-        )
-    text = (
-        f"rho {correlations.left:+.2f} against {correlations.right:+.2f}; Fisher's z"
-        f" {correlations.difference:+.2f}"
-    )
-    text += f" ({correlations.low:+.2f} to {correlations.high:+.2f})"
-    return Verdict(
-        claim,
-        word_of(claim, correlations.low, correlations.high),
-        p=correlations.p,
-        n=n,
-        detail=text,
-    )
+    low, high = correlations.low, correlations.high
+    if math.isnan(low):
+        reason = "a correlation needs four pairs per group that are not all equal"
+        return Verdict(claim, NOT_TESTABLE, detail=reason)
+    rho = f"rho {correlations.left:+.2f} against {correlations.right:+.2f}"
+    z = f"Fisher's z {correlations.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+    word = word_of(claim, low, high)
+    return Verdict(claim, word, p=correlations.p, n=n, detail=f"{rho}; {z}")

@@ -1,4 +1,4 @@
-"""From a table's plan and its runs to the results that its report shows."""
+"""The results that a table's report shows, gathered from its plan and its runs."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ from pipeline.tables.planned_runs import Planning, stored_scores
 def gather_results(
     planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None
 ) -> Results:
-    """Return the results of a table as the report reads them.
+    """Return the results of a table, as the report reads them.
 
-    failed: name -> reason, for failed runs; reasons: those of `reasons_unfinished` for its runs, if
-        already known.
+    Args:
+        planning: The table's plan and runs.
+        failed: The reasons of failed runs, by name.
+        reasons: `reasons_unfinished` of the table's runs, if already known.
     """
     table, plan = planning.plan.table, planning.plan
     targets = planning.targets()
     runs = order_runs(targets)
-    damages = {run.name: damage_of(run.folder) for run in targets}
-    stored = StoredAnswers(
-        planning, failed, {name: damage for name, damage in damages.items() if damage}
-    )
+    damaged = {}
+    for run in targets:
+        damage = damage_of(run.folder)
+        if damage:
+            damaged[run.name] = damage
+    stored = StoredAnswers(planning, failed, damaged)
     evaluations = {}
     for run in runs:
-        if (
-            isinstance(run.config, EvalStage)
-            and run.name not in stored.damaged
-            and (run.folder / "scores.json").is_file()
-        ):
+        is_stored = isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()
+        if is_stored and run.name not in damaged:
             evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
     cells, parquet = fill_cells(stored, evaluations)
     contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, cells))
@@ -70,8 +71,12 @@ def gather_results(
             failures[name] = page_text(reason, planning.config.runs_dir)
         else:
             blocked[name] = f"not made ({first} failed)"
-    scored = [run for run in run_results if run.stage == "eval" and run.finished]
-    versions = dict(sorted(scored[0].versions.items())) if scored else {}
+    versions: Mapping[str, Any] = {}
+    machine: Mapping[str, Any] = {}
+    for result in run_results:
+        if result.stage == "eval" and result.finished:
+            versions, machine = result.versions, result.machine
+            break
     return Results(
         table=table.name,
         title=table.title,
@@ -85,8 +90,8 @@ def gather_results(
         failed=failures,
         missing=blocked | missing,
         git=git_state(),
-        machine=dict(sorted(scored[0].machine.items())) if scored else {},
-        versions={"pipeline": package_version(DISTRIBUTION), **versions},
+        machine=dict(sorted(machine.items())),
+        versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(versions.items()))},
         computed={"Contamination": describe_overlaps(runs)},
         other_bases=describe_other_bases(runs),
         contrasts=contrasts,
@@ -104,21 +109,23 @@ def gather_results(
 def fill_cells(
     stored: StoredAnswers, evaluations: Mapping[str, Evaluation]
 ) -> tuple[list[CellResult], bytes]:
-    """Return (the cells of a table, answers.parquet).
+    """Return the cells of a table, and the bytes of answers.parquet.
 
-    The answers are read once and go to `stored`.
+    The answers are read once and stored in `stored.answers`.
     """
     plan = stored.table.plan
-    cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
-    stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    return [
-        cell_result(stored, plan.cells[key], described) for key, described in cells.items()
-    ], parquet
+    described = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
+    stored.answers, parquet = read_answers(evaluations, questions_to_keep(described.values()))
+    cells = []
+    for key, cell in described.items():
+        cells.append(cell_result(stored, plan.cells[key], cell))
+    return cells, parquet
 
 
 def command_of(config: TableStage) -> str:
-    """Return the command that computes a table, for a shell: its folders of options and all
-    overrides that decide results.
+    """Return the shell command that computes a table.
+
+    It has the folders of options, and all overrides that decide results.
     """
     overrides = [*config_dir_flags(), "stage=table", f"table={config.table}"]
     overrides += overrides_of(config)
@@ -128,43 +135,47 @@ def command_of(config: TableStage) -> str:
 
 
 def describe_other_bases(runs: Iterable[Run]) -> list[str]:
-    """Each adapter of elsewhere that was scored or merged on another base than the one that it
-    names.
-    """
-    pairs = {
-        (
-            parent.name,
-            parent.folder,
-            base.name,
-            str(base.folder) if base.folder.is_dir() else base.name,
-        )
-        for run in runs
-        if (base := run.parents.get("base")) is not None
-        for parent in run.parents.values()
-        if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
-    }
-    return [
-        f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}."
-        for name, adapter, base, address in sorted(pairs)
-        if (named_base := another_base(adapter, address))
-    ]
+    """Return a sentence for each external adapter that was used on another base than its own."""
+    uses = set()
+    for run in runs:
+        base = run.parents.get("base")
+        if base is None:
+            continue
+        address = base.name
+        if base.folder.is_dir():
+            address = str(base.folder)
+        for parent in run.parents.values():
+            if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder):
+                uses.add((parent.name, parent.folder, base.name, address))
+    sentences = []
+    for name, adapter, base_name, address in sorted(uses):
+        own_base = another_base(adapter, address)
+        if own_base:
+            sentences.append(
+                f"{name} is an adapter of {own_base}; here it was merged with and scored on"
+                f" {base_name}."
+            )
+    return sentences
 
 
 def describe_overlaps(runs: Iterable[Run]) -> list[str]:
-    """How many rows of each source of data runs share an n-gram with a benchmark."""
-    built = [run for run in runs if run.config.stage == "data"]
-    found = []
-    for run in built:
+    """Return how many rows of each source of data runs share an n-gram with a benchmark."""
+    sentences = []
+    for run in runs:
+        if run.config.stage != "data":
+            continue
         manifest = read_manifest(run.folder)
-        if manifest:
-            for source, count in manifest.facts.get("counts", {}).items():
-                if isinstance(count, Mapping) and "contaminated" in count:
-                    found.append(
-                        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,}"
-                        f" share an n-gram with a benchmark, {count['number_variants']:,} do so"
-                        f" without their numbers; {count['left']:,} rows were usable"
-                    )
-    return found
+        if manifest is None:
+            continue
+        for source, count in manifest.facts.get("counts", {}).items():
+            if isinstance(count, Mapping) and "contaminated" in count:
+                rows, shared = count["rows"], count["contaminated"]
+                sentences.append(
+                    f"{run.name}, {source}: of {rows:,} rows {shared:,} share an n-gram with a"
+                    f" benchmark, {count['number_variants']:,} do so without their numbers;"
+                    f" {count['left']:,} rows were usable"
+                )
+    return sentences
 
 
 # --- runs ---
@@ -173,23 +184,24 @@ def describe_overlaps(runs: Iterable[Run]) -> list[str]:
 def describe_runs(
     runs: Sequence[Run], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], dict[str, str]]:
-    """(all runs as their manifests record them, run -> why it was not tried yet)."""
+    """Return all runs as their manifests record them, and why others were not tried yet, by run."""
     results, missing = [], {}
     for run in runs:
-        name, manifest = run.name, None
-        with suppress(Malformed):  # its reason is among `reasons`
+        name, runs_dir = run.name, run.folder.parent
+        manifest = None
+        with suppress(Malformed):  # `reasons` says why
             manifest = read_manifest(run.folder)
         if manifest is not None:
-            stale = reasons.get(run.hash, "") or describe_change(
-                run.folder, manifest, SMALL_BYTES, weights=False
-            )
-            results.append(finished_result(run, manifest, page_text(stale, run.folder.parent)))
+            stale = reasons.get(run.hash, "")
+            if not stale:
+                stale = describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
+            results.append(finished_result(run, manifest, page_text(stale, runs_dir)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
         if run.hash in reasons and name not in failed:
             reason = f"not made ({reasons[run.hash]})"
-            missing[name] = page_text(reason, run.folder.parent)
-        reason = page_text(reason, run.folder.parent)
+            missing[name] = page_text(reason, runs_dir)
+        reason = page_text(reason, runs_dir)
         results.append(RunResult(name, run.config.stage, run.folder, run.label, False, reason))
     return results, missing
 
@@ -197,7 +209,10 @@ def describe_runs(
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     """Return a finished run as the report reads it.
 
-    stale: why it has to be recomputed, or an empty text.
+    Args:
+        run: The run.
+        manifest: Its manifest.
+        stale: Why it has to be recomputed, or "".
     """
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
@@ -206,16 +221,16 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     model = parents.get("checkpoint", "")
     if not model and isinstance(run.config, EvalStage) and run.config.merge:
         model = run.config.merge.method
-    model = model or parents.get("model", "")
     decided = flatten_dict(manifest.decided_by.get("config", {}))
     decided.pop("stage", None)
+    warnings = manifest.facts.get("warnings", [])
     return RunResult(
         name=run.name,
         stage=run.config.stage,
         folder=run.folder,
         label=run.label,
         stale=stale,
-        model=model,
+        model=model or parents.get("model", ""),
         merge=merge_text(run),
         parents=parents,
         config={key: format_knob_value(value) for key, value in decided.items()},
@@ -225,19 +240,16 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         weights_root=root,
         versions=manifest.versions,
         machine=manifest.machine,
-        warnings=[
-            page_text(warning, run.folder.parent) for warning in manifest.facts.get("warnings", [])
-        ],
+        warnings=[page_text(warning, run.folder.parent) for warning in warnings],
     )
 
 
 def merge_text(run: Run) -> str:
-    """Return what the merge that a run scores does, in the layers of its model; "" for others."""
+    """Return what the merge that a run scores does, in its model's layers; "" for other runs."""
     scored = run.parents.get("checkpoint")
+    merged = run
     if isinstance(scored, Run) and isinstance(run.config, EvalStage):
         merged = scored
-    else:
-        merged = run
     config = merged.config
     if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
         return ""
@@ -248,11 +260,9 @@ def merge_text(run: Run) -> str:
 
 
 def format_knob_value(value: Any) -> Any:
-    """Write a knob's value for readers; blank text, such as a separator, and structures as JSON."""
+    """Return a knob's value for readers; blank text and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
     if isinstance(value, str) and value.strip():
-        text = value
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-    return without_credentials(text)
+        return without_credentials(value)
+    return without_credentials(json.dumps(value, ensure_ascii=False))

@@ -1,11 +1,10 @@
-"""A table's comparisons: which there are, and what they measured; the marks of the cells that
-follow from them.
-"""
+"""A table's comparisons, their measurements, and the marks of cells that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
@@ -42,80 +41,80 @@ COLUMNS = (
     "lower_is_better",
     "exploratory",
 )
-BEATS = (
-    "beats",
-    "beats_low",
-    "beats_high",
-)  # of a table with drawn subsets: percent of subsets that are better
+# with drawn subsets: the percent of subsets whose left side is better
+BEATS = ("beats", "beats_low", "beats_high")
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 Axis = tuple[str, str]  # a metric and an axis of a table
-Ratios = Mapping[Axis, float]  # variance between experts as a multiple of that within them
+Ratios = Mapping[Axis, float]  # variance between experts, as a multiple of the one within
 
 
 # --- pairs ---
 
 
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs of a table's contrasts, each with the number of models that its right side
-    was chosen of.
+    """Return the pairs of a table's contrasts.
 
-    They are those declared, or else the default ones, and each merge with its control.
+    They are the declared pairs, or else the default ones, and each merge with its control. The
+    value is the number of models that a pair's right side was chosen from.
     """
-    return (pairs_across(plan, plan.compare) or default_pairs(plan, cells)) | pairs_across(
-        plan, plan.controls
-    )
+    pairs = pairs_across(plan, plan.compare) or default_pairs(plan, cells)
+    return pairs | pairs_across(plan, plan.controls)
 
 
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
-    """Each pair of rows (or columns) in every column (or row) that has both."""
-    across_of = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
-    pairs = []
-    for sides, across in zip(compared, across_of, strict=True):
+    """Return each pair of rows (or columns) in every column (or row) that has both."""
+    pairs = {}
+    for left, right in compared:
+        across = plan.rows if left in plan.columns else plan.columns
         for place in across:
-            pairs.append((*sides, place))
-    found = {}
-    for pair in pairs:
-        if all(key in plan.cells for key in cell_keys(plan, pair)):
-            found[pair] = 1
-    return found
+            pair = (left, right, place)
+            if all(key in plan.cells for key in cell_keys(plan, pair)):
+                pairs[pair] = 1
+    return pairs
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs for a table without `compare`: in math, each merge with the base and with
-    the best expert.
+    """Return the pairs for a table without `compare`.
 
-    The value is the number of experts that the best is chosen of, on these questions and so in its
-    own favour. A best configuration is excluded: these questions chose it.
+    In math, each merge is compared with the base and with the best expert. The value is the number
+    of experts from which the best was chosen, on the same questions and so in its favour. A best
+    configuration is excluded, because these questions chose it.
     """
-    by_place: dict[str, dict[str, CellResult]] = {}
+    models_at: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
         if kind_of(cell.task) == "number" and cell.value is not None:
-            if models_in_rows(plan):
-                model, place = (cell.row, cell.column)
-            else:
-                model, place = (cell.column, cell.row)
-            by_place.setdefault(place, {})[model] = cell
+            model, place = model_and_place(plan, cell)
+            models_at.setdefault(place, {})[model] = cell
+    controls = {control for _, control in plan.controls}
     pairs: dict[Pair, int] = {}
-    for place, models in by_place.items():
-        bases, experts, merges = (
-            [name for name, cell in models.items() if cell.role == role]
-            for role in ("base", "expert", "merge")
-        )
-        best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
-        controls = {control for _, control in plan.controls}
-        merges = [name for name in merges if models[name].maximum is None and name not in controls]
-        for merge in merges:
-            pairs |= {(merge, base, place): 1 for base in bases} | {
-                (merge, top, place): len(experts) for top in best
-            }
+    for place, models in models_at.items():
+        names: dict[str, list[str]] = {"base": [], "expert": [], "merge": []}
+        for name, cell in models.items():
+            names.setdefault(cell.role, []).append(name)
+        experts = sorted(names["expert"], key=lambda name: -(models[name].value or 0))
+        for merge in names["merge"]:
+            if models[merge].maximum is not None or merge in controls:
+                continue
+            for base in names["base"]:
+                pairs[merge, base, place] = 1
+            if experts:
+                pairs[merge, experts[0], place] = len(experts)
     return pairs
+
+
+def model_and_place(plan: TablePlan, cell: CellResult) -> tuple[str, str]:
+    if models_in_rows(plan):
+        return cell.row, cell.column
+    return cell.column, cell.row
 
 
 def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
     """Return the keys (row, column) of both cells of a pair."""
     left, right, place = pair
-    return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
+    if left in plan.columns:
+        return [(place, left), (place, right)]
+    return [(left, place), (right, place)]
 
 
 # --- measured ---
@@ -125,10 +124,13 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 class Measured:
     """A comparison before the correction over all of them.
 
-    axes: the axes of the sampled experts; chosen_of: the number of models that the right side is
-    the best of on these questions; trainings: "these", or "a sample" of three or more seeds;
-    missing: why there is no contrast; values: of left and right; beats: the share of drawn subsets
-    in which the left side is better, with its interval.
+    Attributes:
+        axes: The axes of the sampled experts.
+        chosen_of: The right side is the best of this number of models, on the same questions.
+        trainings: "these", or "a sample" of three or more seeds.
+        missing: Why there is no contrast.
+        values: The values of left and right.
+        beats: The share of drawn subsets in which the left side is better, with its interval.
     """
 
     pair: Pair
@@ -145,7 +147,7 @@ class Measured:
     beats: tuple[float, float, float] | None = None
 
     def with_result(self, comparison: Comparison) -> Measured:
-        """Return the measured comparison, or the reason why it is missing."""
+        """Return the comparison with its contrast, or with the reason why it is missing."""
         try:
             return replace(self, contrast=comparison.contrast(), values=comparison.values)
         except NoScore as error:
@@ -155,11 +157,14 @@ class Measured:
 def measure_pairs(
     plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]
 ) -> tuple[list[Line], Ratios]:
-    """Return the lines of contrasts.csv, one for each pair of scores, and the pooled ratios of
-    their variances.
+    """Return the lines of contrasts.csv, and the pooled ratios of their variances.
 
-    pairs: with the number of models that the right side is the best of on these questions. Facts
-    and figures have no lines.
+    Facts and figures have no lines.
+
+    Args:
+        plan: The table's plan.
+        answers: The stored answers.
+        pairs: From `compared_pairs`.
     """
     measured = []
     for pair, chosen_of in pairs.items():
@@ -167,7 +172,11 @@ def measure_pairs(
         metric = stored_metric(plan, cells)
         if metric:
             measured.append(measure_pair(plan, answers, pair, cells, metric, chosen_of))
-    ratios = pooled_ratios([(one.axes, one.contrast) for one in measured if one.contrast])
+    contrasts = []
+    for comparison in measured:
+        if comparison.contrast:
+            contrasts.append((comparison.axes, comparison.contrast))
+    ratios = pooled_ratios(contrasts)
     return contrast_lines(measured, ratios, plan.table.primary), ratios
 
 
@@ -180,34 +189,32 @@ def measure_pair(
     chosen_of: int,
 ) -> Measured:
     (task,) = tasks_of(plan, cells)
-    sampled = []
-    for axis in sampled_axes(plan):
-        if is_averaged(plan, cells, axis):
-            sampled.append(axis)
+    sampled = averaged_axes(plan, cells)
+    varied = varied_axes(plan, cells, sampled)
+    unit = "bits" if is_measure(metric) else "points"
+    trainings = None
+    if any(trainings_of(plan, score.model) for score, _ in scores_of(plan, cells)):
+        trainings = "a sample" if varied else "these"
+    family = plan.table.family
     measured = Measured(
         pair,
-        "bits" if is_measure(metric) else "points",
+        unit,
         less_is_better(str(task), metric),
         over=["problems", *sampled],
         chosen_of=chosen_of,
-        exploratory=bool(plan.table.family) and pair[2] not in plan.table.family,
+        exploratory=bool(family) and pair[2] not in family,
+        trainings=trainings,
     )
-    varied = varied_axes(plan, cells, sampled)
-    if any(trainings_of(plan, score.model) for score, _ in scores_of(plan, cells)):
-        measured = replace(measured, trainings="a sample" if varied else "these")
     try:
         comparison = compare_cells(plan, cells, metric, answers)
     except NoScore as error:
         return replace(measured, missing=str(error))
-    drawn = []
-    for axis in varied:
-        if is_drawn(plan.table.axes[axis]):
-            drawn.append(axis)
+    drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
     if drawn:
-        measured = replace(
-            measured, beats=share_of_wins(comparison, drawn, measured.lower_is_better)
-        )
-    return replace(measured, axes=[(metric, axis) for axis in varied]).with_result(comparison)
+        beats = share_of_wins(comparison, drawn, measured.lower_is_better)
+        measured = replace(measured, beats=beats)
+    axes = [(metric, axis) for axis in varied]
+    return replace(measured, axes=axes).with_result(comparison)
 
 
 def is_drawn(values: Mapping[Any, Any]) -> bool:
@@ -218,16 +225,21 @@ def is_drawn(values: Mapping[Any, Any]) -> bool:
 def share_of_wins(
     comparison: Comparison, drawn: Sequence[str], lower: bool
 ) -> tuple[float, float, float]:
-    """Return the share of drawn subsets in which the left side is better, and its 95 % interval
-    (Wilson's).
+    """Return the share of drawn subsets whose left side is better, and its 95 % interval.
 
-    The interval is over subsets. lower: less is better.
+    It is Wilson's interval over subsets.
+
+    Args:
+        comparison: The comparison.
+        drawn: The axes of drawn subsets.
+        lower: True if less is better.
     """
     means = comparison.frame.means
     differences = comparison.difference(means, means, drawn).reshape(-1)
-    wins = differences < 0 if lower else differences > 0
-    share = float(wins.mean())
-    low, high = wilson_interval(share, len(wins))
+    if lower:
+        differences = -differences
+    share = float((differences > 0).mean())
+    low, high = wilson_interval(share, len(differences))
     return share, low, high
 
 
@@ -237,97 +249,96 @@ def contrast_lines(
     """Return the lines of contrasts.csv.
 
     Three experts estimate their variance badly: among many contrasts some find it near zero, and
-    their p then survives any correction. In each contrast the ratio of variances between and within
-    experts is at least that of all together. Detectable differences are those after Holm's
+    their p then survives any correction. So in each contrast, the ratio of variances between and
+    within experts is at least the pooled ratio. Detectable differences are at the level of Holm's
     correction. The primary comparison has half of the error rate.
     """
-    tested = [one for one in measured if one.contrast is not None]
-    has_primary = any(list(one.pair) == list(primary) for one in tested)
-    count = sum(not one.exploratory for one in tested)
-    if primary and not has_primary:
+    count = 0
+    is_primary_tested = False
+    for comparison in measured:
+        if comparison.contrast is None:
+            continue
+        count += not comparison.exploratory
+        if [*comparison.pair] == [*primary]:
+            is_primary_tested = True
+    if primary and not is_primary_tested:
         count += 1  # a missing primary comparison keeps its half
+    has_beats = any(comparison.beats for comparison in measured)
     lines = []
-    for one in measured:
+    for comparison in measured:
         level = LEVEL
-        if not one.exploratory:
-            level = holm_level(count, list(one.pair) == list(primary), bool(primary))
-        lines.append(contrast_line(one, ratios, level))
-    if any(one.beats for one in measured):
-        for one, line in zip(measured, lines, strict=True):
-            shares = one.beats or (None, None, None)
-            line |= {
-                key: None if share is None else 100 * share
-                for key, share in zip(BEATS, shares, strict=True)
-            }
+        if not comparison.exploratory:
+            level = holm_level(count, [*comparison.pair] == [*primary], bool(primary))
+        line = contrast_line(comparison, ratios, level)
+        if has_beats:
+            line |= dict.fromkeys(BEATS)
+        if comparison.beats:
+            for name, share in zip(BEATS, comparison.beats, strict=True):
+                line[name] = 100 * share
+        lines.append(line)
     return correct_contrasts(lines, primary)
 
 
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
-    """Return a line of contrasts.csv, its numbers in points or bits.
+    """Return a line of contrasts.csv, with its numbers in points or bits.
 
-    spread: standard deviation of the difference from training to training; detectable: at this
-        level.
+    Args:
+        measured: The comparison.
+        ratios: The pooled ratios of variances.
+        level: The level of the detectable difference.
     """
-    line: dict[str, Any] = {
-        **dict.fromkeys(COLUMNS),
-        **dict(zip(PAIR, measured.pair, strict=True)),
-        "over": " ".join(measured.over),
-        "missing": measured.missing,
-        "unit": measured.unit,
-        "chosen_of": measured.chosen_of,
-        "trainings": measured.trainings,
-        "lower_is_better": measured.lower_is_better,
-        "exploratory": measured.exploratory,
+    line: dict[str, Any] = dict.fromkeys(COLUMNS)
+    line |= zip(PAIR, measured.pair, strict=True)
+    line["over"] = " ".join(measured.over)
+    for name in ("missing", "unit", "chosen_of", "trainings", "lower_is_better", "exploratory"):
+        line[name] = getattr(measured, name)
+    if measured.contrast is None:
+        return line
+    least = [ratios.get(axis, 0.0) for axis in measured.axes]
+    contrast = measured.contrast.with_least_between(least)
+    left, right = measured.values
+    line |= {
+        "left_value": 100 * left,
+        "right_value": 100 * right,
+        "difference": 100 * contrast.difference,
+        "low": 100 * contrast.low,
+        "high": 100 * contrast.high,
+        "p": contrast.p,
+        "n": contrast.n,
+        "discordant": contrast.discordant,
+        "detectable": 100 * contrast.detectable(level),
     }
-    if measured.contrast is not None:
-        contrast = measured.contrast.with_least_between(
-            [ratios.get(axis, 0.0) for axis in measured.axes]
-        )
-        left, right = measured.values
-        line |= {
-            "left_value": 100 * left,
-            "right_value": 100 * right,
-            "difference": 100 * contrast.difference,
-            "low": 100 * contrast.low,
-            "high": 100 * contrast.high,
-            "p": contrast.p,
-            "n": contrast.n,
-            "discordant": contrast.discordant,
-            "detectable": 100 * contrast.detectable(level),
-            "spread": None if contrast.spread is None else 100 * contrast.spread,
-        }
+    if contrast.spread is not None:
+        line["spread"] = 100 * contrast.spread
     return line
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
-    """Return the variance between experts as a multiple of that within them, of all contrasts, by
-    their axes.
+    """Return, for each axis, the variance between experts as a multiple of the one within.
+
+    Both are summed over all contrasts with that axis.
     """
-    parts: dict[Any, list[ExpertPart]] = {}
+    parts_of_axis: dict[Any, list[ExpertPart]] = {}
     for axes, contrast in measured:
         for axis, part in zip(axes, contrast.parts, strict=True):
-            parts.setdefault(axis, []).append(part)
-    sums = {
-        axis: [sum(values) for values in zip(*of_axis, strict=True)]
-        for axis, of_axis in parts.items()
-    }
-    return {
-        axis: between / within if within > 0 else 0.0 for axis, (between, within, _) in sums.items()
-    }
+            parts_of_axis.setdefault(axis, []).append(part)
+    ratios = {}
+    for axis, parts in parts_of_axis.items():
+        between = sum(part.between for part in parts)
+        within = sum(part.within for part in parts)
+        ratios[axis] = 0.0
+        if within > 0:
+            ratios[axis] = between / within
+    return ratios
 
 
 def compare_cells(
     plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers
 ) -> Comparison:
-    """Compare the first cell with the second one, over questions and the sampled axes that both are
-    means over.
-    """
+    """Compare the first cell with the second one, over questions and sampled axes."""
     left, right = cells
-    axes = []
-    for axis in sampled_axes(plan):
-        if is_averaged(plan, cells, axis):
-            axes.append(axis)
-    return Comparison(answers.frame(plan, cells, metric), [(1.0, left)], [(1.0, right)], axes)
+    frame = answers.frame(plan, cells, metric)
+    return Comparison(frame, [(1.0, left)], [(1.0, right)], averaged_axes(plan, cells))
 
 
 # --- marks ---
@@ -336,33 +347,22 @@ def compare_cells(
 def mark_best(
     plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult], ratios: Ratios
 ) -> list[CellResult]:
-    """Return the cells, with the best of each place that is tested marked.
+    """Return the cells, with the significantly best cell of each tested place marked.
 
-    ratios: by `measure_pairs`.
+    Args:
+        plan: The table's plan.
+        answers: The stored answers.
+        cells: All cells of the table.
+        ratios: From `measure_pairs`.
     """
-
-    def contrast_of(*pair: CellResult) -> Contrast | None:
-        compared = [plan.cells[cell.row, cell.column] for cell in pair]
-        metric = stored_metric(plan, compared)
-        if not metric:
-            return None
-        try:
-            comparison = compare_cells(plan, compared, metric, answers)
-            contrast = comparison.contrast()
-        except NoScore:
-            return None
-        axes = varied_axes(plan, compared, comparison.axes)
-        return contrast.with_least_between([ratios.get((metric, axis), 0.0) for axis in axes])
-
     rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
+    family = plan.table.family
     for cell in cells:
-        if models_in_rows(plan):
-            place = cell.column
-        else:
-            place = cell.row
-        is_tested = not plan.table.family or place in plan.table.family
+        _, place = model_and_place(plan, cell)
+        is_tested = not family or place in family
         if cell.value is not None and cell.task and is_tested:
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
+    contrast_of = partial(contrast_of_results, plan, answers, ratios)
     best = []
     for of_place in rivals.values():
         lower = less_is_better(of_place[0].task, of_place[0].metric)
@@ -370,20 +370,44 @@ def mark_best(
     return [replace(cell, best=cell in best) for cell in cells]
 
 
+def contrast_of_results(
+    plan: TablePlan, answers: StoredAnswers, ratios: Ratios, left: CellResult, right: CellResult
+) -> Contrast | None:
+    """Return the contrast of two cells, or None if they cannot be compared."""
+    cells = [plan.cells[left.row, left.column], plan.cells[right.row, right.column]]
+    metric = stored_metric(plan, cells)
+    if not metric:
+        return None
+    try:
+        comparison = compare_cells(plan, cells, metric, answers)
+        contrast = comparison.contrast()
+    except NoScore:
+        return None
+    axes = varied_axes(plan, cells, comparison.axes)
+    return contrast.with_least_between([ratios.get((metric, axis), 0.0) for axis in axes])
+
+
 def best_of(
     cells: Sequence[CellResult],
     lower: bool,
     contrast_of: Callable[[CellResult, CellResult], Contrast | None],
 ) -> CellResult | None:
-    """Return the cell that is significantly better than all others, after Holm's correction, or
-    None.
+    """Return the cell that is significantly better than all others, after Holm's correction.
 
-    A best configuration is never returned: these questions chose it. lower: whether less is better.
-    Contrasts of translations take seconds, so the first rival that is not worse ends the search.
+    None if there is no such cell. A best configuration is never returned, because these questions
+    chose it. Contrasts of translations take seconds, so the first rival that is not worse ends the
+    search.
+
+    Args:
+        cells: The cells of one place.
+        lower: True if less is better.
+        contrast_of: Gives the contrast of two cells.
     """
     top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
+    if top.maximum is not None:
+        return None
     ps: list[float] = []
-    for rival in rivals if top.maximum is None else []:
+    for rival in rivals:
         contrast = contrast_of(top, rival)
         if contrast is None or contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
             return None
@@ -396,7 +420,7 @@ def best_of(
 def mark_gains(
     cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]
 ) -> list[CellResult]:
-    """Return the cells with the sign of each baseline that they are significantly better than."""
+    """Return the cells with the sign of each baseline that they significantly exceed."""
     signs: dict[frozenset[str], set[str]] = {}
     for line in lines:
         if is_gain_shown(line) and line["right"] in baselines:
@@ -410,27 +434,33 @@ def mark_gains(
 
 
 def models_in_rows(plan: TablePlan) -> bool:
-    """Whether the rows of a table name the runs, and not its columns."""
+    """Return True if the rows of a table name the runs, and not its columns."""
     return any(side.words.get("run") for side in plan.table.rows)
 
 
 def sampled_axes(plan: TablePlan) -> list[str]:
-    """Return the axes of three values or more that are a sample: seeds of trainings, and drawn
-    subsets.
+    """Return the axes of at least three values that are a sample.
+
+    These are seeds of trainings, and drawn subsets.
     """
     seeds = []
     for run in plan.table.runs.values():
-        if "seed" in run.words:
-            seeds.append(str(run.words["seed"]))
+        seeds.append(str(run.words.get("seed")))
     sampled = []
     for axis, values in plan.table.axes.items():
-        if len(values) > 2 and (f"{{{axis}}}" in seeds or is_drawn(values)):
+        is_sample = f"{{{axis}}}" in seeds or is_drawn(values)
+        if len(values) > 2 and is_sample:
             sampled.append(axis)
     return sampled
 
 
+def averaged_axes(plan: TablePlan, cells: Sequence[Cell]) -> list[str]:
+    """Return the sampled axes over which some of these cells are means."""
+    return [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
+
+
 def is_averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
-    """Whether some of these cells are reduced over an axis, and all those by the mean."""
+    """Return True if some of these cells are reduced over an axis, and always by the mean."""
     steps = []
     for cell in cells:
         for leaf in leaf_cells(plan, cell):

@@ -1,6 +1,4 @@
-"""Minimum detectable differences of a table's comparisons and claims, before anything is run and
-afterwards.
-"""
+"""Minimum detectable differences of a table's comparisons and claims, planned and measured."""
 
 from __future__ import annotations
 
@@ -34,44 +32,48 @@ from pipeline.tables.schema import TRAININGS
 
 
 def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
-    """Return what is detectable in the primary comparison, else the first one, and what is compared
-    besides, in words.
+    """Return what is detectable in the primary or first comparison, and a text on what is compared.
 
     None without questions.
     """
     plan = planning.plan
     family, primary = plan.table.family, tuple(plan.table.primary)
-    pairs = pairs_across(plan, [*plan.compare, *plan.controls])
-    compared = [pair for pair in pairs if not family or pair[2] in family]
+    compared = []
+    for pair in pairs_across(plan, [*plan.compare, *plan.controls]):
+        if not family or pair[2] in family:
+            compared.append(pair)
     compared.sort(key=lambda pair: pair != primary)
     for pair in compared:
         counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, pair)]
-        first = counts[0]
-        if first.asked:
-            is_primary = pair == primary
-            name = "{} with {} in {}".format(*pair)
-            text = f"{name} ({'primary' if is_primary else 'first'})"
-            if len(compared) > 1:
-                text += f" and {len(compared) - 1} more (Holm's correction)"
-            detectable = Detectable.of(
-                name,
-                first.asked,
-                holm_level(len(compared), is_primary, bool(primary)),
-                seeds=min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0),
-                trains=any(run.stage in TRAININGS for run in plan.table.runs.values()),
-                most=first.most,
-                scores=min(count.scores for count in counts),
-            )
-            return detectable, text
+        if not counts[0].asked:
+            continue
+        rank = "primary" if pair == primary else "first"
+        name = "{} with {} in {}".format(*pair)
+        text = f"{name} ({rank})"
+        if len(compared) > 1:
+            text += f" and {len(compared) - 1} more (Holm's correction)"
+        seeds = [len(plan.table.axes[axis]) for axis in sampled_axes(plan)]
+        detectable = Detectable.of(
+            name,
+            counts[0].asked,
+            holm_level(len(compared), pair == primary, bool(primary)),
+            seeds=min(seeds, default=0),
+            trains=any(run.stage in TRAININGS for run in plan.table.runs.values()),
+            most=counts[0].most,
+            scores=min(count.scores for count in counts),
+        )
+        return detectable, text
     return None
 
 
 class DetectableClaim(NamedTuple):
     """A claim about a table, before there are scores.
 
-    points: its minimum detectable difference at 5 % on the fewest questions of its cells, or None
-    if no answers could decide it; published: the smallest and largest difference; assumed: about
-    means over languages and models.
+    Attributes:
+        points: The minimum detectable difference at 5 %, on the fewest questions of its cells. None
+            if no answers could decide the claim.
+        published: The smallest and the largest published difference.
+        assumed: A text about means over languages and models.
     """
 
     id: str
@@ -82,22 +84,23 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        text = (
-            f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p <"
-            f" {LEVEL:g}{self.assumed}"
-        )
+        points = f"minimum detectable difference {self.points:.1f} points"
+        text = f"claim {self.id}: {points} at p < {LEVEL:g}{self.assumed}"
         if self.published:
             return f"{text}, published {interval_text(self.published, '+.1f')}"
         return text
 
     def is_small(self) -> bool:
-        """Return True if a published difference is smaller than what can be detected."""
-        return bool(self.points and self.published and min(map(abs, self.published)) < self.points)
+        """Return True if a published difference is smaller than the detectable one."""
+        if not self.points or not self.published:
+            return False
+        return min(map(abs, self.published)) < self.points
 
 
 def detectable_claims(planning: Planning) -> list[DetectableClaim]:
-    """Return the claims whose cells the plan has and that are decided by differences, or cannot be
-    decided.
+    """Return the claims about differences whose cells are in the plan.
+
+    Claims that cannot be tested are included, without points.
     """
     detectable = []
     for claim in claims_of(planning.plan.table.name):
@@ -105,54 +108,68 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             placed = PlacedClaim.of(claim, planning.plan)
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
-        counts = [questions_under(planning, cells) for cells in (*placed.left, *placed.right)]
-        asked, scores = min(count.asked for count in counts), min(count.scores for count in counts)
         if placed.untestable:
             detectable.append(DetectableClaim(claim.id, None))
-        elif claim.test == "difference" and claim.metric != FACT and asked:
-            if claim.units == "each":
-                scores = max(1, scores // len(placed.places))
-            points = 100 * planned_difference(
-                asked, LEVEL, discordant=DISCORDANT * variance_of_mean(scores)
-            )
-            published = published_differences(placed)
-            ends = None
-            if published:
-                ends = (min(published), max(published))
-            detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
+            continue
+        counts = [questions_under(planning, cells) for cells in (*placed.left, *placed.right)]
+        asked = min(count.asked for count in counts)
+        if claim.test != "difference" or claim.metric == FACT or not asked:
+            continue
+        scores = min(count.scores for count in counts)
+        if claim.units == "each":
+            scores = max(1, scores // len(placed.places))
+        discordant = DISCORDANT * variance_of_mean(scores)
+        points = 100 * planned_difference(asked, LEVEL, discordant=discordant)
+        published = published_differences(placed)
+        ends = (min(published), max(published)) if published else None
+        detectable.append(DetectableClaim(claim.id, points, ends, describe_mean(scores)))
     return detectable
 
 
 def published_differences(placed: PlacedClaim) -> list[float]:
-    """Return left minus right of each candidate a side, as far as all of it is published."""
+    """Return left minus right for each pair of candidates that is fully published."""
     if placed.claim.than:
         return []
-    pairs = itertools.product(placed.left, placed.right)
-    differences = [published_difference(placed.claim, left, right) for left, right in pairs]
-    found = []
-    for difference in differences:
+    differences = []
+    for left, right in itertools.product(placed.left, placed.right):
+        difference = published_difference(placed.claim, left, right)
         if difference is not None:
-            found.append(difference)
-    return found
+            differences.append(difference)
+    return differences
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
-    """Left minus right as published, in points, the mean over places; None unless all of it is."""
-    sides = [
-        [cell.published and papers.published_value(*cell.published) for cell in cells]
-        for cells in (left, right)
-    ]
-    values = [[value for value in side if value is not None] for side in sides]
-    if values != sides:
+    """Return left minus right as published, in points, the mean over places.
+
+    None unless all numbers are published.
+    """
+    left_mean, right_mean = published_mean(left), published_mean(right)
+    if left_mean is None or right_mean is None:
         return None
-    return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(
-        values[1]
-    )
+    if claim.relative:
+        return left_mean - (1 + claim.threshold / 100) * right_mean
+    return left_mean - right_mean
+
+
+def published_mean(cells: Sequence[Cell]) -> float | None:
+    values = []
+    for cell in cells:
+        value = None
+        if cell.published:
+            value = papers.published_value(*cell.published)
+        if value is None:
+            return None
+        values.append(value)
+    return fmean(values)
 
 
 class QuestionCount(NamedTuple):
-    """The questions under some cells: asked, in the benchmark, and how many scores are averaged on
-    each.
+    """The questions under some cells.
+
+    Attributes:
+        asked: The number of questions that are asked.
+        most: The number of questions in the benchmarks.
+        scores: The number of scores that are averaged on each question.
     """
 
     asked: int
@@ -164,7 +181,7 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     """Count the questions under cells whose answers are right or wrong.
 
     A problem counts once if it is asked in several languages, and a score once if only sampled
-    trainings differ. Of a choice the first candidate counts.
+    trainings differ. A choice counts by its first candidate.
     """
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
@@ -172,26 +189,26 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     scores, places = set(), set()
     for line in first_candidates(lines_of(planning.plan, cells)):
         if is_measure(line.leaf.metric):
-            counted = None
-        else:
-            counted = task_and_questions(planning, line.score)
-        if counted:
-            task, of_score, of_task = counted
-            if (of_score, of_task) > (asked.get(task, 0), most.get(task, 0)):
-                asked[task], most[task] = of_score, of_task
-            scores.add(line.score)
-            at = []
-            for axis, value in line.item.at.items():
-                if axis not in sampled:
-                    at.append(str(value))
-            places.add((line.score.language, *at))
-    return QuestionCount(
-        sum(asked.values()), sum(most.values()), max(1, min(len(scores), len(places)))
-    )
+            continue
+        counted = task_and_questions(planning, line.score)
+        if counted is None:
+            continue
+        task, of_score, of_task = counted
+        if (of_score, of_task) > (asked.get(task, 0), most.get(task, 0)):
+            asked[task] = of_score
+            most[task] = of_task
+        scores.add(line.score)
+        at = []
+        for axis, value in line.item.at.items():
+            if axis not in sampled:
+                at.append(str(value))
+        places.add((line.score.language, *at))
+    averaged = max(1, min(len(scores), len(places)))
+    return QuestionCount(sum(asked.values()), sum(most.values()), averaged)
 
 
 def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
-    """Return the lines of scores, without facts, and of a choice that of the first candidate."""
+    """Return the lines of scores, without facts; for a choice, the first candidate's line."""
     first: dict[tuple[int, int], ScoreLine] = {}
     for line in lines:
         if line.item.model is None:
@@ -200,53 +217,54 @@ def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, int] | None:
-    """(task, questions of one score, questions that its benchmark has); None for translations and
-    text, and where its data is unknown. A small world can be given twice the items.
+    """Return the task of a score, the number of its questions, and its benchmark's number.
+
+    None for translations and text, and if the data is unknown. A small world can be built with
+    twice the questions.
     """
     run = planning.representative_evaluation(score) or planning.evaluation_of(score)
     if run is None:
         return None
-    task, language, root = (
-        run.config.eval.tasks[0],
-        run.config.languages[0],
-        run.parents.get("data_root"),
-    )
-    unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
-    if unknown or kind_of(task.task) in ("translation", "text"):
+    task, language = run.config.eval.tasks[0], run.config.languages[0]
+    root = run.parents.get("data_root")
+    is_local = root is not None and root.folder.is_dir()
+    if is_local and scored_file(run, task, language) is None:
         return None
-    count, most = (count_questions(run, task, language, limited) for limited in (True, False))
+    if kind_of(task.task) in ("translation", "text"):
+        return None
+    count = count_questions(run, task, language, True)
+    most = count_questions(run, task, language, False)
     if isinstance(root, Run) and root.config.expert.questions(run.config.eval.split):
         most = max(most, 2 * count)
     return task.task, count, most
 
 
 def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | None:
-    """Return the detectable difference of the primary comparison, else of the first one, with what
-    was measured of it.
+    """Return the detectable difference of the primary or first comparison, as measured.
 
     None if no question tells its models apart.
 
-    Args: lines: of contrasts.csv. trained: the number of seeds of the trainings behind them.
+    Args:
+        lines: The lines of contrasts.csv.
+        trained: The number of seeds of the trainings behind them.
     """
     tested = [line for line in lines if line["p_holm"] is not None]
     has_primary = any(line["primary"] for line in lines)
-    line = next(
-        (
-            line
-            for line in tested
-            if line["primary"] or (line.get("discordant") and not has_primary)
-        ),
-        None,
-    )
-    if not (line and line.get("discordant")):
+    first = None
+    for line in tested:
+        is_usable = not has_primary and line.get("discordant")
+        if line["primary"] or is_usable:
+            first = line
+            break
+    if first is None or not first.get("discordant"):
         return None
-    level = holm_level(len(tested), line["primary"], has_primary)
+    level = holm_level(len(tested), first["primary"], has_primary)
     seeds = 0
-    if line.get("trainings") == "a sample":
+    if first.get("trainings") == "a sample":
         seeds = max(3, trained)
-    name = f"{line['left']} with {line['right']} in {line['place']}"
-    if line.get("spread") is None:
-        spread = SPREAD
-    else:
-        spread = line["spread"] / 100
-    return Detectable.of(name, line["n"], level, seeds, trained > 0, line["discordant"], spread)
+    spread = SPREAD
+    if first.get("spread") is not None:
+        spread = first["spread"] / 100
+    name = f"{first['left']} with {first['right']} in {first['place']}"
+    discordant = first["discordant"]
+    return Detectable.of(name, first["n"], level, seeds, trained > 0, discordant, spread)

@@ -1,8 +1,8 @@
-"""A cell as an expression over its lines, each a score behind it.
+"""A cell as an expression over its lines, each a score behind the cell.
 
-`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give its
-value, rows of answers its answers by question, rows of halves and of draws its bootstrap, in which
-each choice is repeated.
+`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give the
+cell's value, and rows of answers its answers by question. Rows of halves and of draws give its
+bootstrap, which repeats each choice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.stats.statistics import largest
@@ -18,10 +19,10 @@ from pipeline.tables.plan import Candidate, Cell, Choice, Item
 if TYPE_CHECKING:
     import numpy as np
 
-Key = tuple[
-    Any, str | None
-]  # a score (or the spec that holds a fact), and the pair of languages that a cell shows
+# a score (or the spec that recorded a fact), and the pair of languages that a cell shows
+Key = tuple[Any, str | None]
 Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
+Axes = tuple[tuple[str, Any], ...]  # the values of some axes
 
 
 class Plan(Protocol):
@@ -33,7 +34,7 @@ class Plan(Protocol):
 
 @dataclass
 class PlainPlan:
-    """The plan of cells that are not those of a table file."""
+    """The plan of cells that come from no table file."""
 
     cells: dict[tuple[str, str], Cell]
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -45,8 +46,10 @@ class PlainPlan:
 class ScoreLine(NamedTuple):
     """A score behind a cell.
 
-    leaf: the cell that holds its item, if the cell averages rows; score: a ScoreRef, or the spec
-    that holds a fact; candidate: of an open choice, otherwise empty.
+    Attributes:
+        leaf: The cell that has the item, if the cell averages rows.
+        candidate: Of an open choice, otherwise empty.
+        score: A ScoreRef, or the spec that recorded a fact.
     """
 
     leaf: Cell
@@ -57,7 +60,10 @@ class ScoreLine(NamedTuple):
 
 
 def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
-    """Yield the cells that hold items: for a row that averages rows, those of the averaged rows."""
+    """Yield the cells that have items.
+
+    For a row that averages rows, these are the cells of the averaged rows.
+    """
     if not cell.of:
         yield cell
     for row in cell.of:
@@ -65,37 +71,42 @@ def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
 
 
 def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[ScoreLine]:
-    """Return the lines behind some cells, of all candidates of a choice."""
+    """Return the lines behind some cells, for all candidates of a choice."""
     lines = []
     for cell in cells:
         for leaf in leaf_cells(plan, cell):
             for item in leaf.items:
-                if item.model is not None:
-                    lines.append(ScoreLine(leaf, item, 0, (), item.model))
-                for place, reading in enumerate(item.readings):
-                    lines += [
-                        ScoreLine(leaf, item, place, candidate, score)
-                        for candidate, score in reading.items()
-                    ]
+                lines += lines_of_item(leaf, item)
+    return lines
+
+
+def lines_of_item(leaf: Cell, item: Item) -> list[ScoreLine]:
+    lines = []
+    if item.model is not None:
+        lines.append(ScoreLine(leaf, item, 0, (), item.model))
+    for place, reading in enumerate(item.readings):
+        for candidate, score in reading.items():
+            lines.append(ScoreLine(leaf, item, place, candidate, score))
     return lines
 
 
 def scores_of(plan: Plan, cells: Iterable[Cell]) -> list[Key]:
-    """Return the scores that cells show, and those by which shown candidates are chosen, each with
-    its pair.
-    """
+    """Return the scores that cells show, and the scores that choose them, each with its pair."""
     keys: dict[Key, None] = {}
     for line in lines_of(plan, cells):
-        keys[line.score, line.leaf.pair] = None
+        pair = line.leaf.pair
+        keys[line.score, pair] = None
         if line.item.choice is not None and is_open_choice(line.item):
             for scores in plan.choices[line.item.choice].candidates.values():
-                keys |= {(score, line.leaf.pair): None for score in scores}
+                for score in scores:
+                    keys[score, pair] = None
     return list(keys)
 
 
 def is_open_choice(item: Item) -> bool:
-    """Return True if all candidates were scored here, so that the choice can be repeated in each
-    draw.
+    """Return True if all candidates were scored here.
+
+    The choice can then be repeated in each draw.
     """
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
@@ -103,19 +114,17 @@ def is_open_choice(item: Item) -> bool:
 def is_plain_mean(plan: Plan, cell: Cell) -> bool:
     """Return True if a cell is a plain mean of its answers."""
     leaves = list(leaf_cells(plan, cell))
-    steps = []
     for part in (cell, *leaves):
-        for how, _ in part.reduce:
-            steps.append(how)
-    is_chosen = any(is_open_choice(item) for leaf in leaves for item in leaf.items)
-    return not is_chosen and all(how == "mean" for how in steps)
+        if any(how != "mean" for how, _ in part.reduce):
+            return False
+    return not any(map(is_open_choice, chain.from_iterable(leaf.items for leaf in leaves)))
 
 
 # --- expressions ---
 
 
 class Sides(NamedTuple):
-    """A part of a cell in the rows that choices use, and in those that are shown."""
+    """A part of a cell in the rows that choices use, and in the rows that are shown."""
 
     choosing: np.ndarray
     shown: np.ndarray
@@ -124,64 +133,68 @@ class Sides(NamedTuple):
 def evaluate(
     plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
 ) -> np.ndarray:
-    """Return a cell in the rows of `show`, with the choices, maxima and minima that the rows of
-    `choose` make.
+    """Return a cell in the rows of `show`, chosen by the rows of `choose`.
 
-    If `choose` has one column, its choice holds for all columns of `show`. Otherwise each column
-    has its own. Ties choose the first candidate. keep: axes over which the cell is not reduced.
-    They are the first dimensions of the result; an axis that the cell does not have is of length 1.
+    Choices, maxima and minima use `choose`. If it has one column, its choice is valid for all
+    columns of `show`. Otherwise each column has another choice. Ties choose the first candidate.
+
+    Args:
+        plan: The plan of the cell.
+        cell: The cell.
+        choose: Gives the rows that choices use.
+        show: Gives the rows that are shown.
+        keep: Axes over which the cell is not reduced. They are the first dimensions of the result.
+            An axis that the cell does not have has length 1.
     """
     return Evaluation(plan, choose, show, keep).of(cell).shown
 
 
 @dataclass
 class Evaluation:
+    """One evaluation of a cell, as in `evaluate`."""
+
     plan: Plan
     choose: Values
     show: Values
     keep: Sequence[str]
-    winners: dict[tuple[str, str, str], Any] = field(
-        default_factory=dict
-    )  # many items share a choice
+    # many items share a choice
+    winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)
 
     def of(self, cell: Cell) -> Sides:
         if cell.of:
-            rows = [self.of(self.plan.cells[row, cell.column]) for row in cell.of]
-            return reduce_sides(cell.reduce[0][0], rows)
+            averaged = [self.plan.cells[row, cell.column] for row in cell.of]
+            return reduce_sides(cell.reduce[0][0], [self.of(part) for part in averaged])
         parts = [(item.at, self.of_item(cell, item)) for item in cell.items]
         for how, axes in cell.reduce:
-            groups: dict[tuple[tuple[str, Any], ...], list[Sides]] = {}
+            reduced = [axis for axis in axes if axis not in self.keep]
+            groups: dict[Axes, list[Sides]] = {}
             for at, sides in parts:
-                rest = tuple(
-                    (axis, value)
-                    for axis, value in at.items()
-                    if axis not in axes or axis in self.keep
-                )
-                groups.setdefault(rest, []).append(sides)
-            parts = [(dict(rest), reduce_sides(how, group)) for rest, group in groups.items()]
+                others = [(axis, value) for axis, value in at.items() if axis not in reduced]
+                groups.setdefault((*others,), []).append(sides)
+            parts = [(dict(at), reduce_sides(how, group)) for at, group in groups.items()]
         levels = [at for at, _ in parts]
         choosing = by_level(levels, [sides.choosing for _, sides in parts], self.keep)
-        return Sides(choosing, by_level(levels, [sides.shown for _, sides in parts], self.keep))
+        shown = by_level(levels, [sides.shown for _, sides in parts], self.keep)
+        return Sides(choosing, shown)
 
     def of_item(self, cell: Cell, item: Item) -> Sides:
-        """Return the mean over the readings of an item, each of the chosen candidate."""
+        """Return the mean over the readings of an item, each for the chosen candidate."""
         if item.model is not None:
-            return Sides(self.choose(cell, item.model), self.show(cell, item.model))
+            return self.sides(cell, item.model)
         readings = []
         for reading in item.readings:
             if item.choice is None or () in reading:
                 (score,) = reading.values()
-                readings.append(Sides(self.choose(cell, score), self.show(cell, score)))
-            else:
-                best = self.winner(cell, item.choice)
-                scores = [
-                    reading[candidate] for candidate in self.plan.choices[item.choice].candidates
-                ]
-                choosing = picked([self.choose(cell, score) for score in scores], best)
-                readings.append(
-                    Sides(choosing, picked([self.show(cell, score) for score in scores], best))
-                )
+                readings.append(self.sides(cell, score))
+                continue
+            best = self.winner(cell, item.choice)
+            candidates = self.plan.choices[item.choice].candidates
+            parts = [self.sides(cell, reading[candidate]) for candidate in candidates]
+            readings.append(pick_sides(parts, best))
         return reduce_sides("mean", readings)
+
+    def sides(self, cell: Cell, score: Any) -> Sides:
+        return Sides(self.choose(cell, score), self.show(cell, score))
 
     def winner(self, cell: Cell, name: str) -> Any:
         """Return the number of the best candidate of a choice, in each column."""
@@ -190,26 +203,33 @@ class Evaluation:
             choice = self.plan.choices[name]
             means = []
             for scores in choice.candidates.values():
-                means.append(choice.sign * average([self.choose(cell, score) for score in scores]))
+                rows = [self.choose(cell, score) for score in scores]
+                means.append(choice.sign * average(rows))
             self.winners[key] = largest(means)
         return self.winners[key]
 
 
 def reduce_sides(how: str, parts: Sequence[Sides]) -> Sides:
-    """Return the mean of some parts, or the largest (max) or least (min) of them by what choices
-    use.
+    """Return the mean of some parts, or the part with the largest (max) or smallest (min) value.
+
+    The value is the mean in the rows that choices use.
     """
-    choosing, shown = [part.choosing for part in parts], [part.shown for part in parts]
+    choosing = [part.choosing for part in parts]
     if how == "mean" or len(parts) == 1:
-        return Sides(average(choosing), average(shown))
+        return Sides(average(choosing), average([part.shown for part in parts]))
     sign = 1 if how == "max" else -1
     columns = choosing[0].shape[-1]
-    best = largest([sign * part.reshape(-1, columns).mean(axis=0) for part in choosing])
-    return Sides(picked(choosing, best), picked(shown, best))
+    means = [part.reshape(-1, columns).mean(axis=0) for part in choosing]
+    return pick_sides(parts, largest([sign * mean for mean in means]))
+
+
+def pick_sides(parts: Sequence[Sides], best: np.ndarray) -> Sides:
+    choosing = picked([part.choosing for part in parts], best)
+    return Sides(choosing, picked([part.shown for part in parts], best))
 
 
 def average(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of several rows; of single numbers exactly rounded."""
+    """Return the mean of several rows; single numbers are rounded exactly."""
     import numpy as np
 
     if len(parts) == 1:
@@ -221,7 +241,7 @@ def average(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
-    """Return the part that is best, in each column if there is a choice for each."""
+    """Return the best part, in each column if each has a choice."""
     import numpy as np
 
     if len(best) == 1:
@@ -232,17 +252,21 @@ def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
 def by_level(
     levels_at: Sequence[Mapping[str, Any]], rows: Sequence[np.ndarray], axes: Sequence[str]
 ) -> np.ndarray:
-    """Return (levels of each axis ..., columns) of rows at values of the axes."""
+    """Return rows at values of the axes as one array (levels of each axis ..., columns)."""
     import numpy as np
 
     if not axes:
         (row,) = rows
         return row
-    levels = [
-        list(dict.fromkeys(at[axis] for at in levels_at if axis in at)) or [None] for axis in axes
-    ]
-    array = np.full((*map(len, levels), len(rows[0])), np.nan)
+    levels = []
+    for axis in axes:
+        distinct = dict.fromkeys(at[axis] for at in levels_at if axis in at)
+        levels.append(list(distinct) or [None])
+    shape = [len(values) for values in levels]
+    array = np.full((*shape, len(rows[0])), np.nan)
     for at, row in zip(levels_at, rows, strict=True):
-        place = [values.index(at.get(axis)) for axis, values in zip(axes, levels, strict=True)]
+        place = []
+        for axis, values in zip(axes, levels, strict=True):
+            place.append(values.index(at.get(axis)))
         array[tuple(place)] = row
     return array

@@ -1,4 +1,4 @@
-"""Figures of a report, as matplotlib figures, for its page, for papers and notebooks:
+"""Figures of a report, as matplotlib figures, for its page, for papers and notebooks.
 
 from pipeline.report import figures
 figures.save(figures.scores("runs/reports/sandbox"), "scores.pdf")
@@ -22,90 +22,83 @@ if TYPE_CHECKING:
 
 ACROSS = 3  # panels in a line
 ROW = 0.24  # inches of a bar
-NAMES = (
-    "row",
-    "column",
-    "left",
-    "right",
-    "place",
-)  # columns of text, also where a name is a number
-Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file
+NAMES = ("row", "column", "left", "right", "place")  # columns of text, even if a name is a number
+Lines = Sequence[Mapping[str, Any]]  # the lines of a report's CSV file
 
 
 def save(figure: Figure, file: str | Path) -> Path:
-    """Write a figure as SVG or PDF, by the name of the file."""
+    """Write a figure as SVG or PDF, depending on the name of the file."""
     path = Path(file)
-    date = "CreationDate"
-    if path.suffix == ".svg":
-        date = "Date"
+    date = "Date" if path.suffix == ".svg" else "CreationDate"
     with styled():
         figure.savefig(path, transparent=True, metadata={date: None})
     return path
 
 
 def scores(report: str | Path | Lines) -> Figure:
-    """Bars of a report's cells with their 95 % intervals, a panel a column; diamonds are the
-    published numbers. report: its folder, or the lines of its cells.csv, of which `best` and
-    `chance` are drawn, too.
+    """Draw bars of a report's cells with their 95 % intervals, a panel for each column.
+
+    Diamonds are the published numbers.
+
+    Args:
+        report: The report's folder, or the lines of its cells.csv. Lines may have `best` and
+            `chance`, which are drawn too.
     """
     lines = [line for line in _read(report, "cells.csv") if line["value"] is not None]
+    values, ends = [], []
+    for line in lines:
+        values.append(line["value"])
+        ends.append(line["value"] if line["high"] is None else line["high"])
+    limits = None
+    if lines and min(values) >= 0 and max(ends) <= 100:
+        limits = (0, 1.15 * max(ends))
+    return _by_panel(lines, "column", "row", _draw_score, limits)
 
-    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
-        value, published = line["value"], line["published"]
-        axes.barh(height, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
-        axes.annotate(
-            f"{value:.1f}",
-            (max(value, 0, line["high"] or 0), height),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-        )
-        if published is not None:
-            axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
-        chance = line.get("chance")
-        if chance:
-            axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
-    ends = [line["value"] if line["high"] is None else line["high"] for line in lines]
-    shares = lines and min(line["value"] for line in lines) >= 0 and max(ends) <= 100
-    return _by_panel(lines, "column", "row", draw, (0, 1.15 * max(ends)) if shares else None)
+def _draw_score(axes: Axes, line: Mapping[str, Any], height: int) -> None:
+    value, published = line["value"], line["published"]
+    colour = COLOURS["accent" if line.get("best") else "soft"]
+    axes.barh(height, value, 0.68, color=colour)
+    end = max(value, 0, line["high"] or 0)
+    style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+    axes.annotate(f"{value:.1f}", (end, height), (4, 0), **style)
+    if published is not None:
+        axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
+    chance = line.get("chance")
+    if chance:
+        axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
 
 def contrasts(report: str | Path | Lines) -> Figure:
-    """Differences of a report's comparisons with their 95 % intervals, a panel a place.
+    """Draw differences of a report's comparisons with 95 % intervals, a panel for each place.
 
-    Filled: significant after Holm's correction over all of them; grey: less than the minimum
-    detectable difference. report: its folder, or the lines of its contrasts.csv.
+    Filled dots are significant after Holm's correction over all comparisons. Grey is less than the
+    minimum detectable difference.
+
+    Args:
+        report: The report's folder, or the lines of its contrasts.csv.
     """
-    lines = _read(report, "contrasts.csv")
-    missing = []
-    for name in ("p_holm", "detectable"):
-        if any(name not in line for line in lines):
-            missing.append(name)
-    if missing:
-        raise PipelineError(
-            f"contrasts.csv has no {missing[0]}, as an earlier version wrote it: run stage=report"
-            " again"
-        )
-    lines = [
-        {**line, "pair": f"{line['left']} − {line['right']}"}
-        for line in lines
-        if line["difference"] is not None
-    ]
+    lines = []
+    for line in _read(report, "contrasts.csv"):
+        for name in ("p_holm", "detectable"):
+            if name not in line:
+                raise PipelineError(
+                    f"contrasts.csv has no {name}: an earlier version wrote it. Run stage=report"
+                    " again."
+                )
+        if line["difference"] is not None:
+            lines.append({**line, "pair": f"{line['left']} − {line['right']}"})
+    return _by_panel(lines, "place", "pair", _draw_contrast)
 
-    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
-        axes.axvline(0, color=COLOURS["line"], lw=1)
-        detectable = line["detectable"]
-        if detectable:
-            axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
-        inside = "none"
-        if is_significant(line):
-            inside = COLOURS["accent"]
-        axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
-        axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
-    return _by_panel(lines, "place", "pair", draw)
+def _draw_contrast(axes: Axes, line: Mapping[str, Any], height: int) -> None:
+    axes.axvline(0, color=COLOURS["line"], lw=1)
+    detectable = line["detectable"]
+    if detectable:
+        axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
+    inside = COLOURS["accent"] if is_significant(line) else "none"
+    axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
+    axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
 
 # --- drawing ---
@@ -120,30 +113,38 @@ def _by_panel(
 ) -> Figure:
     """Draw a panel for each value of `across`, with a row and a 95 % interval for each line.
 
-    Args: limits: of the axis that all panels share, or None if each has its own.
+    Args:
+        lines: The lines to draw.
+        across: The column of `lines` that names the panel.
+        down: The column of `lines` that names the row.
+        draw: Draws one line at a height.
+        limits: The limits of the axis that all panels share. None: each panel has other limits.
     """
     from matplotlib.figure import Figure
 
     if not lines:
-        raise PipelineError("nothing to draw: the report has no finished numbers for this figure")
-    panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
-    wide, high = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # the number of panels
+        raise PipelineError("No number of this figure is finished yet. Run stage=table first.")
+    panels = list(dict.fromkeys(line[across] for line in lines))
+    rows = list(dict.fromkeys(line[down] for line in lines))
+    labels = ["\n".join(wrap(row, 34)) for row in rows]
+    wide = min(ACROSS, len(panels))
+    high = math.ceil(len(panels) / ACROSS)
+    inches = (1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high)
     with styled():
-        figure = Figure(
-            figsize=(1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high), layout="constrained"
-        )
+        figure = Figure(figsize=inches, layout="constrained")
         for number, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(high, wide, number)
-            for line in (line for line in lines if line[across] == panel):
-                height = rows.index(line[down])
+            for line in lines:
+                if line[across] != panel:
+                    continue
+                height, low = rows.index(line[down]), line["low"]
                 draw(axes, line, height)
-                if line["low"] is not None:
-                    axes.plot(
-                        [line["low"], line["high"]], [height, height], color=COLOURS["ink"], lw=1.2
-                    )
+                if low is not None:
+                    ends = [low, line["high"]]
+                    axes.plot(ends, [height, height], color=COLOURS["ink"], lw=1.2)
             axes.set_title(panel)
             axes.set_xlim(*limits or (None, None))
-            axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
+            axes.set_yticks(range(len(rows)), labels)
             axes.set_ylim(len(rows) - 0.5, -0.5)
             first = axes.get_subplotspec()
             axes.tick_params(length=0, labelleft=not first or first.is_first_col())
@@ -153,7 +154,7 @@ def _by_panel(
 
 
 def _read(folder: str | Path | Lines, name: str) -> Lines:
-    """Read the lines of a report's CSV file, with None for what is empty."""
+    """Read the lines of a report's CSV file, with None for empty fields."""
     if not isinstance(folder, str | Path):
         return folder
     import pandas as pd
@@ -161,7 +162,7 @@ def _read(folder: str | Path | Lines, name: str) -> Lines:
     file = Path(folder) / name
     if not file.is_file():
         raise PipelineError(
-            f"{file} does not exist: give the folder of a report, such as runs/reports/sandbox"
+            f"{file} does not exist. Give the folder of a report, such as runs/reports/sandbox."
         )
     frame = pd.read_csv(
         file, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(NAMES, str)

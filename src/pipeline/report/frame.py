@@ -1,6 +1,4 @@
-"""The long table of a report: the answers to each score, aligned by question, and comparisons of
-cells over them.
-"""
+"""The answers to a table's scores, aligned by question, and comparisons of cells over them."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ class NoScore(PipelineError):
 class Frame:
     """The answers under some cells: a row for each line's score, a column for each question.
 
-    rows: the row of each score; answers: shares of 1, or numbers without bounds such as bits
-        (`bounded` is False).
+    Attributes:
+        rows: The row of each score.
+        answers: Shares of 1, or numbers without bounds such as bits (`bounded` is False).
     """
 
     plan: Plan
@@ -61,31 +60,39 @@ class Frame:
 
     def summary(self, row: np.ndarray) -> tuple[float, float]:
         """Return the value of a row of answers, and its variance over draws of questions."""
-        lost = 0 if self.bounded or len(row) < 2 else 1
-        return float(row.mean()), float(row.var(ddof=lost)) / len(row)
+        n = len(row)
+        ddof = 0 if self.bounded or n < 2 else 1
+        return float(row.mean()), float(row.var(ddof=ddof)) / n
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
         if self.bounded:
             return share_interval(value, self.size, variance)
         if self.size < 2 or variance == 0:
-            raise NoScore("one value, or the same of all questions, shows no variance")
+            raise NoScore("one question, or the same value on all questions, shows no variance")
         return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(
         self,
         differences: np.ndarray,
-        reach: float,
+        bound: float,
         estimate: float | None = None,
         draws: np.ndarray | None = None,
     ) -> Contrast:
-        """Return the contrast of differences by question (levels ..., N), none of which is above
-        `reach`.
+        """Return the contrast of differences by question (levels ..., N).
+
+        Args:
+            differences: No difference is above `bound`.
+            bound: The largest possible difference.
+            estimate: As in `stats.contrast.contrast`.
+            draws: As `drawn` in `stats.contrast.contrast`.
         """
+        if not self.bounded:
+            bound = math.inf
         try:
-            return contrast(differences, estimate, draws, reach=reach if self.bounded else math.inf)
+            return contrast(differences, estimate, draws, bound=bound)
         except ValueError:
             raise NoScore(
-                "one question, or the same difference on all, shows no variance"
+                "one question, or the same difference on all questions, shows no variance"
             ) from None
 
     # --- the same for all ---
@@ -104,25 +111,29 @@ class Frame:
     def split_half(
         self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[float, np.ndarray]:
-        """Return the value, on one half of the questions, of what is chosen on the other half.
+        """Choose on one half of the questions, and return the value on the other half.
 
-        As observed, and (draws,) over draws of questions. Both are means of the two directions.
+        Returns the observed value, and its values in draws of questions (draws,). Both are means of
+        the two directions.
 
-        statistic: (rows that choices use, rows that are shown) -> values, one per column. Raises
-        NoScore for a single question, which has no halves.
+        Args:
+            statistic: (rows that choices use, rows that are shown) -> values, one per column.
+
+        Raises:
+            NoScore: For a single question, which has no halves.
         """
         if self.size < 2:
-            raise NoScore("one question cannot both choose the best and score it")
-        halves, (odd, even) = self.halves(), self.halved_draws()
+            raise NoScore("one question cannot both choose the best candidate and score it")
+        halves = self.halves()
+        odd, even = self.halved_draws()
         observed = statistic(halves, halves[:, ::-1])
         return float(observed.mean()), (statistic(odd, even) + statistic(even, odd)) / 2
 
     def estimate(self, cell: Cell) -> tuple[float, float, float]:
         """Return a cell and its 95 % interval over draws of questions.
 
-        What is chosen (the best configuration, a maximum) is scored on the half of the questions
-        that it was not chosen on, and chosen again in each draw. Seeds and experts are treated as
-        fixed.
+        A choice (the best configuration, a maximum) is scored on the half of the questions that it
+        was not made on, and repeated in each draw. Seeds and experts are treated as fixed.
         """
         import numpy as np
 
@@ -140,8 +151,11 @@ Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its referenc
 class CorpusFrame(Frame):
     """A frame of corpus metrics, which are not means over questions.
 
-    The columns of `answers` are the observed value and then one value per draw of sentences. texts:
-    the sentences of each row.
+    The columns of `answers` are the observed value, and then one value per draw of sentences.
+
+    Attributes:
+        metric: The name of the metric.
+        texts: The sentences of each row.
     """
 
     metric: str = ""
@@ -156,11 +170,8 @@ class CorpusFrame(Frame):
         rows = {key: row for row, key in enumerate(texts)}
         answers = []
         for pairs in texts.values():
-            answers.append(
-                np.mean(
-                    [drawn_scores(metric, pair, sentences) for pair, sentences in pairs], axis=0
-                )
-            )
+            of_pairs = [drawn_scores(metric, pair, sentences) for pair, sentences in pairs]
+            answers.append(np.mean(of_pairs, axis=0))
         return cls(plan, cells, rows, np.array(answers), metric=metric, texts=list(texts.values()))
 
     @property
@@ -172,14 +183,15 @@ class CorpusFrame(Frame):
         return self.answers[:, :1]
 
     def resampled(self, copies: np.ndarray) -> np.ndarray:
-        """Return (scores, draws) of sentences that occur `copies` (draws, N) times."""
+        """Return (scores, draws) of sets with `copies` (draws, N) of each sentence."""
         import numpy as np
 
         rows = []
         for pairs in self.texts:
-            of_pairs = [
-                corpus_scores(*counts_of(self.metric, pair, texts), copies) for pair, texts in pairs
-            ]
+            of_pairs = []
+            for pair, texts in pairs:
+                metric, counts = counts_of(self.metric, pair, texts)
+                of_pairs.append(corpus_scores(metric, counts, copies))
             rows.append(np.mean(of_pairs, axis=0))
         return np.array(rows)
 
@@ -192,7 +204,8 @@ class CorpusFrame(Frame):
         draws = []
         for half in (0, 1):
             copies = np.zeros((DRAWS, self.size))
-            copies[:, half::2] = copies_of(len(range(half, self.size, 2)), half * DRAWS)
+            size = len(range(half, self.size, 2))
+            copies[:, half::2] = copies_of(size, half * DRAWS)
             draws.append(self.resampled(copies))
         return draws[0], draws[1]
 
@@ -202,25 +215,29 @@ class CorpusFrame(Frame):
     def interval(self, value: float, variance: float) -> tuple[float, float]:
         """Return a normal interval.
 
-        The standard error is at least that of one sentence, as in contrasts.
+        The standard error is at least one sentence's, as in contrasts.
         """
-        low, high = NormalTest(value, max(math.sqrt(variance), 1 / self.size)).interval()
+        error = max(math.sqrt(variance), 1 / self.size)
+        low, high = NormalTest(value, error).interval()
         return max(0.0, low), high
 
     def contrast(
         self,
         differences: np.ndarray,
-        reach: float,
+        bound: float,
         estimate: float | None = None,
         draws: np.ndarray | None = None,
     ) -> Contrast:
-        return corpus_contrast(
-            differences[..., 0], differences[..., 1:], self.size, estimate, draws
-        )
+        observed, drawn = differences[..., 0], differences[..., 1:]
+        return corpus_contrast(observed, drawn, self.size, estimate, draws)
 
 
 def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
-    """Return the ids that all of these have, sorted. Raises NoScore if there are none."""
+    """Return the sorted ids that all of these answers have.
+
+    Raises:
+        NoScore: If they share no id.
+    """
     shared = set.intersection(*map(set, answers))
     if not shared:
         raise NoScore("its scores share no question")
@@ -234,51 +251,64 @@ def answers_frame(
     bounded: bool = True,
     groups: Mapping[Any, Any] | None = None,
 ) -> Frame:
-    """Return the frame of answers by question, on the questions that all scores of a language
-    share.
+    """Return the frame of answers, on the questions that all scores of a language share.
 
-    groups: question -> what it is about. The questions about one passage are not independent: their
-    sum counts as one question, scaled so that the mean stays.
+    Args:
+        plan: The plan of the cells.
+        cells: The cells.
+        answers: The answers of each score, by question.
+        bounded: False for numbers without bounds.
+        groups: question -> the passage that it is about. Questions about one passage are not
+            independent: their sum counts as one question, scaled so that the mean is unchanged.
     """
     import numpy as np
 
     by_language: dict[str, list[Mapping[Any, float]]] = {}
     for (score, pair), of_score in answers.items():
         by_language.setdefault(pair or score.language, []).append(of_score)
-    shared = {language: shared_questions(several) for language, several in by_language.items()}
+    shared = {}
+    for language, of_language in by_language.items():
+        shared[language] = shared_questions(of_language)
     ids = sorted(set().union(*shared.values()))
     rows = []
     for (score, pair), of_score in answers.items():
-        own = shared[pair or score.language]
-        rows.append(on_all([of_score[question] for question in own], own, ids))
+        answered = shared[pair or score.language]
+        rows.append(on_all([of_score[question] for question in answered], answered, ids))
     matrix = np.array(rows)
-    named = [(groups or {}).get(question, question) for question in ids]
-    clusters = {group: number for number, group in enumerate(dict.fromkeys(named))}
-    if len(clusters) < len(ids):
-        places, scale = [clusters[group] for group in named], len(clusters) / len(ids)
-        matrix = np.array([scale * np.bincount(places, row, len(clusters)) for row in matrix])
+    if groups:
+        matrix = sum_groups(matrix, [groups.get(question, question) for question in ids])
     return Frame(plan, cells, {key: row for row, key in enumerate(answers)}, matrix, bounded)
 
 
-def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
-    """Return answers to some questions as answers to all of `ids`, with the same mean and variance
-    of the mean.
+def sum_groups(answers: np.ndarray, groups: Sequence[Any]) -> np.ndarray:
+    """Return the sum of the answers to each group of questions, scaled to the same mean."""
+    import numpy as np
 
-    A question that a language lacks counts as its mean. The other answers differ from the mean by
-    so much more.
+    number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    n = len(number_of)
+    if n == len(groups):
+        return answers
+    numbers = [number_of[group] for group in groups]
+    scale = n / len(groups)
+    return np.array([scale * np.bincount(numbers, row, n) for row in answers])
+
+
+def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
+    """Return answers to some questions as answers to all of `ids`.
+
+    The mean and the variance of the mean are unchanged. A question that a language lacks counts as
+    the language's mean, and the other answers differ from the mean by so much more.
     """
     import numpy as np
 
-    values, index_of = (
-        np.array(answers, dtype=float),
-        {question: index for index, question in enumerate(ids)},
-    )
+    values = np.array(answers, dtype=float)
     if len(answered) == len(ids):
         return values
-    row = np.full(len(ids), values.mean())
-    row[[index_of[question] for question in answered]] += (
-        len(ids) / len(answered) * (values - values.mean())
-    )
+    index_of = {question: index for index, question in enumerate(ids)}
+    indices = [index_of[question] for question in answered]
+    mean = values.mean()
+    row = np.full(len(ids), mean)
+    row[indices] += len(ids) / len(answered) * (values - mean)
     return row
 
 
@@ -289,7 +319,8 @@ def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]
 class Comparison:
     """Left minus `factor` times right, each a weighted sum of cells, over the same questions.
 
-    axes: those that are a sample.
+    Attributes:
+        axes: The sampled axes.
     """
 
     frame: Frame
@@ -299,41 +330,40 @@ class Comparison:
     factor: float = 1.0
 
     @property
-    def reach(self) -> float:
+    def bound(self) -> float:
         """The largest possible difference; 2 for a gain, the difference of two differences."""
-        weights = [weight for weight, _ in self.left] + [
-            -self.factor * weight for weight, _ in self.right
-        ]
-        gained = math.fsum(weight for weight in weights if weight > 0)
-        lost = math.fsum(-weight for weight in weights if weight < 0)
+        weights = [weight for weight, _ in self.left]
+        weights += [-self.factor * weight for weight, _ in self.right]
+        gained = math.fsum(max(weight, 0) for weight in weights)
+        lost = math.fsum(max(-weight, 0) for weight in weights)
         return round(max(gained, lost), 12)
 
     def side(
         self, weights: Weights, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
     ) -> Any:
-        return sum(weight * self.frame.cell(cell, choose, show, keep) for weight, cell in weights)
+        parts = [weight * self.frame.cell(cell, choose, show, keep) for weight, cell in weights]
+        return sum(parts)
 
     def difference(
         self, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
     ) -> np.ndarray:
-        left, right = (
-            self.side(self.left, choose, show, keep),
-            self.side(self.right, choose, show, keep),
-        )
+        left = self.side(self.left, choose, show, keep)
+        right = self.side(self.right, choose, show, keep)
         difference: np.ndarray = left - self.factor * right
         return difference
 
     @property
     def values(self) -> tuple[float, float]:
-        """(left, right) as observed."""
+        """The observed values of left and right."""
         means = self.frame.means
-        return float(self.side(self.left, means, means)[0]), float(
-            self.side(self.right, means, means)[0]
-        )
+        left = self.side(self.left, means, means)
+        right = self.side(self.right, means, means)
+        return float(left[0]), float(right[0])
 
     def differences(self) -> np.ndarray:
-        """Return left minus right by question, (levels of each sampled axis ..., N), without axes
-        of one value.
+        """Return left minus right by question: (levels of each sampled axis ..., N).
+
+        Axes of one value are left out.
         """
         difference = self.difference(self.frame.means, self.frame.answers, self.axes)
         levels = [size for size in difference.shape[:-1] if size > 1]
@@ -342,17 +372,18 @@ class Comparison:
     def contrast(self) -> Contrast:
         """Return the contrast of left minus right.
 
-        What is chosen is scored on the half that it was not chosen on.
+        A choice is scored on the half of the questions that it was not made on.
         """
         estimate, draws = None, None
         if not all(is_plain_mean(self.frame.plan, cell) for cell in self.frame.cells):
             estimate, draws = self.frame.split_half(self.difference)
-        return self.frame.contrast(self.differences(), self.reach, estimate, draws)
+        return self.frame.contrast(self.differences(), self.bound, estimate, draws)
 
 
 def varied_axes(plan: Plan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:
-    """Return those of some axes of which a cell has several values: `Comparison.differences` keeps
-    them.
+    """Return the axes that have several values in a cell.
+
+    `Comparison.differences` keeps these axes.
     """
     varied = []
     for axis in axes:

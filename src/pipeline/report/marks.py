@@ -1,4 +1,4 @@
-"""Marks on suspicious scores, and which answers the page shows."""
+"""Marks on suspicious scores, and the selection of the answers that the page shows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from pipeline.text import pluralize
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
 
 
-Marks = dict[
-    str, dict[str, list[str]]
-]  # problem -> row -> the places and sizes of its suspicious scores
+Marks = dict[str, dict[str, list[str]]]  # problem -> row -> its suspicious scores
 
 
 def suspicious_scores(results: Results) -> Marks:
-    """Return the marks on suspicious scores: exactly 0, at chance, mostly unparsed, cut off, or in
-    the wrong script.
+    """Return the marks on suspicious scores.
+
+    A score is suspicious if it is exactly 0, at chance, mostly unparsed, cut off, or in the wrong
+    script.
     """
     marks: Marks = {}
-    visited: set[tuple[str, str, str, str]] = (
-        set()
-    )  # one evaluation may be behind several cells of a row
+    visited = set()  # an evaluation may be behind several cells of a row
     for source in score_rows_of(results.cells):
         cell, score, row = source
         if (cell.row, *source.place) in visited:
@@ -36,38 +34,36 @@ def suspicious_scores(results: Results) -> Marks:
         if row.where not in cell.column.split():
             location.append(row.where)
         location += [f"{axis} {value}" for axis, value in score.at.items()]
-        for problem, detail in _marks(row, results.answers.get(source.place, Answers())):
-            marks.setdefault(problem, {}).setdefault(cell.row, []).append(
-                f"{', '.join(location)}: {detail}"
-            )
+        answers = results.answers.get(source.place, Answers())
+        for problem, detail in _marks(row, answers):
+            of_row = marks.setdefault(problem, {}).setdefault(cell.row, [])
+            of_row.append(f"{', '.join(location)}: {detail}")
     return marks
 
 
 def mark_lines(marks: Marks) -> list[str]:
-    """Return a line for each kind of mark: how many scores have it, and the first of them."""
+    """Return a line for each kind of mark, with the number of its scores and the first of them."""
     lines = []
     for mark, rows in marks.items():
         row, details = next(iter(rows.items()))
-        lines.append(
-            f"{pluralize(sum(map(len, rows.values())), 'score')} {mark}: {row}, {details[0]}"
-        )
+        count = sum(len(of_row) for of_row in rows.values())
+        lines.append(f"{pluralize(count, 'score')} {mark}: {row}, {details[0]}")
     return lines
 
 
 def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:
-    """Return the share of right answers by guessing in a cell; None where nothing can be
-    guessed.
-    """
+    """Return the share of right answers by guessing in a cell, or None if it has no options."""
+    stored = Answers()
     sources = score_rows_of([cell])
-    stored = None
     if sources:
-        stored = answers.get(sources[0].place)
-    return chance_of_score(cell.task, cell.metric, stored or Answers())
+        stored = answers.get(sources[0].place, stored)
+    return chance_of_score(cell.task, cell.metric, stored)
 
 
 def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
-    """Return the share of right answers by guessing: by the options of the stored answers, else of
-    the benchmark.
+    """Return the share of right answers by guessing.
+
+    It follows from the options of the stored answers, or else from the benchmark.
     """
     if not (metric or primary_metric(task)[0]).startswith("acc"):
         return None
@@ -75,7 +71,7 @@ def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
 
 
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
-    value, n = score.value, score.n
+    value, n = score.value, answers.n
     if score.reason:
         return  # skipped: the table shows the reason
     if value is None:
@@ -84,39 +80,37 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         return
     elif value == 0:
         yield "exactly 0", "no answer was correct"
-    elif n and (chance := chance_of_score(score.task, score.metric, answers)):
-        error = standard_error(chance, n)
-        if value <= chance + 2 * error:
-            level = "at chance"
-            if value < chance - 2 * error:
-                level = "below chance"
-            yield (
-                level,
-                (
-                    f"{100 * value:.1f} of 100, where guessing gives {100 * chance:.0f} ±"
-                    f" {100 * 2 * error:.1f}"
-                ),
-            )
-    if answers.n and answers.unparsed / answers.n > 0.5:
-        yield "mostly unparsed", f"nothing extracted from {answers.unparsed} of {answers.n} answers"
+    else:
+        yield from _chance_marks(score, value, answers)
+    if n and answers.unparsed / n > 0.5:
+        yield "mostly unparsed", f"nothing extracted from {answers.unparsed} of {n} answers"
     if answers.cut_off:
-        yield (
-            "cut off",
-            f"{answers.cut_off} of {answers.n} answers ran out of tokens (eval.max_gen_toks)",
-        )
+        ran_out = "answers ran out of tokens (eval.max_gen_toks)"
+        yield "cut off", f"{answers.cut_off} of {n} {ran_out}"
     if answers.strange:
-        yield (
-            "wrong script",
-            f"{answers.strange} of {answers.n} answers are mostly in letters of another script",
-        )
+        letters = "answers are mostly in letters of another script"
+        yield "wrong script", f"{answers.strange} of {n} {letters}"
+
+
+def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[tuple[str, str]]:
+    chance = chance_of_score(score.task, score.metric, answers)
+    if not score.n or not chance:
+        return
+    error = 2 * standard_error(chance, score.n)
+    if value > chance + error:
+        return
+    level = "below chance" if value < chance - error else "at chance"
+    guessing = f"{100 * chance:.0f} ± {100 * error:.1f}"
+    yield level, f"{100 * value:.1f} of 100, where guessing gives {guessing}"
 
 
 # --- to browse ---
 
 
 def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
-    """(row, column, language) -> the evaluation whose answers the page shows there, the first of
-    the cell's.
+    """Return (row, column, language) -> the evaluation whose answers the page shows there.
+
+    It is the first evaluation of the cell.
     """
     shown: dict[tuple[str, str, str], Place] = {}
     for source in score_rows_of(cells):
@@ -125,8 +119,7 @@ def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
 
 
 def questions_to_keep(cells: Iterable[CellResult]) -> dict[Place, int]:
-    """Return evaluation -> how many of its first questions the page may show, of those that are
-    `browsed`.
-    """
+    """Return, for each `browsed` evaluation, how many of its first questions the page may show."""
     places = set(browsed(cells).values())
-    return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places)))))
+    share = MOST_ANSWERS // max(1, len(places))
+    return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, share)))

@@ -28,17 +28,15 @@ def metrics_of(task: str) -> list[str]:
         return []
     if kind == "translation":
         return list(CORPUS_METRICS)
-    further = []
-    if kind == "number":
-        further = ["numeric_match"]
+    further = ["numeric_match"] if kind == "number" else []
     return [primary_metric(task)[0], *further, *measures_of(task)]
 
 
 def stored_metric(plan: Plan, cells: Sequence[Cell]) -> str | None:
-    """Return the one metric that all cells show, if it is stored for each answer or each set of
-    translations.
+    """Return the metric that all cells show, if it is stored for each answer.
 
-    None for different metrics, for facts and figures, and for spBLEU.
+    Translations store it for each set. None for different metrics, for facts and figures, and for
+    spBLEU.
     """
     tasks = tasks_of(plan, cells)
     task = next(iter(tasks), None)

@@ -1,6 +1,6 @@
-"""The report as one page: index.html, from the results of a table, rendered by templates.
+"""The report as one page, index.html, from the results of a table.
 
-It works offline and, but for the table of answers, without JavaScript.
+It works offline, and without JavaScript except for the table of answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
 
-MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
+MOST_BYTES = 5_400_000  # the size of the page, with its answers
 KINDS = {
     "sft": "training",
     "cpt": "training",
@@ -42,17 +42,17 @@ KINDS = {
     "analyze": "analysis",
 }
 PAPER = (
-    "Paper: the published number, and the difference of the measured one from it; both use the same"
-    " questions."
+    "Paper: the published number, and the difference of the measured number from it; both use the"
+    " same questions."
 )
 INTERVAL = "Below a number: its 95 % confidence interval over questions."
 STALE = "⟲ stale: its files, or those of a parent, have changed since it was computed."
-ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
-MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
+ANSWERS = "<!--answers-->"  # replaced by JSON; other text of the page has no unescaped <
+MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have no figure
 
 
 class CellLine(NamedTuple):
-    """What a click on a cell shows: a text, the run that it leads to, and the link's text."""
+    """A line that a click on a cell shows: a text, the run that it leads to, and the link text."""
 
     text: str
     run: str = ""
@@ -62,12 +62,13 @@ class CellLine(NamedTuple):
 def page(
     results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
 ) -> tuple[str, str]:
-    """Return (index.html of a report, its figure of scores as SVG; "" if there is none)."""
+    """Return index.html of a report, and its figure of scores as SVG, or ""."""
     charts = draw_charts(results)
     shown = browsed(results.cells)
-    answered = any(
-        place in results.answers and results.answers[place].n for place in shown.values()
-    )
+    answered = False
+    for place in shown.values():
+        if place in results.answers and results.answers[place].n:
+            answered = True
     html = render(
         "page.html.j2",
         results=results,
@@ -80,25 +81,15 @@ def page(
         difference_of=cell_difference,
         group_reasons=group_reasons,
         choices=choice_lines(results),
-        stale=by_message((run.stale, run.name) for run in results.runs if run.stale),
-        stopped=[
-            stopped_runs("failed", results.failed),
-            stopped_runs("not started", results.missing),
-        ],
-        warnings=by_message(
-            (warning, run.name) for run in results.runs for warning in run.warnings
-        ),
         verdicts=VERDICTS,
         charts=charts,
         detectable=measured_detectable(results.contrasts, results.seeds),
         maps=maps_of(results),
         answered=answered,
         bundle=data_tables() if answered else {},
-        runs=sorted(results.runs, key=run_order),
         used=cells_by_run(results),
-        run_of={run.name: run for run in results.runs},
-        limits=[run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")],
         kinds=KINDS,
+        **context_of_runs(results),
     )
     data = {}
     if answered:
@@ -108,6 +99,29 @@ def page(
     if charts.all:
         picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n"
     return html, picture
+
+
+def context_of_runs(results: Results) -> dict[str, Any]:
+    """Return the variables of the page's template that are about runs."""
+    stale, warnings, limits = [], [], []
+    for run in results.runs:
+        if run.stale:
+            stale.append((run.stale, run.name))
+        for warning in run.warnings:
+            warnings.append((warning, run.name))
+        if run.config.get("eval.limit"):
+            limits.append(run.config["eval.limit"])
+    return {
+        "runs": sorted(results.runs, key=run_order),
+        "run_of": {run.name: run for run in results.runs},
+        "stale": by_message(stale),
+        "warnings": by_message(warnings),
+        "limits": limits,
+        "stopped": [
+            stopped_runs("failed", results.failed),
+            stopped_runs("not started", results.missing),
+        ],
+    }
 
 
 def page_legend(results: Results) -> list[str]:
@@ -124,7 +138,8 @@ def stopped_runs(
     title: str, reasons: Mapping[str, str]
 ) -> tuple[str, int, list[tuple[str, list[str]]]]:
     """Return a title, the number of runs, and the runs of each reason."""
-    return title, len(reasons), by_message((reason, run) for run, reason in reasons.items())
+    messages = [(reason, run) for run, reason in reasons.items()]
+    return title, len(reasons), by_message(messages)
 
 
 def run_order(run: RunResult) -> tuple[bool, bool]:
@@ -133,7 +148,7 @@ def run_order(run: RunResult) -> tuple[bool, bool]:
 
 
 def data_tables() -> dict[str, str]:
-    """DataTables as itables packs it, without any address on the network."""
+    """Return the files of DataTables, as itables packs it, without network addresses."""
     import itables.options
 
     bundle = Path(itables.options.dt_bundle)
@@ -149,41 +164,40 @@ def data_tables() -> dict[str, str]:
 def lines_of(cell: CellResult) -> list[CellLine]:
     """Return what a click on a cell shows.
 
-    These are why it has no number, the scores behind it, and its runs that have none, such as
-    unfinished ones and trainings.
+    These are why it has no number, the scores behind it, and its runs without scores, such as
+    unfinished runs and trainings.
     """
-    lines = []
-    if cell.missing:
-        lines = [CellLine(cell.missing)]
+    lines = [CellLine(cell.missing)] if cell.missing else []
     by_language: dict[str, list[CellLine]] = {}
     for _, score, row in score_rows_of([cell]):
-        axes = [
-            row.where,
-            *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where),
-        ]
-        if row.value is None:
-            value = None
-        else:
-            value = percent_factor(row.metric) * row.value
-        line = CellLine(", ".join(axes), score.run, cell.decimal(value) or score.run)
-        by_language.setdefault(row.where, []).append(line)
+        words = [row.where]
+        for axis, value in score.at.items():
+            if value != row.where:
+                words.append(f"{axis} {value}")
+        number = None
+        if row.value is not None:
+            number = percent_factor(row.metric) * row.value
+        link = cell.decimal(number) or score.run
+        by_language.setdefault(row.where, []).append(CellLine(", ".join(words), score.run, link))
     for of_language in by_language.values():
         lines += of_language
     shown = {line.run for line in lines}
     axes_of = {score.run: score.at for score in cell.scores}
     for run in cell.runs:
         if run not in shown:
-            axes = [f"{axis} {value}" for axis, value in axes_of.get(run, {}).items()]
-            lines.append(CellLine(", ".join(axes), run, run))
+            axes = axes_of.get(run, {})
+            words = [f"{axis} {value}" for axis, value in axes.items()]
+            lines.append(CellLine(", ".join(words), run, run))
     return lines
 
 
 def cells_by_run(results: Results) -> dict[str, str]:
-    """Return run -> the cells that show its scores, or the label of a training."""
+    """Return, for each run, the cells that show its scores, or the label of a training."""
     cells: dict[str, dict[str, None]] = {}
     for cell in results.cells:
+        name = f"{cell.row}, {cell.column}"
         for score in cell.scores:
-            cells.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+            cells.setdefault(score.run, {})[name] = None
     used = {}
     for run in results.runs:
         label = run.label if run.stage in TRAININGS else ""
@@ -196,10 +210,12 @@ def cells_by_run(results: Results) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Charts:
-    """The page's charts of scores as SVG, or "": of all columns, and of one column for the first
-    screen.
+    """The page's charts of scores as SVG, or "".
 
-    lines: those of cells.csv that are drawn.
+    Attributes:
+        lines: The lines of cells.csv that are drawn.
+        all: The chart of all columns.
+        first: The chart of one column, for the first screen.
     """
 
     lines: Sequence[Mapping[str, Any]]
@@ -208,55 +224,58 @@ class Charts:
 
 
 def draw_charts(results: Results) -> Charts:
-    """Draw the charts of a table that is small enough for them."""
+    """Draw the charts, if the table is small enough."""
     lines = chart_lines(results)
     columns = [line["column"] for line in lines]
-    if not lines or len(results.rows) > MOST_BARS or len(set(columns)) > MOST_PANELS:
+    is_large = len(results.rows) > MOST_BARS or len(set(columns)) > MOST_PANELS
+    if not lines or is_large:
         return Charts(lines)
-    column = next(
-        (name for name in [*results.primary[2:], *columns] if name in results.columns), ""
-    )
+    title = "Scores by row: the numbers are in the table above"
+    all_columns = draw_svg(lambda: figures.scores(lines), "scores", title)
+    column = ""
+    for name in [*results.primary[2:], *columns]:
+        if name in results.columns:
+            column = name
+            break
     of_column = [line for line in lines if line["column"] == column]
-    everything = draw_svg(
-        lambda: figures.scores(lines), "scores", "Scores by row: the numbers are in the table above"
-    )
     first = ""
     if of_column:
         first = draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}")
-    return Charts(lines, everything, first)
+    return Charts(lines, all_columns, first)
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the lines of cells.csv that are scores, with the score of guessing and the best
-    ones.
-    """
+    """Return the lines of cells.csv that are scores, with `best` and `chance`."""
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
             chance = chance_in(cell, results.answers)
-            lines.append({**line, "best": cell.best, "chance": 100 * chance if chance else None})
+            percent = 100 * chance if chance else None
+            lines.append({**line, "best": cell.best, "chance": percent})
     return lines
 
 
 def maps_of(results: Results) -> list[tuple[str, str]]:
-    """(SVG, caption) of the analyses that are figures of the table, without those that cells show
-    numbers of.
+    """Return the SVG and the caption of each analysis that is a figure of the table.
+
+    An analysis is left out if a cell shows its number.
     """
-    shown_runs = set()
+    shown: set[str] = set()
     for cell in results.cells:
         if cell.value is not None:
-            for name in cell.runs:
-                shown_runs.add(name)
-    analyses = []
+            shown.update(cell.runs)
+    maps: list[tuple[str, str]] = []
     for run in results.runs:
-        if run.stage == "analyze" and run.finished and run.name not in shown_runs:
-            analyses.append(run)
-    return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
+        if run.stage == "analyze" and run.finished and run.name not in shown:
+            maps.append(changes_of(run.name, run.folder, len(maps)))
+    return maps
 
 
 def write_figures(results: Results, folder: Path) -> list[str]:
-    """Write each figure that there are numbers for, as NAME.svg and NAME.pdf; gives the reasons why
-    others were not drawn.
+    """Write each figure with numbers as NAME.svg and NAME.pdf.
+
+    Returns:
+        Why other figures were not drawn.
     """
     missing = []
     drawn = (
@@ -283,9 +302,9 @@ def answer_data(
     """Return the first questions of each evaluation that is `browsed`, as JSON.
 
     {"strings": [...], "models": {row: [[column, language, question, prompt, expected, right or
-    wrong, extracted, response, scores]]}}. Items are indices into `strings`, as rows share their
-    questions, and often their answers. All evaluations show the same number of questions: as many
-    as `most_bytes` allow, but at least one.
+    wrong, extracted, response, scores]]}}. Items are indices into `strings`, because rows share
+    their questions, and often their answers. All evaluations show the same number of questions: as
+    many as `most_bytes` allow, but at least one.
     """
     from jinja2.utils import htmlsafe_json_dumps
 
@@ -307,27 +326,19 @@ def first_answers(
 ) -> dict[str, Any]:
     """Return `answer_data` of the first questions, by question.
 
-    items: (row, column, language) -> `page_item`s.
+    Args:
+        items: (row, column, language) -> its items from `page_item`.
+        number: The number of questions.
     """
-    strings: dict[str, int] = {}
+    index_of: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {}
     for question in range(number):
         for (row, column, language), first in items.items():
-            if question < len(first):
-                doc, correct, prompt, target, response, extracted, scores = first[question]
-                right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
-                texts = [
-                    column,
-                    language,
-                    str(doc),
-                    prompt,
-                    target,
-                    right,
-                    extracted,
-                    response,
-                    scores,
-                ]
-                models.setdefault(row, []).append(
-                    [strings.setdefault(text, len(strings)) for text in texts]
-                )
-    return {"strings": list(strings), "models": models}
+            if question >= len(first):
+                continue
+            doc, correct, prompt, target, response, extracted, scores = first[question]
+            right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
+            texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+            indices = [index_of.setdefault(text, len(index_of)) for text in texts]
+            models.setdefault(row, []).append(indices)
+    return {"strings": list(index_of), "models": models}

@@ -1,6 +1,4 @@
-"""Claims placed in a table: every row, column and axis that they name is looked up before anything
-is run.
-"""
+"""Claims placed in a table: their rows, columns and axes are looked up before anything runs."""
 
 from __future__ import annotations
 
@@ -18,48 +16,57 @@ from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import PLACEHOLDER, TRAININGS
 
-RANKED = ("friedman", "wilcoxon", "spearman")  # places are blocks, which axes group into clusters
-# the axis of a table, or of every.seed=[0,1,2], whose values are trainings that differ by chance
-# alone
-SEED = "seed"
+RANKED = (
+    "friedman",
+    "wilcoxon",
+    "spearman",
+)  # places are blocks, and axes group them into clusters
+SEED = "seed"  # the axis whose trainings differ only by chance
 ADD_SEEDS = "every.seed=[0,1,2] trains each three times, and stage=plan prints their GPU-hours"
 
 
 def claims_of(table: str) -> list[Claim]:
-    """Return the claims about a table, by its name: those shipped, then those of --config-dir.
+    """Return the claims about a table, by its name.
 
-    Raises: PipelineError: an id is repeated.
+    The shipped claims come first, then those from --config-dir.
+
+    Raises:
+        PipelineError: If an id is repeated.
     """
-    files = []
+    claims: list[Claim] = []
+    ids = set()
     for folder in conf.folders():
         for path in sorted((folder / conf.CLAIMS).glob("*.yaml")):
-            files.append(path)
-    claims = []
-    for path in files:
-        for item in read_claims(
-            refuse_special(path, MOST_BYTES).read_text(encoding="utf-8"), path.name
-        ):
-            if item.table == table:
-                claims.append(item)
-    names = [claim.id for claim in claims]
-    repeated = next(
-        (claim for index, claim in enumerate(claims) if claim.id in names[:index]), None
-    )
-    if repeated:
-        raise repeated.refuse("a claim with this id exists already: choose another id")
+            text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
+            for claim in read_claims(text, path.name):
+                if claim.table != table:
+                    continue
+                if claim.id in ids:
+                    raise claim.refuse("a claim with this id exists already. Choose another id.")
+                ids.add(claim.id)
+                claims.append(claim)
     return claims
 
 
 @dataclass
 class Grid:
-    """The names of a table as a claim uses them.
+    """The names of a table, as a claim uses them.
 
-    in_columns: whether its sides are columns, and its places rows.
+    Attributes:
+        in_columns: True if the claim's sides are columns, and its places rows.
     """
 
     claim: Claim
     plan: TablePlan
     in_columns: bool
+
+    @classmethod
+    def of(cls, claim: Claim, plan: TablePlan) -> Grid:
+        """Return the grid in the direction that has more of the claim's names."""
+        names = claim.left + claim.right
+        columns = sum(name in plan.columns for name in names)
+        rows = sum(name in plan.rows for name in names)
+        return cls(claim, plan, columns >= rows)
 
     @property
     def sides(self) -> list[str]:
@@ -82,14 +89,15 @@ class Grid:
                 raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {known}")
         if claim.test == "spearman" and claim.metric not in self.sides:
             known = suggest(claim.metric, self.sides)
-            raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {known}")
+            raise claim.refuse(f"metric {claim.metric!r} is no column or row here: {known}")
 
     def find_places(self) -> tuple[list[str], list[str], str]:
-        """Return the places and the axes that `over` names, and why the claim cannot be tested, or
-        "".
-        """
+        """Return the places and the axes that `over` names, and why the claim cannot be tested."""
         claim, table = self.claim, self.plan.table
-        written = [side.name for side in (table.rows if self.in_columns else table.columns)]
+        kind, sides = "column", table.columns
+        if self.in_columns:
+            kind, sides = "row", table.rows
+        written = [side.name for side in sides]
         places: list[str] = []
         axes: list[str] = []
         untestable = ""
@@ -111,22 +119,19 @@ class Grid:
                     f"over names {name!r}, no row, column or axis of {claim.table}: {known}"
                 )
         if not places:
-            raise claim.refuse(
-                f"over names no {'row' if self.in_columns else 'column'} of {claim.table}"
-            )
+            raise claim.refuse(f"over names no {kind} of {claim.table}")
         return places, axes, untestable
 
     def cells_of(self, name: str, places: Sequence[str]) -> list[Cell]:
         """Return the cell of a side at each place."""
         cells = []
         for place in places:
+            row, column = name, place
             if self.in_columns:
-                row, column = (place, name)
-            else:
-                row, column = (name, place)
+                row, column = place, name
             if (row, column) not in self.plan.cells:
                 raise self.claim.refuse(
-                    f"{self.claim.table} has nothing in row {row!r}, column {column!r}"
+                    f"{self.claim.table} has no cell in row {row!r}, column {column!r}"
                 )
             cells.append(self.plan.cells[row, column])
         return cells
@@ -136,9 +141,13 @@ class Grid:
 class PlacedClaim:
     """A claim placed in a table.
 
-    left, right: for each candidate of a side its cells, one per place; axes: those that are a
-    sample; than: the same claim at the places whose difference is subtracted; untestable: why no
-    answers could decide it.
+    Attributes:
+        left: For each candidate of the side, its cells, one per place.
+        right: The same for the other side.
+        axes: The sampled axes.
+        outcome: The cells of the outcome, for spearman.
+        than: The same claim at the places with the difference that is subtracted.
+        untestable: Why no answers could decide the claim, or "".
     """
 
     claim: Claim
@@ -147,7 +156,7 @@ class PlacedClaim:
     axes: tuple[str, ...]
     left: list[list[Cell]]
     right: list[list[Cell]]
-    outcome: list[Cell] = field(default_factory=list)  # for spearman
+    outcome: list[Cell] = field(default_factory=list)
     than: PlacedClaim | None = None
     untestable: str = ""
 
@@ -155,23 +164,17 @@ class PlacedClaim:
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
         """Place a claim in a table.
 
-        Raises PipelineError, in one sentence, for names that the table lacks.
+        Raises:
+            PipelineError: For names that the table lacks.
         """
-        names = claim.left + claim.right
-        in_columns = sum(name in plan.columns for name in names) >= sum(
-            name in plan.rows for name in names
-        )
-        grid = Grid(claim, plan, in_columns)
+        grid = Grid.of(claim, plan)
         grid.check_sides()
         places, axes, untestable = grid.find_places()
         if axes and claim.test not in RANKED:
             grid = replace(grid, plan=mean_of_trainings(plan))
-        left, right = (
-            [grid.cells_of(name, places) for name in side] for side in (claim.left, claim.right)
-        )
-        placed = cls(
-            claim, grid.plan, tuple(places), tuple(axes), left, right, untestable=untestable
-        )
+        left = [grid.cells_of(name, places) for name in claim.left]
+        right = [grid.cells_of(name, places) for name in claim.right]
+        placed = cls(claim, grid.plan, tuple(places), tuple(axes), left, right)
         if claim.test == "spearman":
             placed.outcome = grid.cells_of(claim.metric, places)
         else:
@@ -179,129 +182,146 @@ class PlacedClaim:
         placed.untestable = untestable or placed.choice_of_trainings()
         placed.check_axes()
         if claim.than:
-            placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), grid.plan)
+            subtracted = replace(claim, over=(*claim.than, *axes), than=())
+            placed.than = cls.of(subtracted, grid.plan)
             if not all(is_plain_mean(grid.plan, cell) for cell in placed.all_cells):
-                raise claim.refuse("than is of means: a best configuration or a maximum is named")
+                raise claim.refuse("than needs means, not a best configuration or a maximum")
         return placed
 
     @property
     def all_cells(self) -> list[Cell]:
         """The cells of both sides, of the outcome, and of `than`."""
-        cells = []
+        cells: list[Cell] = []
         for side in (*self.left, *self.right, self.outcome):
-            for cell in side:
-                cells.append(cell)
+            cells += side
         if self.than:
-            return [*cells, *self.than.all_cells]
+            cells += self.than.all_cells
         return cells
 
     def choice_of_trainings(self) -> str:
-        """Why a claim cannot be tested that compares the best of several trainings with fewer:
-        their best is above one of them by chance, which questions do not show. "" if both sides are
-        the best of the same trainings.
+        """Return why a claim cannot be tested that compares the best of different trainings.
+
+        The best of several trainings is above a single training by chance, which questions do not
+        show. The result is "" if both sides are the best of the same trainings.
         """
-        sides = [
-            set().union(*(trainings_chosen_of(self.plan, cell) for cells in side for cell in cells))
-            for side in (self.left, self.right)
-        ]
-        if sides[0] == sides[1] or self.claim.test in RANKED:
+        left, right = self.chosen_trainings(self.left), self.chosen_trainings(self.right)
+        if left == right or self.claim.test in RANKED:
             return ""
-        counts = " against ".join(str(max(map(len, side), default=1)) for side in sides)
+        most_left = max(map(len, left), default=1)
+        most_right = max(map(len, right), default=1)
         return (
-            f"it compares bests of different trainings ({counts}), which chance between trainings"
-            f" raises: means over a sampled axis can be tested, such as {SEED}: {ADD_SEEDS}"
+            f"it compares bests of different trainings ({most_left} against {most_right}), which"
+            f" chance between trainings raises: means over a sampled axis can be tested, such as"
+            f" {SEED}: {ADD_SEEDS}"
         )
+
+    def chosen_trainings(self, side: Sequence[Sequence[Cell]]) -> set[frozenset[frozenset[str]]]:
+        chosen: set[frozenset[frozenset[str]]] = set()
+        for cells in side:
+            for cell in cells:
+                chosen |= trainings_chosen_of(self.plan, cell)
+        return chosen
 
     def check_metric(self) -> None:
         """Raise PipelineError unless all cells store the claim's metric for the same problems."""
-        claim, facts = self.claim, [cell.fact for cell in self.all_cells]
+        claim = self.claim
         if claim.metric == FACT:
-            if not all(facts):
-                raise claim.refuse("metric fact, but it names a cell that shows none")
+            if not all(cell.fact for cell in self.all_cells):
+                raise claim.refuse("metric fact, but a cell shows no fact")
             return
         tasks = tasks_of(self.plan, self.all_cells)
         if None in tasks:
-            raise claim.refuse("it names a cell without answers, of a fact or a figure")
+            raise claim.refuse("a cell has no answers: it shows a fact or a figure")
         if len(tasks) > 1:
-            raise claim.refuse(
-                f"over mixes {' and '.join(sorted(map(str, tasks)))}, which have different problems"
-            )
+            names = " and ".join(sorted(map(str, tasks)))
+            raise claim.refuse(f"over mixes {names}, which have different problems")
         metrics = metrics_of(str(next(iter(tasks))))
         if claim.metric not in metrics:
-            raise claim.refuse(
-                f"metric {claim.metric!r} is not stored per answer here:"
-                f" {suggest(claim.metric, metrics)}"
-            )
+            known = suggest(claim.metric, metrics)
+            raise claim.refuse(f"metric {claim.metric!r} is not stored per answer here: {known}")
 
     def check_axes(self) -> None:
-        """Raise PipelineError unless each sampled axis has at least three values (for blocks of
-        ranks two) and is reduced by the mean. A fact of fewer trainings, or fewer seeds, is
-        allowed: it cannot be tested.
+        """Raise PipelineError if a sampled axis has too few values, or is not reduced by the mean.
+
+        Three values are enough, and two for blocks of ranks. Fewer trainings of a fact, or fewer
+        seeds, are accepted: the claim cannot be tested then.
         """
-        claim, plan = self.claim, self.plan
+        claim = self.claim
         for axis in self.axes:
-            axis_values = list(map(str, plan.table.axes[axis]))
-            if axis == SEED and len(axis_values) < 3:
+            values = list(map(str, self.plan.table.axes[axis]))
+            if axis == SEED and len(values) < 3:
                 self.untestable = (
-                    f"{len(axis_values)} of three or more trainings of each model: {ADD_SEEDS}"
+                    f"{len(values)} of three or more trainings of each model: {ADD_SEEDS}"
                 )
                 continue
-            if len(axis_values) < (2 if claim.test in RANKED else 3) and claim.metric != FACT:
-                text = f"{claim.table} has {axis}={','.join(axis_values)} alone"
+            needed = 2 if claim.test in RANKED else 3
+            if len(values) < needed and claim.metric != FACT:
                 raise claim.refuse(
-                    f"an interval over {axis} needs a variance of three values or more, and {text}"
+                    f"an interval over {axis} needs a variance of three values or more, and"
+                    f" {claim.table} only has {axis}={','.join(values)}"
                 )
-            claim_leaves = []
+            leaves: list[Cell] = []
             for cell in self.all_cells:
-                for leaf in leaf_cells(plan, cell):
-                    claim_leaves.append(leaf)
-            leaf_values = [
-                {str(item.at.get(axis)) for item in leaf.items if axis in item.at}
-                for leaf in claim_leaves
-            ]
-            least = 0 if claim.metric == FACT else 1
-            if not (
-                all(leaf_values)
-                if claim.test in RANKED
-                else any(len(values) > least for values in leaf_values)
-            ):
+                leaves += leaf_cells(self.plan, cell)
+            if not self.has_several(axis, leaves):
                 raise claim.refuse(
-                    f"over names {axis}, which none of its cells has several of: leave it out"
+                    f"over names {axis}, but its cells have one value. Remove {axis}."
                 )
-            for leaf in claim_leaves:
+            for leaf in leaves:
                 for how, axes in leaf.reduce:
                     if axis in axes and how != "mean":
                         raise claim.refuse(
-                            f"over names {axis}, of which row {leaf.row!r} takes the {how}: leave"
-                            " it out"
+                            f"over names {axis}, but row {leaf.row!r} takes the {how} over it."
+                            f" Remove {axis}."
                         )
+
+    def has_several(self, axis: str, leaves: Sequence[Cell]) -> bool:
+        """Return True if cells have several values of an axis.
+
+        For blocks of ranks, each cell needs a value. A fact may have a single one.
+        """
+        counts = []
+        for leaf in leaves:
+            values = {str(item.at[axis]) for item in leaf.items if axis in item.at}
+            counts.append(len(values))
+        if self.claim.test in RANKED:
+            return min(counts) > 0
+        if self.claim.metric == FACT:
+            return max(counts) > 0
+        return max(counts) > 1
 
 
 def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
-    """Return the trainings that a model is made of, by the keys of their specs."""
+    """Return the trainings behind a model, by the keys of their specs."""
     if model not in plan.trainings:
-        models = plan.chosen[model].models.values() if model in plan.chosen else [model]
-        specs = [plan.specs[key] for key in models if key in plan.specs]
-        own_trainings = set()
-        for spec in specs:
+        trainings: set[str] = set()
+        for key in candidate_models(plan, model):
+            if key not in plan.specs:
+                continue
+            spec = plan.specs[key]
             if spec.words.get("stage") in TRAININGS:
-                own_trainings.add(spec.key)
-        above = (trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())
-        plan.trainings[model] = frozenset(own_trainings.union(*above))
+                trainings.add(spec.key)
+            for ref in spec.parent_refs():
+                trainings |= trainings_of(plan, ref.spec)
+        plan.trainings[model] = frozenset(trainings)
     return plan.trainings[model]
 
 
+def candidate_models(plan: TablePlan, model: str) -> list[str]:
+    """Return the models that a model is chosen from, or the model if it is no choice."""
+    if model in plan.chosen:
+        return list(plan.chosen[model].models.values())
+    return [model]
+
+
 def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
-    """Return the trainings of each candidate that an item is chosen of."""
-    models = [score.model for reading in item.readings for score in reading.values()]
-    candidates = [
-        plan.chosen[model].models.values() if model in plan.chosen else [model] for model in models
-    ]
-    found = set()
-    for of_choice in candidates:
-        for model in of_choice:
-            found.add(trainings_of(plan, model))
-    return found
+    """Return the trainings of each candidate that an item is chosen from."""
+    trainings = set()
+    for reading in item.readings:
+        for score in reading.values():
+            for model in candidate_models(plan, score.model):
+                trainings.add(trainings_of(plan, model))
+    return trainings
 
 
 def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[str]]]:
@@ -318,27 +338,27 @@ def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[
 
 
 def mean_of_trainings(plan: TablePlan) -> TablePlan:
-    """Return the plan with the mean of all candidates wherever the best of different trainings is
-    shown.
+    """Return the plan with the mean over trainings, wherever it has the best of them.
 
-    With seeds their mean has no advantage over a single configuration, while the best of several
-    keeps one by chance.
+    With seeds, the mean has no advantage over a single configuration. The best of several has one
+    by chance.
     """
 
-    def averaged(item: Item) -> Item:
-        if not is_open_choice(item) or len(candidate_trainings(plan, item)) < 2:
-            return item
-        scores = []
-        for reading in item.readings:
-            for score in reading.values():
-                scores.append(score)
-        return replace(item, readings=tuple({(): score} for score in scores), choice=None)
-
-    cells = {
-        key: replace(cell, items=list(map(averaged, cell.items)))
-        for key, cell in plan.cells.items()
-    }
+    cells = {}
+    for key, cell in plan.cells.items():
+        items = [average_candidates(plan, item) for item in cell.items]
+        cells[key] = replace(cell, items=items)
     return replace(plan, cells=cells)
+
+
+def average_candidates(plan: TablePlan, item: Item) -> Item:
+    if not is_open_choice(item) or len(candidate_trainings(plan, item)) < 2:
+        return item
+    readings = []
+    for reading in item.readings:
+        for score in reading.values():
+            readings.append({(): score})
+    return replace(item, readings=tuple(readings), choice=None)
 
 
 def matching_sides(
@@ -347,23 +367,23 @@ def matching_sides(
     """Return the rows (or columns) that a name with {axis} in it expands to."""
     pattern, end = "", 0
     for hole in PLACEHOLDER.finditer(name):
-        if hole[2]:
-            values = ".+"
-        else:
-            values = "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
-        pattern += re.escape(name[end : hole.start()]) + f"(?:{values})"
+        values = ".+"
+        if not hole[2]:
+            axis_values = plan.table.axes.get(hole[1], ())
+            values = "|".join(re.escape(str(value)) for value in axis_values)
+        pattern += re.escape(name[end : hole.start()])
+        pattern += f"(?:{values})"
         end = hole.end()
     expression = re.compile(pattern + re.escape(name[end:]))
-    found = []
-    for side in across:
-        if side not in written and expression.fullmatch(side):
-            found.append(side)
-    return found
+    expanded = [side for side in across if side not in written]
+    return [side for side in expanded if expression.fullmatch(side)]
 
 
 def check_claims(planning: Planning) -> None:
-    """Raise PipelineError, before anything is run, for claims that name what their table does not
-    have; not for a file that has the name of a shipped table and fewer rows.
+    """Raise PipelineError for claims with names that their table does not have.
+
+    This happens before anything runs. A file that has the name of a shipped table and fewer rows is
+    not checked.
     """
     name = planning.plan.table.name
     if planning.config.table == name or name not in conf.options(conf.TABLES):

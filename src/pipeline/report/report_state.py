@@ -1,6 +1,4 @@
-"""The state stored in a report's folder: the settings of its table, the failed runs, and the
-finished cells.
-"""
+"""The state in a report's folder: its table's settings, failed runs, and finished cells."""
 
 from __future__ import annotations
 
@@ -24,8 +22,14 @@ Asking = TypeVar("Asking", bound=TableStage)
 
 @dataclass
 class Reported:
-    """table, data_root, every: as in the last stage=table; failed: run -> reason; finished: cells
-    that are shown.
+    """The content of report.json.
+
+    Attributes:
+        table: As in the last stage=table.
+        data_root: As in the last stage=table.
+        every: As in the last stage=table.
+        failed: run -> reason.
+        finished: The number of cells that are shown.
     """
 
     table: str = ""
@@ -38,64 +42,79 @@ class Reported:
     def of(cls, config: TableStage) -> Reported:
         """Return the stored state of a table's report.
 
-        It is empty without report.json, or with that of another program.
+        It is empty without report.json, or if another program wrote that file.
         """
-        from pipeline.tables.planned_runs import load_table
-
-        folder = Path(config.runs_dir) / "reports" / load_table(config).name
         try:
-            return TypeAdapter(cls).validate_json((folder / FILE).read_bytes())
+            return TypeAdapter(cls).validate_json((report_folder(config) / FILE).read_bytes())
         except (OSError, ValueError):
             return cls()
 
     def asked_again(self, config: Asking) -> Asking:
-        """Return the configuration with the settings of the last stage=table, unless the command
-        sets data_root or every.
+        """Return the configuration with the settings of the last stage=table.
+
+        It is unchanged if the command sets data_root or every.
         """
         if config.data_root is not None or config.every or not (self.data_root or self.every):
             return config
         asked = replace(config, data_root=self.data_root, every=dict(self.every))
-        print(f"as stage=table was asked: {' '.join(overrides_of(asked))}", file=sys.stderr)
+        overrides = " ".join(overrides_of(asked))
+        print(f"With the settings of the last stage=table: {overrides}", file=sys.stderr)
         return asked
 
     def refuse_another(self, config: TableStage) -> None:
-        """Raise PipelineError if the report is of another file: two tables may have one name."""
-        from pipeline.tables.planned_runs import find_table, load_table
+        """Raise PipelineError if the report shows another table of the same name."""
+        from pipeline.tables.planned_runs import find_table
 
-        table, folder = config.table, Path(config.runs_dir) / "reports" / load_table(config).name
+        table = config.table
         if not self.table or Path(self.table).resolve() == Path(table).resolve():
             return
         try:
             earlier, _ = find_table(self.table)
         except PipelineError:  # the file was moved
             return
-        if earlier != find_table(table)[0]:
+        current, _ = find_table(table)
+        if earlier != current:
             raise PipelineError(
-                f"{folder} holds the report of table={self.table}, which table={table} would"
-                " replace. Give one of them another name (name: NAME), or delete the folder."
+                f"{report_folder(config)} holds the report of table={self.table}, which"
+                f" table={table} would replace. Give one table another name (name: NAME), or"
+                " delete the folder."
             )
 
     def refuse_fewer(
         self, folder: Path, finished: int, fewer: bool, reasons: Sequence[str] = ()
     ) -> None:
-        """Raise PipelineError if fewer cells are finished than the existing page shows, unless
-        `fewer`. reasons: why cells are missing.
+        """Raise PipelineError if fewer cells are finished than the existing page shows.
+
+        Args:
+            folder: The report's folder.
+            finished: The number of cells that are finished now.
+            fewer: True to allow it.
+            reasons: Why cells are missing.
         """
-        if (folder / "index.html").is_file() and finished < self.finished and not fewer:
-            raise PipelineError(
-                f"{folder / 'index.html'} shows {self.finished} finished cells and this one would"
-                f" show {finished}{f' ({reasons[0]})' if reasons else ''}: give report.fewer=true"
-                " to replace it"
-            )
+        page = folder / "index.html"
+        if fewer or finished >= self.finished or not page.is_file():
+            return
+        why = f" ({reasons[0]})" if reasons else ""
+        raise PipelineError(
+            f"{page} shows {self.finished} finished cells and this one would show {finished}{why}."
+            " To replace it, give report.fewer=true."
+        )
 
     def write_state(self, folder: Path, **changed: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n"
-        )
+        content = json.dumps(asdict(replace(self, **changed)), indent=1)
+        write_atomically(folder / FILE, content + "\n")
 
 
 def overrides_of(config: TableStage) -> list[str]:
-    """Return the settings of a table that decide its results, as a command line gives them."""
+    """Return the settings of a table that decide its results, as command-line overrides."""
     overrides = [override_of(f"every.{key}", value) for key, value in config.every.items()]
-    return overrides + ([f"data_root={config.data_root}"] if config.data_root else [])
+    if config.data_root:
+        overrides.append(f"data_root={config.data_root}")
+    return overrides
+
+
+def report_folder(config: TableStage) -> Path:
+    from pipeline.tables.planned_runs import load_table
+
+    return Path(config.runs_dir) / "reports" / load_table(config).name

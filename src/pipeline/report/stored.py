@@ -1,7 +1,6 @@
-"""What the runs behind a table stored: scores, answers and facts, from which its cells and
-comparisons are computed.
+"""The stored scores, answers and facts of a table's runs: the input of its cells and comparisons.
 
-Nothing is scored here, and no cell is skipped: one that cannot be filled has a reason.
+A cell that cannot be filled has a reason.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPM_MODEL = (
-    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to"
+    "every.eval.spm_model=FILE, the file that sacrebleu -tok flores200 fetches to"
     " ~/.sacrebleu/models/flores200sacrebleuspm"
 )
 VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
@@ -50,8 +50,9 @@ Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
 def page_text(text: str, runs_dir: str | Path) -> str:
-    """Return a message as the page shows it: without credentials, and with runs named relative to
-    runs_dir.
+    """Return a message as the page shows it.
+
+    Credentials are removed, and runs are named relative to runs_dir.
     """
     beginning = rf"(?<![\w./-]){re.escape(str(runs_dir))}/"
     return re.sub(beginning, "", str(without_credentials(text)))
@@ -63,9 +64,11 @@ def less_is_better(task: str, metric: str) -> bool:
 
 
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
-    """Return the run that a run failed by: itself, or the first of its parents that did.
+    """Return the run that caused a failure: the run, or the first of its parents that failed.
 
-    Args: failed: run -> reason.
+    Args:
+        name: The run.
+        failed: run -> reason.
     """
     while (reason := failed.get(name, "")).startswith(BLOCKED):
         name = reason.removeprefix(BLOCKED).removesuffix(" failed")
@@ -76,9 +79,11 @@ def first_failure(name: str, failed: Mapping[str, str]) -> str:
 class StoredAnswers:
     """The scores, answers and facts under a table.
 
-    failed: name of a run -> why it failed; damaged: name of a run -> what of it was changed after
-        it was written;
-    answers: by `read_answers`.
+    Attributes:
+        table: The table's plan and runs.
+        failed: The name of a run -> why it failed.
+        damaged: The name of a run -> what was changed after it was written.
+        answers: From `read_answers`.
     """
 
     table: Planning
@@ -91,8 +96,10 @@ class StoredAnswers:
     def value(self, cell: Cell, keep: Sequence[str] = ()) -> np.ndarray:
         """Return the number of a cell, or (levels ...) numbers at each value of the axes `keep`.
 
-        Percent; BLEU, chrF++, bits and facts on their own scale. Raises NoScore if one of its
-        scores is missing.
+        Numbers are percent, but BLEU, chrF++, bits and facts have their usual scale.
+
+        Raises:
+            NoScore: If a score is missing.
         """
         import numpy as np
 
@@ -109,28 +116,37 @@ class StoredAnswers:
         return evaluate(plan, cell, number, number, keep)[..., 0]
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-        """One score. Raises NoScore if it is missing."""
-        parts = difference_of(score, metric)
-        if parts:
-            return self.number(score, parts[0], pair) - self.number(parts[1], parts[0], pair)
+        """Return one score.
+
+        Raises:
+            NoScore: If it is missing.
+        """
+        difference = difference_of(score, metric)
+        if difference:
+            measure, subtracted = difference
+            return self.number(score, measure, pair) - self.number(subtracted, measure, pair)
         run = self.finished(score)
         rows = score_rows(run, metric, pair)
-        values = [row.value for row in rows if row.value is not None]
-        if not rows or len(values) < len(rows):
-            reason = reason_left_out(run)
-            if reason:
-                raise NoScore(reason)
-            remedy = ""
-            if metric == "spbleu":
-                remedy = f": give {SPM_MODEL}"
-            which = f"{'finite ' * bool(rows)}{metric or 'score'}{f' of {pair}' if pair else ''}"
-            raise NoScore(f"{run.name} has no {which}{remedy}")
-        return statistics.fmean(values) * percent_factor(rows[0].metric)
+        values = []
+        for row in rows:
+            if row.value is not None:
+                values.append(row.value)
+        if rows and len(values) == len(rows):
+            return statistics.fmean(values) * percent_factor(rows[0].metric)
+        reason = reason_left_out(run)
+        if reason:
+            raise NoScore(reason)
+        missing = metric or "score"
+        if rows:
+            missing = f"finite {missing}"
+        if pair:
+            missing += f" of {pair}"
+        if metric == "spbleu":
+            missing += f": give {SPM_MODEL}"
+        raise NoScore(f"{run.name} has no {missing}")
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
-        """Return the stored scores that a cell shows of a score; none of one that is not
-        finished.
-        """
+        """Return the stored scores that a cell shows; empty if the run is not finished."""
         run = self.table.evaluation_of(score)
         if run and run.name not in self.damaged:
             return score_rows(run, cell.metric, cell.pair)
@@ -139,16 +155,17 @@ class StoredAnswers:
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         """Return a number that a training, or the evaluation of a merge in memory, recorded.
 
-        Raises: NoScore: it is missing.
+        Raises:
+            NoScore: If it is missing.
         """
         fact, run = cell.fact or "", self.finished(key)
+        value = None
         if fact in VALIDATIONS:
             value = validation_loss(run, fact)
         elif ROWS_CHANGED.fullmatch(fact):
             value = percent_rows_changed(run, fact)
         else:
             manifest = read_manifest(run.folder)
-            value = None
             if manifest:
                 value = manifest.facts.get(fact)
         if not isinstance(value, int | float):
@@ -161,22 +178,21 @@ class StoredAnswers:
     def finished(self, key: ScoreRef | str) -> Run:
         """Return the run of a score, or of a spec with a fact.
 
-        Raises: NoScore: it is not there, or unfinished.
+        Raises:
+            NoScore: If there is no run, or if it is unfinished.
         """
         run = self.run_of(key)
         if run is None:
             waits = "its run cannot be planned, or is still to be chosen"
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
-                waits = (
-                    f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
-                )
+                choice = self.table.plan.chosen[key.model].choice
+                waits = f"{choice} waits for its candidates' scores"
             raise NoScore(self.table.problems.get(key, waits))
         if not (run.folder / MANIFEST).is_file():
             name = first_failure(run.name, self.failed)
-            raise NoScore(
-                f"{name}"
-                f" {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}"
-            )
+            if name in self.failed:
+                raise NoScore(f"{name} failed: {self.failed[name]}")
+            raise NoScore(f"{name} is not made yet")
         if run.name in self.damaged:
             raise NoScore(self.damaged[run.name])
         return run
@@ -186,7 +202,8 @@ class StoredAnswers:
     def frame(self, plan: Plan, cells: Sequence[Cell], metric: str) -> Frame:
         """Return the frame of the answers under some cells.
 
-        Raises NoScore if one of their scores has none.
+        Raises:
+            NoScore: If a score has no answers.
         """
         keys = scores_of(plan, cells)
         if metric in CORPUS_METRICS:
@@ -195,47 +212,45 @@ class StoredAnswers:
         benchmark = find_benchmark(task_of(keys[0][0]))
         bounded = not is_measure(metric)
         groups: dict[Any, Any] = {}
-        if (
-            benchmark is not None and benchmark.of_harness
-        ):  # what its metric gives, only the answers tell
-            numbers = []
-            for of_score in answers.values():
-                for value in of_score.values():
-                    numbers.append(value)
-            bounded = percent_factor(metric) == 100 and all(0 <= value <= 1 for value in numbers)
+        if benchmark is not None and benchmark.of_harness:
+            # only the answers tell what a metric of the harness gives
+            numbers = chain.from_iterable(of_score.values() for of_score in answers.values())
+            is_share = all(0 <= value <= 1 for value in numbers)
+            bounded = is_share and percent_factor(metric) == 100
         if benchmark is not None and benchmark.passage is not None:
             for key in keys:
                 groups |= self.groups_of(*key)
         return answers_frame(plan, cells, answers, bounded, groups)
 
     def aligned_texts(self, keys: Sequence[Key]) -> dict[Key, Sentences]:
-        """Return each score's sentences in each of its pairs, aligned by question across all of
-        them.
-        """
+        """Return each score's sentences in each of its pairs, aligned by question."""
         translations = {key: self.read_translations(*key) for key in keys}
-        ids = shared_questions(texts for pairs in translations.values() for texts in pairs.values())
+        ids = shared_questions(
+            chain.from_iterable(pairs.values() for pairs in translations.values())
+        )
         aligned: dict[Key, Sentences] = {}
         for key, pairs in translations.items():
-            aligned[key] = [
-                (pair, tuple(texts[question] for question in ids)) for pair, texts in pairs.items()
-            ]
+            aligned[key] = []
+            for pair, texts in pairs.items():
+                aligned[key].append((pair, tuple(texts[question] for question in ids)))
         return aligned
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """Return question -> score, as tables show it, over 100.
 
-        Raises NoScore for an unfinished run, or one without such answers.
+        Raises:
+            NoScore: For an unfinished run, or without such answers.
         """
-        parts = difference_of(score, metric)
-        if parts:
-            measure, subtracted = parts
+        difference = difference_of(score, metric)
+        if difference:
+            measure, subtracted = difference
             values = self.scores_by_question(score, measure, pair)
             subtrahends = self.scores_by_question(subtracted, measure, pair)
-            shared = []
-            for question in values:
+            differences = {}
+            for question, value in values.items():
                 if question in subtrahends:
-                    shared.append(question)
-            return {question: values[question] - subtrahends[question] for question in shared}
+                    differences[question] = value - subtrahends[question]
+            return differences
         (answers,) = self.answers_under(score, pair or score.language).values()
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
@@ -245,11 +260,10 @@ class StoredAnswers:
             raise of_all
         scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
-        if of_harness and not is_mean_of(
-            self.number(score, metric, pair) / 100, [*stored.values()]
-        ):
-            raise of_all  # a task's own function of them, as a perplexity is
-        if not all(map(math.isfinite, stored.values())):
+        values_of_all = list(stored.values())
+        if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, values_of_all):
+            raise of_all  # the task computes another function of them, such as a perplexity
+        if not all(map(math.isfinite, values_of_all)):
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored
 
@@ -257,66 +271,75 @@ class StoredAnswers:
         """Return the answers of a score in a language or pair; None: in each of its pairs."""
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
+        languages = [f"en-{score.language}", f"{score.language}-en"]
         if language:
             languages = [language]
-        else:
-            languages = [f"en-{score.language}", f"{score.language}-en"]
         answers = {}
         for where in languages:
-            key = (run.name, task, where)
-            if key in self.answers:
-                answers[where] = self.answers[key]
+            place = (run.name, task, where)
+            if place in self.answers:
+                answers[where] = self.answers[place]
         if not answers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
         return answers
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
-        """doc_id -> the passage that the question is about."""
+        """Return doc_id -> the passage that the question is about."""
         (answers,) = self.answers_under(score, pair or score.language).values()
         return answers.groups
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
-        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were
-        scored.
+        """Return pair -> doc_id -> (reference, response).
+
+        Args:
+            score: The score.
+            pair: A pair, or None for all pairs that were scored.
         """
         return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
 
 
 def validation_loss(run: Run, fact: str) -> float | None:
-    """Return the validation loss of a training before its first step, or the last one; on a joint
-    set, that of both sides.
+    """Return the validation loss of a training before its first step, or the last one.
+
+    On a joint set it is the loss of both sides.
     """
     log = run.folder / "log.jsonl"
-    rows = read_jsonl(log) if log.is_file() else []
-    losses = []
-    for row in rows:
-        if "validation_loss" in row:
-            losses.append((row["step"], row["validation_loss"]))
-    if fact == "starting_validation_loss":
-        losses = [point for point in losses if point[0] == 0]
-    if losses:
-        return losses[-1][1]
-    return None
+    if not log.is_file():
+        return None
+    loss = None
+    for row in read_jsonl(log):
+        if "validation_loss" not in row:
+            continue
+        if fact != "starting_validation_loss" or row["step"] == 0:
+            loss = row["validation_loss"]
+    return loss
 
 
 def percent_rows_changed(run: Run, fact: str) -> float | None:
-    """Return the percent of rows whose change is above the threshold of an analysis, as the
-    published maps show it.
+    """Return the percent of rows with a change above the threshold of an analysis.
 
-    This is the mean over the two-dimensional parameters of some columns and layers, such as
-    rows_changed.attention.0-1,30-31. None unless the analysis has all of these layers.
+    This is the mean over the two-dimensional parameters of some columns and layers, like in the
+    published maps. None unless the analysis has all of these layers.
+
+    Args:
+        run: The analysis.
+        fact: Such as rows_changed.attention.0-1,30-31.
     """
     _, columns, spans = fact.split(".")
     layers: set[str] = set()
     for span in spans.split(","):
         first, last = map(int, span.split("-"))
         layers |= {str(layer) for layer in range(first, last + 1)}
-    kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
-    shares: dict[str, list[float]] = {}
+    kinds: tuple[str, ...] = (columns,)
+    if columns == "all":
+        kinds = ("attention", "feed_forward")
+    shares = []
+    found = set()
     with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
             if row["column"].startswith(kinds) and row["layer"] in layers:
-                shares.setdefault(row["layer"], []).append(float(row["share"]))
-    if shares.keys() != layers:
+                found.add(row["layer"])
+                shares.append(float(row["share"]))
+    if found != layers:
         return None
-    return 100 * statistics.fmean(share for of_layer in shares.values() for share in of_layer)
+    return 100 * statistics.fmean(shares)

@@ -28,8 +28,9 @@ TEX = {
 
 
 def latex_text(text: str) -> str:
-    """Return a text with the characters escaped that LaTeX would take for commands."""
-    return re.sub(r"[\\~^†‡&%$#_{}]", lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
+    """Return a text with escapes for the characters that LaTeX reads as commands."""
+    escaped = re.compile(r"[\\~^†‡&%$#_{}]")
+    return escaped.sub(lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
 
 
 @lru_cache(maxsize=1)
@@ -47,7 +48,7 @@ def environment() -> Environment:
     templates.policies["json.dumps_kwargs"] = JSON_STYLE
     templates.filters |= {
         "points": format_points,
-        "signed": lambda value: format_points(value, "+").replace("-", "−"),
+        "signed": signed_points,
         "p_text": p_text,
         "duration": format_duration,
         "line": one_line,
@@ -60,9 +61,14 @@ def environment() -> Environment:
     return templates
 
 
+def signed_points(value: float) -> str:
+    return format_points(value, "+").replace("-", "−")
+
+
 def csp_hash(script: str) -> str:
-    """Return how a Content-Security-Policy names an inline script: by the hash of its text."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+    """Return the hash that names an inline script in a Content-Security-Policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def render(name: str, **context: Any) -> str:

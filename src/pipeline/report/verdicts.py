@@ -41,49 +41,64 @@ if TYPE_CHECKING:
 def comparisons(
     placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False
 ) -> list[tuple[str, Comparison]]:
-    """Return (name, comparison) of each candidate a side, over the mean of all places or at each
-    one.
+    """Return the named comparison of each pair of candidates.
 
-    Every one has to be on the claim's side, so that nothing is chosen. A gain has its places on the
-    left, those of `than` on the right.
+    All pairs have to be on the claim's side, so there is no choice. A gain has its places on the
+    left, and the places of `than` on the right.
+
+    Args:
+        placed: The claim.
+        answers: The stored answers.
+        by_place: True for a comparison at each place, otherwise over the mean of all places.
     """
-    claim, than = placed.claim, placed.than
     places = range(len(placed.places))
+    groups: list[Sequence[int]] = [places]
     if by_place:
-        groups: list[Sequence[int]] = [[place] for place in places]
-    else:
-        groups = [places]
+        groups = [[place] for place in places]
+    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
     named = []
-    for left, right, group in itertools.product(
-        range(len(placed.left)), range(len(placed.right)), groups
-    ):
-        sides = [placed.left[left], placed.right[right]]
-        weights = [mean_weights([cells[place] for place in group]) for cells in sides]
-        if than:
-            weights = [
-                [*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)]
-                for part in (placed, than)
-            ]
-        candidates = []
-        if len(claim.left) > 1:
-            candidates = [claim.left[left]]
-        if len(claim.right) > 1:
-            candidates += [claim.right[right]]
-        words = []
-        if by_place:
-            words = [placed.places[group[0]]]
-        if candidates:
-            words += [" against ".join(candidates)]
-        frame = answers.frame(
-            placed.plan, [cell for side in weights for _, cell in side], claim.metric
-        )
-        factor = 1.0
-        if claim.relative:
-            factor = 1 + claim.threshold / 100
-        named.append(
-            (" ".join(words), Comparison(frame, weights[0], weights[1], placed.axes, factor))
-        )
+    for left, right in candidates:
+        for group in groups:
+            words = []
+            if by_place:
+                words.append(placed.places[group[0]])
+            words += candidate_names(placed.claim, left, right)
+            comparison = compare_candidates(placed, answers, left, right, group)
+            named.append((" ".join(words), comparison))
     return named
+
+
+def candidate_names(claim: Claim, left: int, right: int) -> list[str]:
+    """Return the names of two candidates as one text, without a side that has a single one."""
+    names = []
+    if len(claim.left) > 1:
+        names.append(claim.left[left])
+    if len(claim.right) > 1:
+        names.append(claim.right[right])
+    if names:
+        return [" against ".join(names)]
+    return []
+
+
+def compare_candidates(
+    placed: PlacedClaim, answers: StoredAnswers, left: int, right: int, places: Sequence[int]
+) -> Comparison:
+    """Compare a left candidate with a right one, over the mean of some places."""
+    claim, than = placed.claim, placed.than
+    if than:
+        left_weights = gain_weights(placed)
+        right_weights = gain_weights(than)
+    else:
+        left_weights = mean_weights([placed.left[left][place] for place in places])
+        right_weights = mean_weights([placed.right[right][place] for place in places])
+    cells = [cell for _, cell in (*left_weights, *right_weights)]
+    frame = answers.frame(placed.plan, cells, claim.metric)
+    factor = 1 + claim.threshold / 100 if claim.relative else 1.0
+    return Comparison(frame, left_weights, right_weights, placed.axes, factor)
+
+
+def gain_weights(placed: PlacedClaim) -> list[tuple[float, Cell]]:
+    return [*mean_weights(placed.left[0]), *mean_weights(placed.right[0], -1)]
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
@@ -96,8 +111,7 @@ def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell
 def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
     """Return the verdict on each claim about a table, in the files' order.
 
-    A claim that a smaller table of the same name cannot answer (one seed alone) gets no verdict,
-    but a reason.
+    A claim that a smaller table of the same name cannot answer has a reason instead of a verdict.
     """
     claims = claims_of(plan.table.name)
     verdicts: dict[str, Verdict] = {}
@@ -124,31 +138,36 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Return the verdict on a difference by its units.
 
-    A unit is the mean over all places, each place, or how many places, or pairs of experts, are on
-    the claim's side. Of several candidates a side, each must be on it.
+    A unit is the mean over all places, or each place. With units=count, the number of places or
+    pairs of experts on the claim's side counts. If a side has several candidates, each must be on
+    the claim's side.
     """
     claim = placed.claim
     if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
     units = units_of(placed, answers, by_place=claim.units == "each")
-    if claim.units == "each":
-        return judge_every(claim, units)
-    if len(units) > 1:
+    if claim.units == "each" or len(units) > 1:
         verdict = judge_every(claim, units)
     else:
-        verdict = judge_difference(claim, *units[0][1:])
+        (unit,) = units
+        verdict = judge_difference(claim, unit.contrast, unit.left, unit.right)
     if claim.units == "count":
-        return judge_wins(
-            claim, units_of(placed, answers, True, bool(placed.axes)), verdict, bool(placed.axes)
-        )
+        experts = bool(placed.axes)
+        counted = units_of(placed, answers, True, experts)
+        return judge_wins(claim, counted, verdict, experts)
     return verdict
 
 
 def units_of(
     placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False
 ) -> list[Unit]:
-    """Return each candidate a side, over the mean of all places or at each one; of experts each
-    pair.
+    """Return the units of a claim.
+
+    Args:
+        placed: The claim.
+        answers: The stored answers.
+        by_place: True for a unit at each place, otherwise over the mean of all places.
+        experts: True for a unit for each pair of experts.
     """
     import numpy as np
 
@@ -160,50 +179,55 @@ def units_of(
         frame, pairs = comparison.frame, comparison.differences()
         axes = varied_axes(frame.plan, frame.cells, comparison.axes)
         for pair in np.ndindex(pairs.shape[:-1]):
-            words = [name] if name else []
-            words += [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
-            units.append(
-                Unit(
-                    " ".join(words),
-                    frame.contrast(pairs[pair], comparison.reach),
-                    *comparison.values,
-                )
-            )
+            words = []
+            if name:
+                words.append(name)
+            for axis, level in zip(axes, pair, strict=True):
+                words.append(f"{axis}{level + 1}")
+            contrast = frame.contrast(pairs[pair], comparison.bound)
+            units.append(Unit(" ".join(words), contrast, *comparison.values))
     return units
 
 
 def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on facts that runs recorded, over the trainings of the named axes; a fact's own unit
-    counts as points.
+    """Return the verdict on facts that runs recorded, over the trainings of the named axes.
+
+    A fact's unit counts as points.
     """
     import numpy as np
 
-    left, right = (
-        np.mean(facts_of(placed, answers, cells), axis=0)
-        for (cells,) in (placed.left, placed.right)
-    )
     claim = placed.claim
-    array = left - (1 + claim.threshold / 100 if claim.relative else 1) * right
-    text = f"{array.size} of {' x '.join(placed.axes) or 'one training a side'}: "
-    text += ", ".join(f"{100 * value:+.3g}" for value in array.ravel())
+    left = np.mean(facts_of(placed, answers, placed.left[0]), axis=0)
+    right = np.mean(facts_of(placed, answers, placed.right[0]), axis=0)
+    scaled = right
+    if claim.relative:
+        scaled = (1 + claim.threshold / 100) * right
+    array = left - scaled
+    values = ", ".join(f"{100 * value:+.3g}" for value in array.ravel())
+    axes = " x ".join(placed.axes) or "one training a side"
+    text = f"{array.size} of {axes}: {values}"
     if min(array.shape, default=1) < 3 or not np.ptp(array):
-        text = f"fewer than three trainings, or all alike, show no variance; {text}"
+        text = f"fewer than three trainings, or all equal, show no variance; {text}"
         return Verdict(claim, NOT_TESTABLE, detail=text)
-    return judge_difference(
-        claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), text
-    )
+    contrast = contrast_of_trainings(array)
+    return judge_difference(claim, contrast, float(left.mean()), float(right.mean()), text)
 
 
 def judge_similarity(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on two kinds of trainings along the named axes: a training's profile is its facts at
-    all places.
+    """Return the verdict on two kinds of trainings along the named axes.
+
+    A training's profile is its facts at all places.
     """
+    left = profiles_of(placed, answers, placed.left[0])
+    right = profiles_of(placed, answers, placed.right[0])
+    return judge_alike(placed.claim, ranks.profile_likeness(left, right))
+
+
+def profiles_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> np.ndarray:
     import numpy as np
 
-    sides = [np.array(facts_of(placed, answers, cells)) for (cells,) in (placed.left, placed.right)]
-    return judge_alike(
-        placed.claim, ranks.profile_likeness(*(side.reshape(len(side), -1).T for side in sides))
-    )
+    facts = np.array(facts_of(placed, answers, cells))
+    return facts.reshape(len(facts), -1).T
 
 
 def facts_of(
@@ -218,17 +242,17 @@ def facts_of(
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
     """Return the number of each place, as shares.
 
-    A cell that shows the best of several counts with their mean: the best of three equal trainings
-    has an advantage over one, also on questions that did not choose it.
+    A cell that shows the best of several candidates counts with their mean. The best of three equal
+    trainings has an advantage over a single one, even on questions that did not choose it.
     """
     values = []
     for cell in cells:
+        metric: str | None = placed.claim.metric
         if placed.claim.test == "spearman":
             metric = stored_metric(placed.plan, [cell])
-        else:
-            metric = placed.claim.metric
         frame = answers.frame(placed.plan, [cell], metric or "")
-        rows = [frame.rows[line.score, line.leaf.pair] for line in lines_of(placed.plan, [cell])]
+        lines = lines_of(placed.plan, [cell])
+        rows = [frame.rows[line.score, line.leaf.pair] for line in lines]
         values.append(fmean(frame.means[rows, 0].tolist()))
     return values
 
@@ -248,30 +272,26 @@ def judge_ranks(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     import numpy as np
 
     scores = np.array([place_values(placed, answers, cells) for cells in placed.left]).T
-    return judge_friedman(placed.claim, ranks.friedman(scores, place_clusters(placed)), len(scores))
+    test = ranks.friedman(scores, place_clusters(placed))
+    return judge_friedman(placed.claim, test, len(scores))
 
 
 def ranked_pairs(placed: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
-    """Wilcoxon tests of each left candidate against each right one, over the blocks."""
+    """Return Wilcoxon tests of each left candidate against each right one, over the blocks."""
     import numpy as np
 
-    values = {
-        name: np.array(place_values(placed, answers, cells))
-        for name, cells in zip(
-            placed.claim.left + placed.claim.right, [*placed.left, *placed.right], strict=True
-        )
-    }
+    claim = placed.claim
+    names, sides = claim.left + claim.right, [*placed.left, *placed.right]
+    values = {}
+    for name, cells in zip(names, sides, strict=True):
+        values[name] = np.array(place_values(placed, answers, cells))
     clusters: Sequence[Any] = place_clusters(placed) or range(len(placed.places))
     ranked = []
-    for left in placed.claim.left:
-        for right in placed.claim.right:
-            differences = values[left] - values[right]
-            p = ranks.wilcoxon(differences, clusters)
-            ranked.append(
-                Ranked(
-                    left, right, float(differences.mean()), p, len(differences), len(set(clusters))
-                )
-            )
+    for left, right in itertools.product(claim.left, claim.right):
+        differences = values[left] - values[right]
+        p = ranks.wilcoxon(differences, clusters)
+        mean = float(differences.mean())
+        ranked.append(Ranked(left, right, mean, p, len(differences), len(set(clusters))))
     return ranked
 
 

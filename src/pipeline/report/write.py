@@ -1,11 +1,14 @@
-"""The report of a table, from stored results only: its page, its tables, its answers, and its
-figures as SVG.
+"""The report of a table, from stored results only.
 
-    index.html               one self-contained page; summary.txt: what stage=table prints of it
-    cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its
-    `best` rules claims.csv               verdicts on the claims about the table; contrasts.csv: its
-    comparisons results.csv              one row per run, task, language and metric answers.parquet
-    one row per answer
+    index.html       one self-contained page
+    summary.txt      the summary that stage=table prints
+    cells.md, .csv   the table, with the published numbers
+    choices.json     the winners of its `best` rules
+    claims.csv       the verdicts on the claims about the table
+    contrasts.csv    its comparisons
+    results.csv      one row per run, task, language and metric
+    answers.parquet  one row per answer
+    plots/           its figure as SVG
 
 The same results give the same bytes.
 """
@@ -30,11 +33,13 @@ from pipeline.text import printable
 def write_report(results: Results, folder: Path) -> Path:
     """Write the report of one table into `folder` and return the path of its index.html.
 
-    Raises PipelineError if evaluations were scored differently, or a file is truncated.
+    Raises:
+        PipelineError: If evaluations were scored differently, or a file is truncated.
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_unlike(results)
-    notes, marks = notes_of(results), suspicious_scores(results)
+    notes = notes_of(results)
+    marks = suspicious_scores(results)
     headline = headline_sentences(results.contrasts, results.primary, results.languages_of_primary)
     html, picture = page(results, headline, notes, marks)
     written = {
@@ -51,7 +56,7 @@ def write_report(results: Results, folder: Path) -> Path:
     claims = [verdict.line for verdict in results.verdicts]
     for name, lines in (("claims.csv", claims), ("contrasts.csv", results.contrasts)):
         if lines:
-            written |= {name: lines_csv(lines, 5)}
+            written[name] = lines_csv(lines, 5)
     for name in ("claims.csv", "contrasts.csv", "plots/scores.svg"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)  # from an earlier report

@@ -1,6 +1,4 @@
-"""Whether a run can be written to runs_dir and the disk has room for it; which disk was full when a
-write failed.
-"""
+"""Checks that a run can be written to runs_dir, and errors that name the full disk."""
 
 from __future__ import annotations
 
@@ -16,18 +14,22 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# messages of torch without the system's error
 TORCH_SIGNS = (
     "PytorchStreamWriter failed writing",
     "iostream error",
     "file write failed",
-)  # without the system's error
+)
 FREE_SOME = "free some (stage=clean), or give another"
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
 def check_writable(runs_dir: Path, create: bool = True) -> None:
-    """Raise PipelineError for a folder that cannot be written; a missing one is created, or could
-    be.
+    """Raise PipelineError for a folder that cannot be written.
+
+    Args:
+        runs_dir: The folder.
+        create: True to create a missing folder; otherwise check that it could be created.
     """
     try:
         if create:
@@ -47,36 +49,47 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
 
 def nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest folder above it that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
-    """Check that the disk has room for a run. sizes: purpose -> bytes.
+    """Check that the disk has room for a run.
+
+    Args:
+        run: The run.
+        sizes: purpose -> bytes.
 
     Raises:
-        PipelineError: too little space; it reports what is free and what is needed for which
-            purpose.
+        PipelineError: If there is too little space. It reports the free and the needed space.
     """
-    total, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
-    if free < total:
-        parts = ", ".join(
-            f"{size / 2**30:.1f} {purpose}" for purpose, size in sizes.items() if size
-        )
-        message = (
-            f"{free / 2**30:.1f} GB free, about {total / 2**30:.1f} GB"
-            f" needed{f' ({parts})' if parts else ''}"
-        )
-        remedy = "free some (stage=clean), or give another runs_dir"
-        raise PipelineError(
-            f"runs_dir={run.runs_dir} is too full for {run.label}: {message}; {remedy}"
-        )
+    needed = sum(sizes.values()) + SPARE_BYTES
+    free = shutil.disk_usage(run.runs_dir).free
+    if free >= needed:
+        return
+    parts = []
+    for purpose, size in sizes.items():
+        if size:
+            parts.append(f"{gigabytes(size)} {purpose}")
+    purposes = ""
+    if parts:
+        purposes = f" ({', '.join(parts)})"
+    raise PipelineError(
+        f"runs_dir={run.runs_dir} is too full for {run.label}: {gigabytes(free)} GB free, about"
+        f" {gigabytes(needed)} GB needed{purposes}; free some (stage=clean), or give another"
+        " runs_dir"
+    )
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / 2**30:.1f}"
 
 
 def disk_full_reason(error: BaseException) -> str | None:
-    """Return why a write failed, if the disk is full, the quota is used up, or the file is too
-    large; otherwise None.
+    """Return why a write failed: a full disk, a used-up quota, or a file that is too large.
 
-    Looks through errors that libraries wrap.
+    None for other errors. Errors that libraries wrap are recognised by their texts.
     """
     if isinstance(error, OSError) and error.errno is not None:
         if error.errno in FULL:
@@ -85,20 +98,17 @@ def disk_full_reason(error: BaseException) -> str | None:
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
     if any(sign in text for sign in TORCH_SIGNS):
         return os.strerror(errno.ENOSPC)
-    return next(
-        (
-            os.strerror(code)
-            for code in FULL
-            if os.strerror(code) in text or f"os error {code}" in text
-        ),
-        None,
-    )
+    for code in FULL:
+        if os.strerror(code) in text or f"os error {code}" in text:
+            return os.strerror(code)
+    return None
 
 
 @contextmanager
 def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
-    """Inside, an error of a full disk becomes one sentence that names the disk: a failed write
-    itself names no file.
+    """Inside, turn an error of a full disk into a sentence that names the disk.
+
+    A failed write names no file.
     """
     try:
         yield
@@ -112,22 +122,25 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
                 "raise the limit of a file's size (ulimit -f), or give a folder on another file"
                 " system"
             )
-        raise PipelineError(
-            f"{reason}: {', '.join(describe_disks(runs_dir))}; {remedy}; nothing was published"
-        ) from error
+        disks = ", ".join(describe_disks(runs_dir))
+        raise PipelineError(f"{reason}: {disks}; {remedy}; nothing was published") from error
 
 
 def describe_disks(runs_dir: Path) -> list[str]:
-    """Free space of the disks a run writes to: those without room, else both (a quota is not
-    detected).
+    """Return the free space of the disks without room that a run writes to, or else of all.
+
+    A quota is not detected.
     """
     usage, full = [], []
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):
             disk = os.statvfs(nearest_existing(folder))
-            free, takes_files = disk.f_bavail * disk.f_frsize, disk.f_favail > 0 or not disk.f_files
+            free = disk.f_bavail * disk.f_frsize
+            takes_files = disk.f_favail > 0 or not disk.f_files
             text = f"{knob}={folder} has {free / 2**30:.2f} GB free"
-            usage.append(text if takes_files else f"{text}, but no room for another file (inodes)")
+            if not takes_files:
+                text += ", but no room for another file (inodes)"
+            usage.append(text)
             if free < SPARE_BYTES or not takes_files:
-                full.append(usage[-1])
+                full.append(text)
     return full or usage

@@ -1,6 +1,7 @@
-"""The dtype in which a model's weights are, or will be, stored: what eval.dtype=auto means.
+"""The stored dtype of a model's weights, which eval.dtype=auto means.
 
-Torch's names: float32, bfloat16, float16. Imports nothing heavy; reads headers alone.
+Names are torch's: float32, bfloat16, float16. This module imports no large package and only reads
+headers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
     The configuration of a run has priority, then the lock file for a model on the Hub, then the
     headers of its files.
 
-    Raises PipelineError for unreadable headers, and for weights of several dtypes.
+    Raises:
+        PipelineError: For unreadable headers, and for weights of several dtypes.
     """
     model = without_step(model)
     if isinstance(model, Run):
@@ -39,16 +41,10 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
         if locked:
             return one_dtype(locked, model.name)
     dtypes = dtypes_in(model.folder)
-    # a snapshot whose files were deleted
-    if dtypes:
-        manifest = None
-    else:
+    if not dtypes:  # a snapshot whose files were deleted
         manifest = read_manifest(model.folder)
-    sft = None
-    if manifest:
-        sft = manifest.config.get("sft")
-    if sft:
-        return trained_dtype(sft)
+        if manifest and manifest.config.get("sft"):
+            return trained_dtype(manifest.config["sft"])
     return one_dtype(dtypes, model.name)
 
 
@@ -57,29 +53,23 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
         return trained_dtype(vars(run.config.sft))
     if isinstance(run.config, MergeStage):
         return merged_dtype(run.config.merge, run.parents, run.runs_dir)
-    if isinstance(run.config, SelectStage):  # a snapshot itself, or the evaluation of one
-        candidates = []
-        for role, parent in run.parents.items():
-            if role not in ("base", "model"):
-                candidates.append(parent)
-        models = [
-            (
-                parent.parents["checkpoint"]
-                if isinstance(parent, Run) and "checkpoint" in parent.parents
-                else parent
-            )
-            for parent in candidates
-        ]
-        return one_dtype(
-            filter(None, [stored_dtype(parent, run.runs_dir) for parent in models]), run.label
-        )
-    return None
+    if not isinstance(run.config, SelectStage):
+        return None
+    dtypes = []
+    for role, parent in run.parents.items():
+        if role in ("base", "model"):
+            continue
+        if isinstance(parent, Run) and "checkpoint" in parent.parents:
+            parent = parent.parents["checkpoint"]  # the snapshot behind an evaluation
+        dtype = stored_dtype(parent, run.runs_dir)
+        if dtype:
+            dtypes.append(dtype)
+    return one_dtype(dtypes, run.label)
 
 
 def trained_dtype(sft: Mapping[str, Any]) -> str:
     """Return the dtype that a training's weights have when they are loaded."""
-    adapted = sft.get("adapter", "none") != "none"
-    if adapted:
+    if sft.get("adapter", "none") != "none":
         return ADAPTED
     return str(sft.get("save_dtype") or sft.get("weights", "float32"))
 
@@ -95,50 +85,50 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
     of_experts = {stored_dtype(parents[role], runs_dir) for role in merge.references()}
     if len(of_experts) == 1:
         return of_experts.pop()
-    of_base = stored_dtype(parents["base"], runs_dir) if "base" in parents else "float32"
+    of_base: str | None = "float32"
+    if "base" in parents:
+        of_base = stored_dtype(parents["base"], runs_dir)
     if of_base:
         return merge.dtype_of_several([of_base])
     return None
 
 
 def dtypes_in(folder: Path) -> list[str]:
-    """Return the sorted dtypes of a folder's weights from the headers of its files; empty without
-    weights.
+    """Return the sorted dtypes in the headers of a folder's weights; empty without weights.
 
-    Raises PipelineError for headers that cannot be read.
+    Raises:
+        PipelineError: For headers that cannot be read.
     """
     if is_adapter(folder):
         return [ADAPTED]
     if not any(folder.glob("model.safetensors*")):
         return []
-    stats = [(file, file.stat()) for file in weight_files(folder)]
-    return sorted(
-        {
-            dtype
-            for file, stat in stats
-            for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)
-        }
-    )
+    dtypes: set[str] = set()
+    for file in weight_files(folder):
+        stat = file.stat()
+        dtypes.update(_float_dtypes(file, stat.st_size, stat.st_mtime_ns))
+    return sorted(dtypes)
 
 
 @lru_cache(maxsize=1024)
 def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
-    """Torch's names of the float dtypes in a file.
+    """Return torch's names of the float dtypes in a file.
 
     Buffers that are computed from the config do not count.
     """
     names = TORCH_NAMES | {"F64": "float64"}
-    stored = set()
+    dtypes = set()
     for name, info in read_header(file).items():
-        if not is_computed(name):
-            stored.add(info.dtype)
-    return frozenset(names[dtype] for dtype in stored if dtype in names)
+        if info.dtype in names and not is_computed(name):
+            dtypes.add(names[info.dtype])
+    return frozenset(dtypes)
 
 
 def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
-    """Return the only one of `dtypes`;
+    """Return the only distinct dtype, or None without dtypes.
 
-    None if there is none. Raises PipelineError for several, and for float64.
+    Raises:
+        PipelineError: For several dtypes, and for float64.
     """
     distinct = sorted(set(dtypes))
     if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):

@@ -1,6 +1,4 @@
-"""Which folders of runs_dir belong to which runs: one scan serves a command; manifests are read
-when needed.
-"""
+"""The folders of runs in runs_dir. One scan serves a command; manifests are read when needed."""
 
 from __future__ import annotations
 
@@ -17,20 +15,24 @@ from pathlib import Path
 from pipeline.files import SETTLED_NS
 from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file, read_manifest
 
-DIGITS = 12  # of the hash in a folder's name: two of 10,000 runs share them with probability 2e-7
+DIGITS = 12  # of the hash in a folder's name; 10,000 runs have a clash with probability 2e-7
 _FOLDER_NAME = re.compile(rf"(.*)-([0-9a-f]{{{DIGITS}}})")
 
 
 @dataclass
 class Scan:
-    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the digits they end
-    in.
+    """The names in a runs_dir at `mtime_ns`.
 
-    `places`: (label, full hash) -> folder of those that were looked up.
+    Attributes:
+        settled: True if a later change will change the mtime. Otherwise a change could fall within
+            the same tick of the file system's clock.
+        names: All names, sorted.
+        by_digits: The names by the digits at their end.
+        places: (label, full hash) -> the folder, for runs that were looked up.
     """
 
     mtime_ns: int
-    settled: bool  # else a change within the same tick of the file system's clock would not show
+    settled: bool
     names: list[str]
     by_digits: dict[str, list[str]] = field(default_factory=dict)
     places: dict[tuple[str, str], Path] = field(default_factory=dict)
@@ -48,19 +50,20 @@ def scan_folders(runs_dir: Path) -> Scan:
         mtime_ns = 0  # not there yet, or a file: runs/disk.py refuses it
     cached = _scans.get(key)
     if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
-        names, settled = (
-            sorted(os.listdir(key)) if mtime_ns else [],
-            time.time_ns() - mtime_ns > SETTLED_NS,
-        )
-        same = cached is not None and cached.names == names
-        _scans[key] = Scan(
-            mtime_ns, settled, names, cached.by_digits if cached and same else by_digits(names)
-        )
+        names: list[str] = []
+        if mtime_ns:
+            names = sorted(os.listdir(key))
+        if cached is not None and cached.names == names:
+            grouped = cached.by_digits
+        else:
+            grouped = by_digits(names)
+        settled = time.time_ns() - mtime_ns > SETTLED_NS
+        _scans[key] = Scan(mtime_ns, settled, names, grouped)
     return _scans[key]
 
 
 def by_digits(names: list[str]) -> dict[str, list[str]]:
-    """Return the digits at the end of run names -> these names."""
+    """Group run names by the digits at their end."""
     grouped: dict[str, list[str]] = {}
     for name in names:
         match = _FOLDER_NAME.fullmatch(name)
@@ -75,9 +78,7 @@ def folder_name(label: str, run_hash: str) -> str:
 
 
 def label_in(name: str) -> str:
-    """Return the label at the beginning of a folder's name; the whole name if it is not a run's
-    folder.
-    """
+    """Return the label in the name of a run's folder, or the whole name of another folder."""
     match = _FOLDER_NAME.fullmatch(name)
     if match:
         return match[1]
@@ -85,11 +86,10 @@ def label_in(name: str) -> str:
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
-    """Return the folder where the run of this hash was published; None if it is not finished."""
-    for name in scan_folders(runs_dir).by_digits.get(
-        run_hash[:DIGITS], []
-    ):  # the first of several copies
-        with suppress(Malformed):  # an error where it is read
+    """Return the folder of the finished run with this hash, or None if there is no such run."""
+    names = scan_folders(runs_dir).by_digits.get(run_hash[:DIGITS], [])
+    for name in names:
+        with suppress(Malformed):  # the reader of this run reports it
             manifest = read_manifest(runs_dir / name)
             if manifest and manifest.hash == run_hash:
                 return runs_dir / name
@@ -106,7 +106,7 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     if folder:
         return folder
     folder = folder_of(run_hash, runs_dir) or runs_dir / folder_name(label, run_hash)
-    if listing.settled:  # else it is listed again next time
+    if listing.settled:
         listing.places[label, run_hash] = folder
     return folder
 
@@ -114,19 +114,13 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
     """Return the sorted names of finished runs that begin with `beginning`."""
     names = scan_folders(runs_dir).names
-    first, end = (
-        bisect_left(names, beginning),
-        bisect_left(names, f"{beginning}{chr(sys.maxunicode)}"),
-    )
-    found = []
-    for name in names[first:end]:
-        if (runs_dir / name / MANIFEST).is_file():
-            found.append(name)
-    return found
+    first = bisect_left(names, beginning)
+    end = bisect_left(names, f"{beginning}{chr(sys.maxunicode)}")
+    return [name for name in names[first:end] if (runs_dir / name / MANIFEST).is_file()]
 
 
 def finished_manifests(runs_dir: Path) -> Iterator[Manifest]:
-    """Yield the manifests of all finished runs one by one, so that 10,000 need not fit in memory.
+    """Yield the manifests of all finished runs, so that 10,000 need not fit in memory.
 
     A malformed manifest is skipped and reported on standard error.
     """

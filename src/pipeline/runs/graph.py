@@ -1,4 +1,4 @@
-"""Runs in topological order, parents first, and why each unfinished one has to be computed."""
+"""Runs in topological order, parents first, and the reasons why runs have to be computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.runs.run import Run, parent_runs
 
 
 def order_runs(targets: list[Run]) -> list[Run]:
-    """All runs that the targets need, parents first, each once, otherwise in the given order."""
+    """Return all runs that the targets need, parents first, otherwise in the given order."""
     graph: dict[str, list[str]] = {}
     runs: dict[str, Run] = {}
 
@@ -28,8 +28,11 @@ def order_runs(targets: list[Run]) -> list[Run]:
 
 
 def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Run hash -> seconds on the longest path from the start of a run to the end; runs are given
-    parents first.
+    """Return, by run hash, the seconds on the longest path from the start of a run to the end.
+
+    Args:
+        runs: Parents come first.
+        seconds: The seconds of each run, by hash.
     """
     paths: dict[str, float] = {}
     for run in reversed(runs):
@@ -40,40 +43,36 @@ def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str
 
 
 def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str, str]:
-    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a
-    parent is.
+    """Return, by run hash, why runs have to be computed.
 
-    If a model was deleted after it was scored, its run is computed again only if another run needs
-    it, or it is among `targets`.
+    A run is unfinished if a parent is. If a model was deleted after it was scored, its run is
+    computed again only if another run needs it, or if it is a target.
+
+    Args:
+        runs: Parents come first.
+        targets: The requested runs.
     """
     reasons: dict[str, str] = {}
-    deleted: set[str] = set()  # runs without files, as are their unfinished parents
+    deleted: set[str] = set()  # runs without files, and whose unfinished parents have no files
     children: dict[str, list[str]] = {}
     for run in runs:
-        unfinished = []
-        for parent in parent_runs(run.parents):
-            if parent.hash in reasons:
-                unfinished.append(parent)
+        unfinished, remade = [], []
         for parent in parent_runs(run.parents):
             children.setdefault(parent.hash, []).append(run.hash)
-        remade = []
-        for parent in unfinished:
-            if parent.hash not in deleted:
-                remade.append(parent)
-        if run.config.stage in ("sft", "cpt"):
-            needed = unfinished
-        else:
-            needed = remade
+            if parent.hash in reasons:
+                unfinished.append(parent)
+                if parent.hash not in deleted:
+                    remade.append(parent)
+        needed = unfinished if run.config.stage in ("sft", "cpt") else remade
         reason = why_not_finished(run)
         if reason:
             reasons[run.hash] = reason
             if not remade and not run.config.redo and not run.folder.exists():
                 deleted.add(run.hash)
-        elif needed or run.config.redo:
-            if needed:
-                reasons[run.hash] = f"its parent {needed[0].name} is made first"
-            else:
-                reasons[run.hash] = "redo=true"
+        elif needed:
+            reasons[run.hash] = f"its parent {needed[0].name} is made first"
+        elif run.config.redo:
+            reasons[run.hash] = "redo=true"
     may_stay_deleted = deleted - {run.hash for run in targets}
     for run in reversed(runs):
         below = children.get(run.hash, [])

@@ -1,16 +1,17 @@
-"""Which process computes a run: one, by a lease file with a heartbeat; file locks do not reach
-across nodes.
+"""Leases: one process computes a run, and keeps a lease file alive with a heartbeat.
 
-`runs_dir/.work/<hash>/` holds the leases `lease-1`, `lease-2`, ... of which the highest counts, and
-a work folder for each, named by the lease's own random id: nobody can write into another's. Taking
-is creating the next number, which a file system does for one process only (O_EXCL, also on NFS and
-Lustre). What a dead owner left is taken over by renaming its folder, so that the owner, if it lives
-after all, finds nothing to write into or to publish.
+File locks do not work across nodes. `runs_dir/.work/<hash>/` has the leases `lease-1`, `lease-2`,
+...; the highest one counts. Each lease has a work folder with the lease's random id as its name, so
+that no other process writes into it. To take a lease is to create the next number, which a file
+system does for a single process (O_EXCL, also on NFS and Lustre). The work of a dead owner is taken
+over by renaming its folder. If the owner lives after all, its folder is gone, and it cannot
+publish.
 
-An owner is dead when its process on this machine is gone, or when its lease was not touched for
-DEAD_AFTER seconds by the clock of the file system: that of a file touched now. Where clients set
-the times of files by their own clocks, as Lustre's do, one that is off looks dead so; before a
-lease is taken from another machine, it is watched for two beats.
+An owner is dead when its process on this machine is gone. On other machines it is dead when its
+lease was not touched for DEAD_AFTER seconds, by the clock of the file system: the time of a file
+touched now. If clients set the times of files by their own clocks, as on Lustre, a wrong clock
+makes an owner look dead. So a lease from another machine is watched for two beats before it is
+taken.
 """
 
 from __future__ import annotations
@@ -35,18 +36,20 @@ from pipeline.files import move_folder
 
 BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
-LOOK = 0.5  # seconds between two looks of a process that waits
+LOOK = 0.5  # seconds between two checks of a waiting process
 LEASE = "lease-"
 # content of a released lease: its number is not reused while its work folder remains
 RELEASED = "released"
-UNOWNED = "work"  # the work folder of a process without a lease: tests and benchmarks
+UNOWNED = "work"  # the work folder without a lease, in tests and benchmarks
 
 
 @dataclass(frozen=True)
 class Holder:
     """The process that holds a lease.
 
-    machine: boot and process namespace of its id; began: its start time.
+    Attributes:
+        machine: The boot id and the process-id namespace.
+        began: The start time of the process.
     """
 
     id: str
@@ -58,10 +61,10 @@ class Holder:
     began: str
 
     def __str__(self) -> str:
-        return (
-            f"{f'job {self.job}' if self.job else f'process {self.pid}'} on {self.host} since"
-            f" {self.since}"
-        )
+        process = f"process {self.pid}"
+        if self.job:
+            process = f"job {self.job}"
+        return f"{process} on {self.host} since {self.since}"
 
 
 @lru_cache(maxsize=1)
@@ -75,13 +78,15 @@ def this_boot() -> str:
 
 
 def process_start(pid: int) -> str:
-    """Start time of a process, in ticks since boot; empty where there is no such process (or only a
-    zombie).
+    """Return the start time of a process, in ticks since boot.
+
+    Empty if the process does not exist or is a zombie.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
+    fields = text.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return ""
     return fields[19]
@@ -97,38 +102,41 @@ def slurm_job() -> str | None:
 
 def this_process() -> Holder:
     """Return this process as a lease holder, with a new random id."""
-    pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
+    pid = os.getpid()
     return Holder(
-        secrets.token_hex(4),
-        socket.gethostname(),
-        pid,
-        slurm_job(),
-        now,
-        this_boot(),
-        process_start(pid),
+        id=secrets.token_hex(4),
+        host=socket.gethostname(),
+        pid=pid,
+        job=slurm_job(),
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=this_boot(),
+        began=process_start(pid),
     )
 
 
 def list_lease_numbers(workplace: Path) -> list[int]:
     """Return the sorted numbers of the leases in a workplace."""
+    numbers = []
     with suppress(FileNotFoundError):
-        names = (
-            name.removeprefix(LEASE) for name in os.listdir(workplace) if name.startswith(LEASE)
-        )
-        return sorted(int(name) for name in names if name.isdigit())
-    return []
+        for name in os.listdir(workplace):
+            number = name.removeprefix(LEASE)
+            if name.startswith(LEASE) and number.isdigit():
+                numbers.append(int(number))
+    return sorted(numbers)
 
 
 def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
-    """Return the live process that computes the run of this workplace; None if there is none.
+    """Return the live process that computes the run of this workplace, or None.
 
     Args:
-        watch: observe a lease that looks dead for two heartbeats.
+        workplace: The workplace.
+        watch: True to observe a lease that looks dead for two heartbeats.
     """
-    numbers = list_lease_numbers(workplace)
-    lease = workplace / f"{LEASE}{numbers[-1] if numbers else 0}"
+    latest = max(list_lease_numbers(workplace), default=0)
+    lease = workplace / f"{LEASE}{latest}"
     try:
-        touched, text = lease.stat().st_mtime_ns, lease.read_text()
+        touched = lease.stat().st_mtime_ns
+        text = lease.read_text()
         if text.startswith(RELEASED):
             return None
         owner = Holder(**json.loads(text))
@@ -142,7 +150,9 @@ def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
         return None
     if now_at(workplace) - touched / 1e9 < DEAD_AFTER:
         return owner
-    deadline = time.monotonic() + (2 * BEAT if watch and owner.id else 0)
+    deadline = time.monotonic()
+    if watch and owner.id:
+        deadline += 2 * BEAT
     while time.monotonic() < deadline:
         time.sleep(LOOK)
         try:
@@ -159,10 +169,8 @@ def now_at(workplace: Path) -> float:
     try:
         probe.touch()
         return probe.stat().st_mtime
-    except (
-        FileNotFoundError,
-        PermissionError,
-    ):  # the run was published, or its state is read without write permission
+    except (FileNotFoundError, PermissionError):
+        # the run was published, or the user may only read
         return time.time()
     finally:
         with suppress(PermissionError):
@@ -170,7 +178,7 @@ def now_at(workplace: Path) -> float:
 
 
 def latest_work_folder(workplace: Path) -> Path:
-    """Return the most recently changed work folder of a workplace; `work` if there is none."""
+    """Return the most recently changed work folder of a workplace, or `work` without one."""
     with suppress(FileNotFoundError):
         folders = [path for path in workplace.iterdir() if path.is_dir() and "." not in path.name]
         if folders:
@@ -179,29 +187,32 @@ def latest_work_folder(workplace: Path) -> Path:
 
 
 class Lost(Held):
-    """Another process took over the lease of this one, which looked dead, and computes the run."""
+    """Another process took over the lease of this process, which looked dead."""
 
 
 class Lease:
-    """The right to compute a run. folder: its work folder; of: this process as its holder."""
+    """The right to compute a run.
+
+    Attributes:
+        folder: Its work folder.
+        of: This process as its holder.
+    """
 
     def __init__(self, workplace: Path, number: int, of: Holder) -> None:
         self.workplace, self.number, self.of = workplace, number, of
-        self.file, self.folder = workplace / f"{LEASE}{number}", workplace / of.id
+        self.file = workplace / f"{LEASE}{number}"
+        self.folder = workplace / of.id
         self._over = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
-            with suppress(
-                OSError
-            ):  # a file system may be away for a moment; check detects a lost lease
+            # a file system may be away for a moment; `check` detects a lost lease
+            with suppress(OSError):
                 os.utime(self.file)
 
     def take_over(self) -> None:
-        """Rename the work folder of an earlier owner to that of this lease; create an empty one if
-        there was none.
-        """
+        """Rename an earlier owner's work folder to this lease's, or create an empty folder."""
         work = latest_work_folder(self.workplace)
         try:
             move_folder(work, self.folder)
@@ -217,26 +228,23 @@ class Lease:
             is_mine = json.loads(self.file.read_text())["id"] == self.of.id
         except (FileNotFoundError, ValueError):
             is_mine = False
-        if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:
-            hint = ""
-            owner = live_holder(self.workplace)
-            if owner:
-                hint = f"; now held by {owner}"
-            raise Lost(
-                f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f}"
-                f" s{hint}"
-            )
+        if is_mine and list_lease_numbers(self.workplace)[-1:] == [self.number]:
+            return
+        problem = f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f} s"
+        owner = live_holder(self.workplace)
+        if owner:
+            problem += f"; now held by {owner}"
+        raise Lost(problem)
 
     def release(self) -> None:
         self._over.set()
         with suppress(Lost, OSError):
             self.check()
             if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
-                # the number stays: else a process that saw the lease dead and one that sees none
-                # both take the run
-                with open(
-                    self.file, "r+", encoding="utf-8"
-                ) as file:  # in place: a full disk has no room for a new one
+                # The number stays. Otherwise a process that saw a dead lease and a process that
+                # sees no lease would both take the run.
+                # Written in place, because a full disk has no room for a new file.
+                with open(self.file, "r+", encoding="utf-8") as file:
                     file.write(RELEASED)
                     file.truncate()
             else:
@@ -245,29 +253,26 @@ class Lease:
 
 
 def take_lease(workplace: Path) -> Lease | Holder:
-    """Take the lease of a run. Returns it, or the live process that holds it."""
+    """Take the lease of a run, and return it or the live process that holds it."""
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
         earlier = list_lease_numbers(workplace)
         owner = live_holder(workplace, watch=True)
         if owner:
             return owner
-        number, taker = (earlier[-1] if earlier else 0) + 1, this_process()
+        number = max(earlier, default=0) + 1
+        taker = this_process()
         file = workplace / f"{LEASE}{number}"
         try:
             with open(file, "x", encoding="utf-8") as opened:
                 opened.write(json.dumps(asdict(taker)))
-        except (
-            FileExistsError,
-            FileNotFoundError,
-        ):  # another process was first, or has removed the workplace
-            continue
-        except OSError:  # a full disk: an empty lease would count as somebody's
+        except (FileExistsError, FileNotFoundError):
+            continue  # another process was first, or has removed the workplace
+        except OSError:  # a full disk: an empty lease would count
             file.unlink(missing_ok=True)
             raise
-        if list_lease_numbers(workplace)[-1:] != [
-            number
-        ]:  # a later one was there already when this number became free
+        if list_lease_numbers(workplace)[-1:] != [number]:
+            # a later lease existed already when this number became free
             file.unlink(missing_ok=True)
             continue
         for old in earlier:
@@ -276,8 +281,9 @@ def take_lease(workplace: Path) -> Lease | Holder:
 
 
 def should_wait() -> bool:
-    """Whether a process that finds a live lease waits for it: not in a batch allocation, whose
-    hours are paid for.
+    """Return True if a process waits for a live lease.
+
+    It does not wait in a batch allocation, whose hours are paid for.
     """
     return "SLURM_JOB_ID" not in os.environ or sys.stdin is not None and sys.stdin.isatty()
 
@@ -295,19 +301,25 @@ def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator
     """Take the lease of a run as soon as no other process holds it.
 
     Args:
-        wait: wait for the lease; null: as should_wait decides.
+        workplace: The workplace of the run.
+        name: The name of the run.
+        wait: True to wait for the lease; None: as should_wait decides.
 
     Raises:
-        Held: another process holds it, and this process should not wait.
+        Held: If another process holds it, and this process should not wait.
     """
+    if wait is None:
+        wait = should_wait()
     reported = False
-    while isinstance(lease := take_lease(workplace), Holder):
-        if not (should_wait() if wait is None else wait):
+    lease = take_lease(workplace)
+    while isinstance(lease, Holder):
+        if not wait:
             raise Held(held_by(name, lease))
         if not reported:
             print(waits_for(name, lease), file=sys.stderr, flush=True)
         reported = True
         time.sleep(LOOK)
+        lease = take_lease(workplace)
     try:
         yield lease
     finally:

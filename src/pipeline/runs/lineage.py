@@ -1,4 +1,4 @@
-"""Which base a model was trained from, and whether it is an adapter."""
+"""The base that a model was trained from, and adapters."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
 
     Args:
         bases: (name, base) of each expert.
+        owner: The owner of the experts, for errors.
+        remedy: A further remedy, for errors.
 
     Raises:
-        PipelineError: the experts have different bases.
+        PipelineError: If the experts have different bases.
     """
-    if len({base and base.hash for _, base in bases}) > 1:
-        text = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
-        raise PipelineError(
-            f"{owner} have different bases ({text}): name experts of one base{remedy}"
-        )
-    return bases[0][1]
+    if len({base and base.hash for _, base in bases}) == 1:
+        return bases[0][1]
+    texts = []
+    for name, base in bases:
+        texts.append(f"{name} from {base.name if base else 'nothing'}")
+    raise PipelineError(
+        f"{owner} have different bases ({', '.join(texts)}): name experts of one base{remedy}"
+    )
 
 
 def recorded_base(expert: Parent) -> Parent | None:
-    """Return the base that a planned or finished training records; None if there is none."""
+    """Return the base that a planned or finished training records, or None."""
     expert = without_step(expert)
     if isinstance(expert, Run):
         return expert.parents.get("model")
     manifest = read_manifest(expert.folder)
-    base = None
-    if manifest:
-        base = manifest.parents.get("model")
+    base = manifest.parents.get("model") if manifest else None
     if base:
         return External(base.name, base.hash, expert.folder)
     return None
 
 
 def declared_side(expert: Parent) -> str | None:
-    """Return the side of a planned or finished training; None for a model that is not a
-    training.
-    """
+    """Return the side of a planned or finished training; None for other models."""
     expert = without_step(expert)
     if isinstance(expert, Run):
         if isinstance(expert.config, TrainStage):
@@ -66,7 +66,7 @@ def declared_side(expert: Parent) -> str | None:
 
 
 def gives_adapter(expert: Parent) -> bool:
-    """Whether a run holds, or will hold, a LoRA adapter and not a whole model."""
+    """Return True if a run has, or will have, a LoRA adapter and not a whole model."""
     if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
         return getattr(expert.config.sft, "adapter", "none") != "none"
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
@@ -81,11 +81,12 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
-    """Return the base that an expert was trained from, by its plan, its manifest or its
-    adapter_config.json.
+    """Return the base of an expert, by its plan, its manifest or its adapter_config.json.
 
     Args:
-        key: of the expert, for errors.
+        expert: The expert.
+        runs_dir: The folder of runs.
+        key: The key of the expert, for errors.
     """
     expert = without_step(expert)
     if isinstance(expert, Run):
@@ -93,23 +94,20 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
         if planned is not None:
             return planned
     manifest = read_manifest(expert.folder)
-    recorded = manifest.base if manifest else None
-    run_folder = None
-    if recorded:
+    recorded = None
+    path = revision = None
+    if manifest and manifest.base:
+        recorded = manifest.base
         run_folder = folder_of(recorded.hash, runs_dir)
-    if recorded and run_folder:
-        return as_recorded(from_folder(run_folder, key, runs_dir), recorded, expert.name)
-    model = (
-        (manifest.config.get("model") or {"path": manifest.facts.get("base")})
-        if manifest and recorded
-        else {}
-    )
-    path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
+        if run_folder:
+            return as_recorded(from_folder(run_folder, key, runs_dir), recorded, expert.name)
+        # a select run has the base in its facts
+        model = manifest.config.get("model") or {"path": manifest.facts.get("base")}
+        path, revision = model.get("path"), model.get("revision")
     if not path:
-        knob = "merge.base"
-        if key == "checkpoint":
-            knob = "base"
-        path, revision = _base_reference(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
+        knob = "base" if key == "checkpoint" else "merge.base"
+        owner = f"{key}: {expert.name}"
+        path, revision = _base_reference(expert, recorded, owner, f"{knob}=RUN")
     base = find_run(path, runs_dir, key, revision)
     if recorded:
         as_recorded(base, recorded, expert.name, path)
@@ -120,24 +118,33 @@ def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Paren
 
 def base_folder(adapter: Path) -> Path:
     """Return the folder of an adapter's base (see `base_of`), or its name on the Hub."""
-    return base_of(
-        External(adapter.name, "", adapter), home_of(adapter).parent, f"the base of {adapter.name}"
-    ).folder
+    expert = External(adapter.name, "", adapter)
+    runs_dir = home_of(adapter).parent
+    return base_of(expert, runs_dir, f"the base of {adapter.name}").folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
     """Return the base if it is the one that a training or merge recorded.
 
-    Raises PipelineError if it was changed since.
-
     For a model on the Hub that was not locked, only the reference is compared. Digests of earlier
     versions are of another kind and are not compared.
+
+    Args:
+        base: The base.
+        recorded: The recorded base.
+        owner: The training or merge, for errors.
+        reference: The RUN that the base was found by.
+
+    Raises:
+        PipelineError: If the base was changed since.
     """
-    unlocked, by_files = hashlib.sha256(reference.encode()).hexdigest(), (base.hash, recorded.hash)
-    kinds = {name.partition(":")[0] if ":" in name else "" for name in by_files}
-    is_other = base.hash != recorded.hash and len(kinds) == 1 and unlocked not in by_files
+    hashes = (base.hash, recorded.hash)
+    kinds = {name.partition(":")[0] if ":" in name else "" for name in hashes}
+    unlocked = hashlib.sha256(reference.encode()).hexdigest()
+    is_comparable = len(kinds) == 1 and unlocked not in hashes
     content = content_digest(base)
-    if is_other or (content and recorded.content and content != recorded.content):
+    has_changed = content and recorded.content and content != recorded.content
+    if has_changed or (is_comparable and base.hash != recorded.hash):
         raise PipelineError(
             f"{owner} was made from {recorded.name}, and {base.folder} has changed since: restore"
             f" it, or make {owner} again with redo=true"
@@ -148,7 +155,7 @@ def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "
 def _base_reference(
     expert: Parent, recorded: Ancestor | None, owner: str, remedy: str
 ) -> tuple[str, str | None]:
-    """(RUN, revision on the Hub) of the base that the adapter_config.json of an expert names."""
+    """Return the RUN of the base that an expert's adapter_config.json names, and its revision."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         if base.is_dir():
@@ -157,14 +164,15 @@ def _base_reference(
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
     raise PipelineError(
-        f"{owner}: its base is unknown, as it has no manifest and no {ADAPTER_CONFIG} (model cards"
-        f" are not read): name an sft run, or give {remedy}"
+        f"{owner}: its base is unknown, because it has no manifest and no {ADAPTER_CONFIG} (model"
+        f" cards are not read): name an sft run, or give {remedy}"
     )
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
-    """Return the base that an adapter_config.json names: a folder, or org/name on the Hub with its
-    revision.
+    """Return the base that an adapter_config.json names.
+
+    It is a folder, or org/name on the Hub with its revision.
     """
     settings = adapter_settings(folder)
     name = Path(settings.get("base_model_name_or_path") or "")
@@ -185,20 +193,19 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def is_adapter_of_elsewhere(folder: Path) -> bool:
-    """Whether a folder is an adapter that is no run: a study merges and scores it on the study's
-    base.
+    """Return True if a folder is an adapter that is no run.
+
+    A study merges and scores it on the study's base.
     """
     return is_adapter(folder) and not (folder / MANIFEST).is_file()
 
 
 def another_base(adapter: Path, base: str) -> str:
-    """Return the base that an adapter names if it is not `base`, such as a copy in four bits;
-    otherwise "".
+    """Return the base that an adapter names if it is not `base`, such as a copy in four bits.
+
+    Otherwise return "".
     """
-    named_base = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
-    is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix(
-        "hub:"
-    )
-    if is_same:
+    named = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
+    if named == base.removeprefix("hub:") or Path(named).resolve() == Path(base).resolve():
         return ""
-    return named_base
+    return named

@@ -33,13 +33,15 @@ Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None if the run is finished and valid, else the reason in a few words; parents are not
-    checked. Raises PipelineError for a finished training of another side: the side is not hashed,
-    but merges and maps use it.
+    """Return why a run is not finished and valid, or None if it is. Parents are not checked.
+
+    Raises:
+        PipelineError: For a finished training of another side. The side is not hashed, but merges
+            and maps use it.
     """
     try:
         manifest = read_manifest(run.folder)
-        if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same
+        if manifest and manifest.hash != run.hash:  # another run has the same label and digits
             manifest = None
         recorded = {}
         if manifest:
@@ -55,7 +57,7 @@ def why_not_finished(run: Run) -> str | None:
         if side != recorded_side:
             raise PipelineError(
                 f"{run.name} was trained with expert.side={recorded_side}, not {side}: give that"
-                " side, merge.sides=any where it is merged, or redo=true to train it again"
+                " side, or merge.sides=any to its merges, or redo=true to train it again"
             )
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
@@ -64,8 +66,9 @@ def why_not_finished(run: Run) -> str | None:
 
 
 def _describe_nearest_run(run: Run) -> str | None:
-    """How this run differs from the most similar finished one of the same stage: 'sft.steps 120 ->
-    200'.
+    """Return how this run differs from the most similar finished run of its stage.
+
+    For example: 'sft.steps 120 -> 200'.
     """
     changes: list[list[str]] = []
     for name in finished_names(run.runs_dir, f"{run.label}-"):
@@ -88,16 +91,19 @@ def make_once(
 ) -> Path:
     """Return the folder of the run. Computes it unless it is finished.
 
-    If two processes request the same run, one takes its lease and computes; the other waits and
+    If two processes request the same run, one takes its lease and computes. The other waits and
     uses the result.
 
     Args:
-        stage: works in the run's work folder and returns the manifest's facts.
-        bytes_needed: purpose -> bytes that it will write.
-        begin: called once the lease is taken; then the lease is not waited for.
+        run: The run.
+        stage: Works in the run's work folder and returns the manifest's facts.
+        bytes_needed: Returns purpose -> bytes that the run will write.
+        predicted_seconds: The predicted seconds, for the manifest.
+        begin: Called after the lease is taken; the process then does not wait for the lease.
 
     Raises:
-        Held: another process computes it, and this one is in an allocation, where it does not wait.
+        Held: If another process computes it, and this process is in an allocation, where it does
+            not wait.
     """
     with (
         naming_a_full_disk(run.runs_dir),
@@ -139,12 +145,13 @@ def make_once(
 
 
 def clear_workplace(run: Run) -> None:
-    """Remove what is left of a finished run whose process was killed after publishing it: its
-    lease, its state. The work of another attempt, by redo=true, stays.
+    """Remove the lease and the state of a finished run whose process was killed after publishing.
+
+    The work of another attempt, by redo=true, stays.
     """
     if not run.workplace.is_dir() or latest_work_folder(run.workplace) != run.workplace / UNOWNED:
         return
-    with suppress(OSError):  # of a runs_dir that this user only reads
+    with suppress(OSError):  # this user may only read runs_dir
         lease = take_lease(run.workplace)
         if not isinstance(lease, Holder):
             state.remove_state(run.workplace)
@@ -164,32 +171,24 @@ def _compute_run(
     with track_run(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
         resume.remove_resume_point(run.work)
-        for parent in run.parents.values():
-            if isinstance(parent, External | Folder) and parent.has_changed:
-                problem = (
-                    f"{parent.folder} was changed after {run.label} was planned, or while it"
-                    " read it"
-                )
-                raise PipelineError(f"{problem}: rerun the same command")
+        check_parents(run)
+        parents = {}
+        for role, parent in run.parents.items():
+            parents[role] = Ancestor(parent.name, parent.hash, content_digest(parent))
+        digests = facts.get("weights", {}).get("digests", {})
+        machines = [attempt.get("machine", {}) for attempt in facts.get("resumed", ())]
         manifest = Manifest(
             name=run.name,
             hash=run.hash,
             attempt=attempt,
             decided_by=run.decided_by,
             config=recorded_config(run.config),
-            parents={
-                role: Ancestor(parent.name, parent.hash, content_digest(parent))
-                for role, parent in run.parents.items()
-            },
+            parents=parents,
             facts=facts,
-            files=fingerprints(
-                run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))
-            ),
+            files=fingerprints(run.work, known_by_tensors(run.work, digests)),
             git=git_state(),
             versions=package_versions(),
-            machine=machine_facts(
-                [attempt.get("machine", {}) for attempt in facts.get("resumed", ())]
-            ),
+            machine=machine_facts(machines),
             environment=recorded_environment(),
             started=started.isoformat(timespec="seconds"),
             cost={
@@ -204,12 +203,21 @@ def _compute_run(
     publish_run(lease, run.folder)
 
 
+def check_parents(run: Run) -> None:
+    """Raise PipelineError if the files of a parent have changed since they were hashed."""
+    for parent in run.parents.values():
+        if isinstance(parent, External | Folder) and parent.has_changed:
+            raise PipelineError(
+                f"{parent.folder} was changed after {run.label} was planned, or while it"
+                " read it: rerun the same command"
+            )
+
+
 def publish_run(lease: Lease, folder: Path) -> None:
-    """Rename the finished work folder to the run's folder; an earlier attempt there is moved aside
-    first.
+    """Rename the finished work folder to the run's folder, after moving an earlier attempt aside.
 
     Raises:
-        Lost: another process took the lease over.
+        Lost: If another process took the lease over.
     """
     work = lease.folder
     lease.check()

@@ -1,4 +1,4 @@
-"""The manifest of a finished run: written last; all reading of manifests is here."""
+"""The manifest of a finished run, which is written last. All code that reads manifests is here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,18 +19,20 @@ from pipeline.files import SETTLED_NS, write_atomically
 from pipeline.hub.addresses import without_credentials
 
 MANIFEST = "manifest.json"
-SNAPSHOTS = "snapshots"  # the folder of a training that holds them
-ROWS = ("train.jsonl", "validation.jsonl")  # what a training reads of its data run
+SNAPSHOTS = "snapshots"  # the folder of a training with its snapshots
+ROWS = ("train.jsonl", "validation.jsonl")  # the files of a data run that a training reads
 
 
 class Malformed(PipelineError):
-    """Malformed manifest.json. Commands that list runs report it and continue."""
+    """A malformed manifest.json. Commands that list runs report it and continue."""
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A parent as a manifest records it; `content` is its second identity (None for external
-    models).
+    """A parent as a manifest records it.
+
+    Attributes:
+        content: Its second identity; None for external models.
     """
 
     name: str
@@ -41,9 +44,13 @@ class Ancestor:
 class Manifest:
     """Inputs, contents and cost of a finished run (design: identity).
 
-    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about
-    its results, `cost` {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes,
-    mtime_ns, sha256}; weights whose tensors all have digests of their own have no sha256.
+    Attributes:
+        decided_by: The values that the hash covers.
+        facts: The results that the stage reports.
+        config: Every knob.
+        files: name -> {bytes, mtime_ns, sha256}. Weights whose tensors all have digests have no
+            sha256.
+        cost: {seconds, predicted_seconds, peak_memory_bytes}.
     """
 
     name: str
@@ -67,7 +74,7 @@ class Manifest:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """{root, digests, ...} of the model that the run holds; empty where it holds none."""
+        """{root, digests, ...} of the model in the run; empty without a model."""
         return self.facts.get("weights") or {}
 
     @property
@@ -76,36 +83,36 @@ class Manifest:
 
     @property
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Step -> its weights, validation loss, and `freed` where stage=clean deleted it."""
+        """step -> its weights, its validation loss, and `freed` if stage=clean deleted it."""
         return self.facts.get("snapshots") or {}
 
     @property
     def base(self) -> Ancestor | None:
-        """The model that this one began from: a training's base, else the base of a merge."""
+        """The model that this one started from: a training's base, or else a merge's."""
         return self.parents.get("model") or self.parents.get("base")
 
     @property
     def content(self) -> str:
-        """The second identity: the root over the tensors; for a training set, the digest over its
-        rows, whatever its card says of the benchmarks that they were compared with; for other runs
-        without weights, over all files.
+        """The second identity: the root digest over the tensors, or a digest over files.
+
+        For a training set, these are the files with its rows. Its card, which names the compared
+        benchmarks, does not count. For other runs without weights, these are all files.
         """
         if self.weights_root:
             return self.weights_root
-        read = (
-            ROWS if self.stage == "data" and self.files.keys() >= set(ROWS) else sorted(self.files)
-        )
-        files = "".join(f"{name} {self.files[name]['sha256']}\n" for name in read)
-        return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
+        names: Sequence[str] = sorted(self.files)
+        if self.stage == "data" and self.files.keys() >= set(ROWS):
+            names = ROWS
+        lines = [f"{name} {self.files[name]['sha256']}\n" for name in names]
+        digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+        return f"sha256:{digest}"
 
     @property
     def seconds(self) -> float:
         return self.cost["seconds"]
 
     def of_snapshot(self, step: str) -> Manifest:
-        """Return a snapshot's manifest: its training's, with the snapshot's name, hash, weights and
-        files.
-        """
+        """Return a snapshot's manifest: its training's, with the snapshot's identity and files."""
         prefix = f"{SNAPSHOTS}/step-{step}/"
         files = {}
         for name, file in self.files.items():
@@ -154,10 +161,10 @@ def snapshot_hash(run_hash: str, step: int) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a finished run or of a snapshot, or None if no run was finished there.
+    """Return the manifest of a finished run or of a snapshot, or None if there is none.
 
     Raises:
-        Malformed: the file is damaged, or was not written by this program.
+        Malformed: If the file is damaged, or was not written by this program.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -168,12 +175,14 @@ def read_manifest(folder: Path) -> Manifest | None:
             return training.of_snapshot(step)
         return None
     stat = path.stat()
-    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change within the same mtime
+    if (
+        time.time_ns() - stat.st_mtime_ns > SETTLED_NS
+    ):  # a newer file may change within the same mtime
         return _read_cached(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     return read_file(path)
 
 
-@lru_cache(maxsize=256)  # that of a model of 8B parameters takes some 100 KB
+@lru_cache(maxsize=256)  # about 100 KB each for a model of 8B parameters
 def _read_cached(path: Path, *_: int) -> Manifest:
     """Return a manifest, read once while its file is unchanged. Callers must not modify it."""
     return read_file(path)

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machine, commit. Recorded in manifests, not hashed."""
+"""The environment of a run: versions, machine, commit. It is recorded in manifests, not hashed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-DISTRIBUTION = (  # its name for pip; the imported package and the command are `pipeline`
-    "cross-lingual-merging"
-)
+DISTRIBUTION = "cross-lingual-merging"  # for pip; the package and the command are `pipeline`
 PACKAGES = (
     "torch",
     "transformers",
@@ -48,7 +46,7 @@ def _installed_versions() -> dict[str, str]:
 
 
 def package_version(package: str) -> str:
-    """Version of an installed distribution; "absent" if it is not installed."""
+    """Return the version of an installed distribution, or "absent"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -56,19 +54,23 @@ def package_version(package: str) -> str:
 
 
 def environment_for(python: str | None) -> dict[str, str]:
-    """Environment variables of a process in another Python (None: this one): without this one's
-    packages there.
+    """Return the environment variables of a process in another Python (None: this one).
+
+    In another Python, the packages of this one are left out.
     """
-    found = {}
-    for name, value in os.environ.items():
-        if not (python and name == "PYTHONPATH"):
-            found[name] = value
-    return found
+    variables = dict(os.environ)
+    if python:
+        variables.pop("PYTHONPATH", None)
+    return variables
 
 
 def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """System, processor, cores, threads and device of this process; a fact that differed in the
-    attempts of a run before, which it resumed from, as "1, then 2".
+    """Return system, processor, cores, threads and device of this process.
+
+    A fact that differed in an earlier attempt is written as "1, then 2".
+
+    Args:
+        earlier: The facts of the attempts that the run resumed from.
     """
     facts: dict[str, Any] = {
         "system": platform.system(),
@@ -78,47 +80,48 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
+        facts["device"] = "cpu"
         if torch.cuda.is_available():
             facts["device"] = torch.cuda.get_device_name()
-        else:
-            facts["device"] = "cpu"
     for key in facts:
-        values = dict.fromkeys(attempt[key] for attempt in (*earlier, facts) if key in attempt)
+        values: dict[Any, None] = {}
+        for attempt in (*earlier, facts):
+            if key in attempt:
+                values[attempt[key]] = None
         if len(values) > 1:
             facts[key] = ", then ".join(map(str, values))
     return facts
 
 
 def processor_model() -> str:
-    """Return the processor's model, as rounding differs between models; the architecture if the
-    model is unknown.
+    """Return the processor's model, because rounding differs between models.
+
+    The architecture, if the model is unknown.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next(
-        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(": ")[2]
+    return platform.machine()
 
 
 def recorded_environment() -> dict[str, str]:
-    """Environment variables that affect results, by an allow list: others may hold secrets."""
-    found = {}
-    for key in ENVIRONMENT:
-        if key in os.environ:
-            found[key] = os.environ[key]
-    return found
+    """Return environment variables that affect results.
+
+    An allow list decides, because other variables may be secrets.
+    """
+    return {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
 
 
 @cache
 def git_state() -> dict[str, Any]:
-    """Return the commit, and whether anything but results/ differs from it; null outside a
-    checkout.
+    """Return the commit, and if files outside results/ differ from it; null outside a checkout.
 
-    Asked once: a process computes with the code that it has imported, and git takes as long as a
-    small score.
+    Cached: a process computes with the code that it has imported, and git takes as long as a small
+    score.
     """
     source_folder = Path(__file__).parent
 

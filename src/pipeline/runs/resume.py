@@ -1,9 +1,8 @@
-"""The resume point of an unfinished run: its content, whether it is usable, and which work files it
-needs.
+"""The resume point of an unfinished run: its content, whether it is usable, and its work files.
 
-One per run. It is in the work folder as `resume/step-<N>`, and `resume.json`, written last, names
-it, the sizes of its files and the snapshots made so far. Files that `resume.json` does not name are
-never used, so a half-written resume point never is.
+A run has a single resume point, in the work folder as `resume/step-<N>`. `resume.json` is written
+last. It names the folder, the sizes of its files and the snapshots made so far. Files that
+`resume.json` does not name are never used, so a half-written resume point is never used.
 """
 
 from __future__ import annotations
@@ -25,20 +24,25 @@ RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 
 def resume_identity(run: Run) -> dict[str, Any]:
-    """Return the identity of a resume point: the run, its attempt, and the contents of its
-    parents.
-    """
+    """Return the identity of a resume point: the run, its attempt, and its parents' contents."""
     parents = {role: content_digest(parent) for role, parent in sorted(run.parents.items())}
     return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
 
 
 def write_resume_point(run: Run, finished: Path, step: int, facts: dict[str, Any]) -> None:
-    """Make the folder `finished` the run's resume point: flush it to disk, rename it, then write
-    the record.
+    """Make a folder the run's resume point: flush it to disk, rename it, then write the record.
+
+    Args:
+        run: The run.
+        finished: The folder.
+        step: The step after which the run resumes.
+        facts: Further entries of the record.
     """
     folder = run.work / FOLDER / f"step-{step}"
     sizes = {}
-    for path in sorted(path for path in finished.rglob("*") if path.is_file()):
+    for path in sorted(finished.rglob("*")):
+        if not path.is_file():
+            continue
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         sizes[path.relative_to(finished).as_posix()] = path.stat().st_size
@@ -58,14 +62,12 @@ def read_resume_point(work: Path) -> dict[str, Any] | None:
     try:
         record = json.loads((work / RECORD).read_text(encoding="utf-8"))
         folder = resume_folder(work, record)
-        complete = all(
-            (folder / name).stat().st_size == size for name, size in record["files"].items()
-        )
+        for name, size in record["files"].items():
+            if (folder / name).stat().st_size != size:
+                return None
     except (OSError, ValueError, KeyError):
         return None
-    if complete:
-        return record
-    return None
+    return record
 
 
 def usable_resume_point(run: Run) -> dict[str, Any] | None:
@@ -81,8 +83,9 @@ def resume_folder(work: Path, record: dict[str, Any]) -> Path:
 
 
 def prepare_work_folder(run: Run) -> float:
-    """Empty the work folder, except for what a usable resume point needs; returns the seconds spent
-    on that point.
+    """Empty the work folder, except for the files of a usable resume point.
+
+    Returns the seconds spent before that point.
     """
     record = usable_resume_point(run)
     if record is None:
@@ -90,41 +93,37 @@ def prepare_work_folder(run: Run) -> float:
         shutil.rmtree(run.work, ignore_errors=True)
         run.work.mkdir(parents=True)
         return 0.0
-    needed_paths = {run.work / SNAPSHOTS / f"step-{step}" for step in record["snapshots"]}
-    needed_paths |= {
-        resume_folder(run.work, record),
-        run.work / RECORD,
-        run.work / FOLDER,
-        run.work / SNAPSHOTS,
-    }
-    nested_paths = []
-    for name in (FOLDER, SNAPSHOTS):
-        for path in (run.work / name).glob("*"):
-            nested_paths.append(path)
-    for path in {*run.work.iterdir(), *nested_paths} - needed_paths:
+    points, snapshots = run.work / FOLDER, run.work / SNAPSHOTS
+    needed_paths = {snapshots / f"step-{step}" for step in record["snapshots"]}
+    needed_paths |= {resume_folder(run.work, record), run.work / RECORD, points, snapshots}
+    paths = {*run.work.iterdir(), *points.glob("*"), *snapshots.glob("*")}
+    for path in paths - needed_paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return float(record["seconds"])
 
 
 def report_other_resume_points(run: Run) -> None:
-    """Report interrupted runs of the same label that could resume, as a knob may have been changed
-    by mistake.
+    """Report interrupted runs of the same label that could resume.
+
+    A knob may have been changed by mistake.
     """
-    for workplace in sorted(path for path in run.workplace.parent.glob("*") if path.is_dir()):
-        record = None
-        if workplace != run.workplace:
-            record = read_resume_point(work := latest_work_folder(workplace))
+    for workplace in sorted(run.workplace.parent.glob("*")):
+        if workplace == run.workplace or not workplace.is_dir():
+            continue
+        work = latest_work_folder(workplace)
+        record = read_resume_point(work)
         if record is None or record.get("label") != run.label or live_holder(workplace):
             continue
         differences = ", ".join(describe_changes(record["decided_by"], run.decided_by))
+        step = record["step"]
         print(
             f"{run.name} starts from the beginning: an unfinished {run.label} differs in"
-            f" {differences}; its resume point after step {record['step']} stays in {work}",
+            f" {differences}; its resume point after step {step} stays in {work}",
             file=sys.stderr,
         )
 
 
 def remove_resume_point(work: Path) -> None:
-    """Remove the resume point: first its record, so that a half removed one is not used."""
+    """Remove the resume point, its record first, so that a partial one is never used."""
     (work / RECORD).unlink(missing_ok=True)
     shutil.rmtree(work / FOLDER, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What a run is: its configuration and its parents, the hash of both, and what differs between two.
+"""A run: its configuration and its parents, the hash of both, and the differences of two runs.
 
-Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all. Its
-manifest is written last, so that a folder with a manifest is finished. Work happens in
+Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all digits.
+Its manifest is written last, so that a folder with a manifest is finished. Work happens in
 `runs_dir/.work/<hash>/<lease>`, and one atomic rename publishes it (runs/make.py).
 """
 
@@ -33,7 +33,7 @@ Config = TypeVar("Config", bound=RunStage)
 
 
 class Parent(Protocol):
-    """What a stage needs of a parent: a run, or an external model or folder."""
+    """The properties of a parent that a stage needs: a run, or an external model or folder."""
 
     @property
     def hash(self) -> str: ...
@@ -45,28 +45,33 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class External:
-    """An existing input: a finished run, identified by its hash; files, by their content; or a
-    model on the Hub.
+    """An existing input.
+
+    It is a finished run, identified by its hash, or files, identified by their content, or a model
+    on the Hub.
+
+    Attributes:
+        hub: For a model on the Hub: its id and the requested revision, as in the lock file.
+        files: The files below the folder whose content `hash` covers.
     """
 
     name: str
     hash: str
     folder: Path
-    hub: str | None = (
-        None  # for a model on the Hub: its id and the requested revision, as in the lock file
-    )
-    files: tuple[Path, ...] = ()  # below the folder, of which `hash` is the content
+    hub: str | None = None
+    files: tuple[Path, ...] = ()
 
     @classmethod
     def of_files(cls, folder: Path, files: Iterable[Path], name: str = "") -> External:
-        """Files below a folder, identified by their content."""
+        """Return the input of files below a folder, identified by their content."""
         paths = tuple(sorted(files))
         return cls(name or folder.name, content_hash([*paths], folder), folder, files=paths)
 
     @property
     def has_changed(self) -> bool:
-        """Whether its files differ from when they were hashed; read again only where one was
-        touched. A deleted file did not change what was read of it.
+        """True if its files have changed since they were hashed.
+
+        Files are read again only if one was touched. A deleted file does not count as changed.
         """
         all_here = bool(self.files) and all(path.is_file() for path in self.files)
         return all_here and content_hash([*self.files], self.folder) != self.hash
@@ -74,8 +79,9 @@ class External:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with an external model, identified by its content, which is hashed when first
-    needed.
+    """A folder with an external model, identified by its content.
+
+    The content is hashed when it is first needed.
     """
 
     folder: Path
@@ -92,13 +98,11 @@ class Folder:
 
     @property
     def has_changed(self) -> bool:
-        """As of External; an added file counts, too, where models are read by its name."""
-        deciding = set()
+        """Like External's; an added file counts too if models are read by its name."""
         for name in DECIDING:
-            if name.endswith(IDENTIFYING_SUFFIXES):
-                deciding.add(self.folder / name)
-        if any(path.is_file() for path in deciding.difference(self.files)):
-            return True
+            path = self.folder / name
+            if name.endswith(IDENTIFYING_SUFFIXES) and path not in self.files and path.is_file():
+                return True
         all_here = all(path.is_file() for path in self.files)
         return all_here and folder_digest(self.folder, self.files, self.runs_dir) != self.hash
 
@@ -130,23 +134,23 @@ class Run(Generic[Config]):
     config: Config
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
-    version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
-    lease: str | None = field(
-        default=None, kw_only=True, compare=False
-    )  # id of its holder, while it is computed
+    version: int = field(kw_only=True)  # of the stage: raised when its code changes results
+    # the id of its holder, while it is computed
+    lease: str | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the label: it names a folder and a W&B run (at most 128 characters)."""
+        """Check the label, which names a folder and a W&B run (at most 128 characters)."""
         self.label = re.sub(r"[^\w.+-]+", "-", self.label).lstrip(".-")[:LABEL_LENGTH]
 
     @cached_property
     def decided_by(self) -> dict[str, Any]:
         """Everything that affects the hash."""
+        parents = {role: parent.hash for role, parent in sorted(self.parents.items())}
         return {
             "stage": self.config.stage,
             "version": self.version,
             "config": identity(self.config),
-            "parents": {role: parent.hash for role, parent in sorted(self.parents.items())},
+            "parents": parents,
             **decided_beyond_knobs(self.config),
         }
 
@@ -160,7 +164,10 @@ class Run(Generic[Config]):
 
     @property
     def folder(self) -> Path:
-        """Where it is or will be, looked up each time: another process may have finished it."""
+        """The folder where the run is or will be.
+
+        It is looked up each time, because another process may have finished the run.
+        """
         return place_of(self.label, self.hash, self.runs_dir)
 
     @property
@@ -174,8 +181,9 @@ class Run(Generic[Config]):
 
     @property
     def work(self) -> Path:
-        """Where it is computed: the folder of the lease; without one, that of an interrupted
-        attempt.
+        """The folder where the run is computed: the lease's.
+
+        Without a lease it is the folder of an interrupted attempt.
         """
         if self.lease:
             return self.workplace / self.lease
@@ -183,33 +191,31 @@ class Run(Generic[Config]):
 
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
-    """Return what affects the hash besides knobs and parents; empty if nothing does.
+    """Return the values that affect the hash besides knobs and parents.
 
-    `packages` has the name and version of other packages that a method or task is from. Methods add
-    their own entries, such as the order of sources.
+    `packages` has the names and versions of the packages that provide a method or task. Methods add
+    further entries, such as the order of sources.
     """
     decided: dict[str, Any] = {}
     if isinstance(config, DataStage):
         names = []
         if not config.data.shuffle:
             names = [*config.expert.sources, *config.expert.union]
-        if len(names) > 1:  # of keys, which their JSON is sorted by
+        if len(names) > 1:  # JSON sorts keys, so their order is stored as a list
             decided["order"] = names
-        if any(
-            source.rows == "conversation" and source.column
-            for source in config.expert.sources.values()
-        ):
-            decided["turns"] = "with all keys"
+        for source in config.expert.sources.values():
+            if source.rows == "conversation" and source.column:
+                decided["turns"] = "with all keys"
         return decided
     merge = getattr(config, "merge", None)
     if isinstance(merge, Merge):
         decided = merge.beyond_knobs()
     if isinstance(config, EvalStage):
-        items = {task.task: find_benchmark(task.task) for task in config.eval.tasks}
         packages = {}
-        for task, item in items.items():
-            if item and item.package:
-                packages[task] = item.package
+        for task in config.eval.tasks:
+            benchmark = find_benchmark(task.task)
+            if benchmark and benchmark.package:
+                packages[task.task] = benchmark.package
         if packages:
             decided["packages"] = decided.get("packages", {}) | packages
     return decided
@@ -223,38 +229,32 @@ def without_step(parent: Parent) -> Parent:
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:
-    """Return the parents that are computed here when unfinished: runs, and the trainings of
-    snapshots.
-    """
-    found = []
-    for parent in map(without_step, parents.values()):
-        if isinstance(parent, Run):
-            found.append(parent)
-    return found
+    """Return the parents that are computed here: runs, and the trainings of snapshots."""
+    trainings = map(without_step, parents.values())
+    return [parent for parent in trainings if isinstance(parent, Run)]
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
-    """Every knob, as the manifest and W&B record them: without the launcher, whose lines of bash
-    may hold secrets.
+    """Return every knob, as the manifest and W&B record them.
+
+    The launcher is left out, because its lines of bash may have secrets.
     """
-    found = {}
-    for key, value in asdict(config).items():
-        if key != "launcher":
-            found[key] = value
-    return found
+    recorded = asdict(config)
+    recorded.pop("launcher", None)
+    return recorded
 
 
 def describe_changes(earlier: dict[str, Any], later: dict[str, Any]) -> list[str]:
     """Return the differences between the `decided_by` of two runs: 'sft.steps 120 -> 200'."""
-    old, new = flatten_dict(without_credentials(earlier)), flatten_dict(without_credentials(later))
-    found = []
+    old = flatten_dict(without_credentials(earlier))
+    new = flatten_dict(without_credentials(later))
+    changes = []
     for key in sorted({**new, **old}):
-        if new.get(key) != old.get(key):
-            found.append(
-                f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} ->"
-                f" {_shorten_value(new.get(key))}"
-            )
-    return found
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            values = f"{_shorten_value(before)} -> {_shorten_value(after)}"
+            changes.append(f"{key.removeprefix('config.')} {values}")
+    return changes
 
 
 def _shorten_value(value: Any) -> str:
@@ -266,11 +266,10 @@ def _shorten_value(value: Any) -> str:
 
 
 def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested dict: {'a': {'b': 1}} -> {'a.b': 1}."""
+    """Return a nested dict as a flat one: {'a': {'b': 1}} -> {'a.b': 1}."""
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
-    found = {}
+    flat: dict[str, Any] = {}
     for name, part in nested.items():
-        for key, value in flatten_dict(part, f"{prefix}{name}.").items():
-            found[key] = value
-    return found
+        flat |= flatten_dict(part, f"{prefix}{name}.")
+    return flat

@@ -1,6 +1,7 @@
-"""state.json of an unfinished run: what stage=status reads, and a record of earlier attempts.
+"""The state.json of an unfinished run, which stage=status reads, and a record of earlier attempts.
 
-Written by the process that computes the run, next to its leases; removed when the run is published.
+The process that computes the run writes it next to its leases. It is removed when the run is
+published.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pipeline.runs.lease import Holder
 from pipeline.runs.stop import convert_errors_after_signal
 
 STATE = "state.json"
-WRITE_INTERVAL = 2.0  # seconds between two steps that are written
+WRITE_INTERVAL = 2.0  # seconds between two writes of steps
 _written: dict[Path, float] = {}
-_first: dict[Path, tuple[int, float]] = {}  # the first step that this attempt did, and when
+_first: dict[Path, tuple[int, float]] = {}  # the first step of this attempt, and its time
 
 
 def read_state(workplace: Path) -> dict[str, Any]:
-    """{state, step, steps, seconds_a_step, pid, host, job, since, last_line}, and name, stage,
-    stops; empty where there is no state.json.
+    """Return the content of state.json; empty without the file.
 
-    state: running, stopped (rerun the same command to resume), failed. stops: steps of the resume
-    points of the last attempts that a signal ended (launch/attempts.py).
+    The keys are name, stage, state, step, steps, seconds_a_step, pid, host, job, since, last_line
+    and stops. `state` is running, stopped (rerun the same command to resume), or failed. `stops`
+    has the steps of the resume points of the last attempts that a signal ended
+    (launch/attempts.py).
     """
     with suppress(OSError, ValueError):
         state = json.loads((workplace / STATE).read_bytes())
@@ -50,9 +52,7 @@ def update_state(workplace: Path, **changes: Any) -> None:
 
 
 def record_step(workplace: Path, step: int, steps: int) -> None:
-    """Write the step that a training has finished: the first at once, later ones every few
-    seconds.
-    """
+    """Write the step that a training has finished, at most every few seconds."""
     time_now = time.monotonic()
     first, started = _first.setdefault(workplace, (step, time_now))
     if step == first or time_now - _written.get(workplace, 0.0) >= WRITE_INTERVAL:
@@ -64,7 +64,7 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
 
 @contextmanager
 def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Iterator[None]:
-    """Inside, the state is running; after an error or a signal, failed or stopped."""
+    """Inside, the state is running. After an error or a signal, it is failed or stopped."""
     earlier = read_state(workplace)
     carried = {}
     for key in ("step", "steps", "stops"):
@@ -94,6 +94,6 @@ def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Itera
 
 
 def remove_state(workplace: Path) -> None:
-    """Remove state.json of a published run, with temporary files of a writer that was killed."""
+    """Remove state.json of a published run, and temporary files of a killed writer."""
     for path in workplace.glob(f"{STATE}*"):
         path.unlink(missing_ok=True)

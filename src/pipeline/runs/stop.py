@@ -1,7 +1,7 @@
-"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same
-command to resume.
+"""Signals that end a process in good order.
 
-So does the first Ctrl-C, with exit status 130; a second one stops at once.
+After SIGTERM, SIGUSR1 and SIGHUP the exit status is 75: rerun the same command to resume. After the
+first Ctrl-C it is 130. A second Ctrl-C stops at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
-UNFINISHED = (
-    75  # exit status (EX_TEMPFAIL): rerun the same command to resume. Slurm scripts requeue on it
-)
+# exit status (EX_TEMPFAIL): rerun the same command to resume. Slurm scripts requeue on it
+UNFINISHED = 75
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-# in the environment: the signal that came before the libraries were imported
+# an environment variable with the signal that came before the libraries were imported
 EARLY = "PIPELINE_SIGNALLED"
 
 
 class Stopped(SystemExit):
-    """Ends the process with UNFINISHED, unless a caller sets another status; unfinished work is
-    dropped.
+    """Ends the process with UNFINISHED, unless a caller sets another status.
+
+    Unfinished work is dropped.
     """
 
     def __init__(self, signal_name: str) -> None:
@@ -42,7 +42,7 @@ class NoProgress(SystemExit):
 
 
 _listeners: list[Callable[[str], None]] = []
-_signal_name: str | None = None  # of the signal that this process received
+_signal_name: str | None = None  # the signal that this process received
 _interrupted = False  # by a Ctrl-C
 
 
@@ -50,8 +50,7 @@ def _handle_signal(number: int, frame: Any) -> None:
     global _signal_name, _interrupted
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch.__spec__, "_initializing", False):
-        # its C++ code, which calls Python's, aborts the process at an exception: ask again when it
-        # is imported
+        # an exception in its C++ code would abort the process: try again when torch is imported
         threading.Timer(0.1, signal.raise_signal, [number]).start()
         return
     _signal_name = signal.Signals(number).name
@@ -59,13 +58,12 @@ def _handle_signal(number: int, frame: Any) -> None:
         if _interrupted:
             raise KeyboardInterrupt
         _interrupted = True
-        if parent_process() is None:  # which prints it too
+        if parent_process() is None:  # a parent process prints it too
             os.write(2, b"\ninterrupted: stopping in good order; Ctrl-C again stops at once\n")
     if _listeners:
         _listeners[-1](_signal_name)
-    elif not isinstance(
-        sys.exc_info()[1], Stopped
-    ):  # Slurm sends a second signal: it must not cut short the ending by the first
+    elif not isinstance(sys.exc_info()[1], Stopped):
+        # a second signal of Slurm must not cut short the ending by the first
         raise Stopped(_signal_name)
 
 
@@ -74,22 +72,19 @@ def handled_signals() -> list[signal.Signals]:
 
     SIGHUP and SIGINT are left out if they are ignored, as under nohup and in workers.
     """
-    ignorable = (signal.SIGHUP, signal.SIGINT)
-    signals = (*STOPPING, signal.SIGINT)
-    found = []
-    for number in signals:
-        if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN:
-            found.append(number)
-    return found
+    signals = [*STOPPING, signal.SIGINT]
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signals.remove(number)
+    return signals
 
 
 def answer_early() -> None:
     """Install handlers for the slow imports, before any run has started: the process ends at once.
 
-    In a job of Slurm SIGUSR1 announces the time limit. It is then stored for the first run, which
-    counts it as an
-    attempt (launch/attempts.py): a job that only ended would be requeued as often as the site
-        permits.
+    In a Slurm job, SIGUSR1 announces the time limit. It is then stored for the first run, which
+    counts it as an attempt (launch/attempts.py). A job that only ended would be requeued as often
+    as the site permits.
     """
 
     def end_process(number: int, _: Any) -> None:
@@ -103,8 +98,9 @@ def answer_early() -> None:
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Inside, each of `handled_signals` raises Stopped in the main thread; afterwards earlier
-    handlers are restored.
+    """Inside, each of `handled_signals` raises Stopped in the main thread.
+
+    Afterwards the earlier handlers are restored.
     """
     global _signal_name, _interrupted
     if threading.current_thread() is not threading.main_thread():
@@ -123,8 +119,9 @@ def handle_signals() -> Iterator[None]:
 
 @contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `listener` is called with a signal's name instead; it finishes what it must and then
-    stops.
+    """Inside, call `listener` with a signal's name instead.
+
+    The listener finishes necessary work and then stops.
     """
     with handle_signals():
         _listeners.append(listener)
@@ -136,15 +133,14 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Inside, Ctrl-C and the signals of STOPPING wait until the block has finished."""
+    """Inside, delay Ctrl-C and the signals of STOPPING until the block has finished."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
-    earlier = {
-        number: signal.signal(number, lambda received_number, _: received.append(received_number))
-        for number in {*handled_signals(), signal.SIGINT}
-    }
+    earlier = {}
+    for number in {*handled_signals(), signal.SIGINT}:
+        earlier[number] = signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield
     finally:
@@ -155,14 +151,15 @@ def delay_signals() -> Iterator[None]:
 
 
 def stop_signal_name() -> str | None:
-    """Return the name of the signal that asked this process to stop; None without one."""
+    """Return the name of the signal that asked this process to stop, or None."""
     return _signal_name
 
 
 @contextmanager
 def convert_errors_after_signal() -> Iterator[None]:
-    """Inside, an error after a signal becomes Stopped: libraries convert Stopped to errors of their
-    own.
+    """Inside, turn an error after a signal into Stopped.
+
+    Libraries convert Stopped to their own errors.
     """
     try:
         yield
@@ -173,6 +170,6 @@ def convert_errors_after_signal() -> Iterator[None]:
 
 
 def raise_if_signalled() -> None:
-    """Raise Stopped if a signal was received: called where no work is under way."""
+    """Raise Stopped if a signal was received. Called between two pieces of work."""
     if _signal_name is not None:
         raise Stopped(_signal_name)

@@ -1,10 +1,10 @@
 """W&B: opens, tags and finishes a run; no other module uses W&B.
 
-The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the
-table, the job type the stage. The configuration names the parents' ids. Online where a key is
-configured, offline otherwise; it never prompts. W&B's service is killed if a call takes longer than
-tracking.timeout, which W&B's own timeouts do not bound: neither this process nor the server can
-keep a run from ending.
+The W&B id is run hash + attempt, so that a requeued job resumes its own run. The group is the
+table, and the job type is the stage. The configuration names the parents' ids. W&B is online if a
+key is configured, otherwise offline, and never prompts. W&B's service is killed if a call takes
+longer than tracking.timeout, which W&B's own timeouts do not bound. So neither this process nor the
+server can keep a run from ending.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
 
 MODES = ("online", "offline", "disabled")
-UPLOAD_SPEED = 1e7  # bytes a second: at least this is expected when weights are hashed and uploaded
+UPLOAD_SPEED = 1e7  # expected bytes a second, at least, for hashing and uploading weights
 GRACE = 3.0  # seconds that W&B's service has to end when requested
 
 
 class Tracker:
     """Logs numbers over steps, a summary, tables, plots and weights of a run.
 
-    W&B works in a process of its own, which may die, stop responding, or wait for a server. Each
-    call has a deadline of `seconds`, and a failure ends no run: one line reports it, and the rest
-    of the run is not logged.
+    W&B works in another process, which may die, stop responding, or wait for a server. Each call
+    has a deadline of `seconds`, and a failure ends no run: one line reports it, and the rest of the
+    run is not logged.
     """
 
     def __init__(self, wandb_run: Any, mode: str = "offline", seconds: float = 30.0) -> None:
@@ -57,15 +57,15 @@ class Tracker:
         self._call(lambda run: run.summary.update(numbers))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Log rows whose columns are numbers or texts, None where one is missing.
+        """Log rows whose columns are numbers or texts, with None for missing values.
 
-        W&B is given each column's type: it would find it by each value, for 50,000 rows in more
-        than the deadline.
+        W&B gets each column's type. It would find the type by each value, which takes longer than
+        the deadline for 50,000 rows.
         """
-        types = [
-            float if all(isinstance(value, int | float | None) for value in column) else str
-            for column in zip(*rows, strict=True)
-        ]
+        types: list[type] = []
+        for column in zip(*rows, strict=True):
+            is_number = all(isinstance(value, int | float | None) for value in column)
+            types.append(float if is_number else str)
 
         def log_table(run: Any) -> None:
             table = wandb_module().Table(columns=columns, data=[], dtype=types or None)
@@ -90,17 +90,17 @@ class Tracker:
 
     def weights(self, run: Run, manifest: Manifest) -> None:
         """Log the weights of a run that has its manifest as an artifact."""
-        files = sorted(name for name in manifest.files if not name.startswith(f"{SNAPSHOTS}/"))
-        self._seconds += sum(manifest.files[name]["bytes"] for name in files) / UPLOAD_SPEED
-        # where they are when W&B reads them
+        files = []
+        for name in sorted(manifest.files):
+            if not name.startswith(f"{SNAPSHOTS}/"):
+                files.append(name)
+                self._seconds += manifest.files[name]["bytes"] / UPLOAD_SPEED
+        home = run.work
         if self._mode == "offline":
-            home = run.folder
-        else:
-            home = run.work
+            home = run.folder  # W&B reads the files after the run was published
+        work = run.work
         self._call(
-            lambda wandb_run: wandb_run.log_artifact(
-                build_artifact(run.work, home, manifest, files)
-            )
+            lambda wandb_run: wandb_run.log_artifact(build_artifact(work, home, manifest, files))
         )
 
     def finish(self, exit_code: int) -> None:
@@ -120,10 +120,13 @@ class Tracker:
 def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[str]) -> Any:
     """Return the artifact of a run's weights.
 
-    It holds links to the files, as `wandb sync` deletes what it has uploaded.
+    It has links to the files, because `wandb sync` deletes the files that it has uploaded.
 
     Args:
-        home: the folder that `work` becomes by the time W&B reads the links.
+        work: The work folder of the run.
+        home: The folder that `work` becomes before W&B reads the links.
+        manifest: The run's manifest.
+        files: The names of the weights.
     """
     name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)[-120:] + "-weights"
     described = {"run": wandb_id(manifest.hash, manifest.attempt), "hash": manifest.hash}
@@ -131,7 +134,7 @@ def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[s
     for file in files:
         link = Path("wandb", "artifacts", file)
         (work / link).parent.mkdir(parents=True, exist_ok=True)
-        (work / link).unlink(missing_ok=True)  # of an interrupted attempt
+        (work / link).unlink(missing_ok=True)  # an interrupted attempt left it
         link_or_copy(work / file, work / link)
         entry = artifact.add_file(str(work / link), name=file, policy="immutable", skip_cache=True)
         entry.local_path = str((home / link).absolute())
@@ -143,9 +146,7 @@ def wandb_id(run_hash: str, attempt: int) -> str:
 
 
 def parent_id(parent: Parent) -> str:
-    """Return the W&B id of a parent (of a snapshot, its training's), or its hash if it has no W&B
-    run.
-    """
+    """Return the W&B id of a parent (or of a snapshot's training), or its hash without one."""
     folder = home_of(parent.folder)
     with suppress(Malformed):  # a file of this name in the folder of an external model
         manifest = read_manifest(folder)
@@ -154,30 +155,31 @@ def parent_id(parent: Parent) -> str:
     return parent.hash
 
 
-_mode_after_failure: str | None = (
-    None  # for the rest of this process, once W&B failed online or did not respond
-)
+# the mode for the rest of this process, after W&B failed online or did not respond
+_mode_after_failure: str | None = None
 
 
 def give_up(error: Exception, mode: str, seconds: float) -> str:
-    """Report a failed call in one line, and end W&B's service.
+    """Return a line about a failed call, and end W&B's service.
 
     After a failure online, later runs of this process are offline. After an offline call that timed
     out, they run without W&B. Otherwise each of them would wait as long.
     """
     global _mode_after_failure
-    late, consequence = isinstance(error, TimeoutError), ""
-    end_service(0.0 if late else GRACE)
+    late = isinstance(error, TimeoutError)
+    if late:
+        end_service(0.0)
+        problem = f"did not respond within tracking.timeout={seconds:g} s"
+    else:
+        end_service(GRACE)
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
+        problem = f"failed ({text})"
+    consequence = ""
     if mode == "online":
         _mode_after_failure = "offline"
         consequence = "; later runs of this process are offline (wandb sync uploads them)"
     elif late:
         _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
-    failure = f"failed ({f'{type(error).__name__}: {error}'.rstrip(': ')})"
-    if late:
-        problem = f"did not respond within tracking.timeout={seconds:g} s"
-    else:
-        problem = failure
     return f"W&B {problem}; the run continues without it{consequence}"
 
 
@@ -189,10 +191,10 @@ def wandb_module() -> Any:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Kill W&B's service after `seconds`, so that calls which wait for it end.
+    """Kill W&B's service after `seconds`, so that waiting calls end.
 
     Raises:
-        TimeoutError: in place of the error of the call that waited.
+        TimeoutError: In place of the error of the call that waited.
     """
     timer, begun = threading.Timer(seconds, kill_service), time.monotonic()
     timer.daemon = True
@@ -208,18 +210,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def end_service(grace: float = GRACE) -> None:
-    """End W&B's service, which is killed after `grace` seconds, so that no exit hook of W&B waits
-    for it.
-    """
+    """End W&B's service, and kill it after `grace` seconds, so that no exit hook waits for it."""
     if "wandb" not in sys.modules:
         return
-    with (
-        suppress(Exception, SystemExit),
-        time_limit(grace),
-    ):  # it exits with the status of a service that was killed
+    # teardown exits with the status of a service that was killed
+    with suppress(Exception, SystemExit), time_limit(grace):
         wandb_module().teardown()
-    kill_service()  # also one that stopped while starting, which W&B does not know of
-    os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
+    kill_service()  # W&B does not know a service that stopped while starting
+    os.environ.pop("WANDB_SERVICE", None)  # it would point later runs to the dead service
 
 
 def kill_service() -> None:
@@ -240,14 +238,15 @@ def service_pids() -> list[int]:
 
 
 def resolve_mode(requested: str) -> str:
-    """online, offline or disabled. WANDB_MODE, if set, overrides auto.
+    """Return online, offline or disabled. WANDB_MODE, if set, overrides auto.
 
     Raises:
-        PipelineError: online without a key, where W&B would prompt for one; or WANDB_MODE is not
-            one of the three.
+        PipelineError: For online without a key, because W&B would prompt for it, and for an unknown
+            WANDB_MODE.
     """
     if requested == "auto":
-        requested = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+        default = "online" if has_key() else "offline"
+        requested = os.environ.get("WANDB_MODE") or default
         if requested not in MODES:
             raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {requested!r}")
     if requested == "online" and not has_key():
@@ -258,7 +257,10 @@ def resolve_mode(requested: str) -> str:
 
 
 def has_key() -> bool:
-    """Whether W&B would find a key: WANDB_API_KEY, or its host in ~/.netrc (or the file NETRC)."""
+    """Return True if W&B would find a key.
+
+    It looks for WANDB_API_KEY, or its host in ~/.netrc (or the file NETRC).
+    """
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
@@ -277,9 +279,8 @@ def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tra
     wandb_mode: Any = _mode_after_failure or resolve_mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
     if wandb_mode != "disabled":
-        tracker = Tracker(
-            start_run(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout
-        )
+        wandb_run = start_run(folder, tracking, wandb_mode, described)
+        tracker = Tracker(wandb_run, wandb_mode, tracking.timeout)
     try:
         yield tracker
         exit_code = 0
@@ -291,14 +292,14 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
     """Return the W&B run of wandb.init, or None if it failed, which a line reports."""
     os.environ.setdefault("WANDB_SILENT", "true")
     if not os.environ.get("WANDB_MODE", "offline"):
-        del os.environ["WANDB_MODE"]  # empty, which W&B does not treat as unset
+        del os.environ["WANDB_MODE"]  # W&B does not treat an empty value as unset
     import wandb
 
     from pipeline.hub.addresses import without_credentials
 
     arguments = sys.argv
     try:
-        sys.argv = without_credentials(arguments)  # which W&B records
+        sys.argv = without_credentials(arguments)  # W&B records them
         # without standard error, where W&B's service prints hundreds of lines if memory is short
         with (
             open(os.devnull, "w") as nothing,
@@ -318,15 +319,14 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None
-    except (
-        BaseException
-    ):  # a signal to stop, also to W&B's service, which would be missing at the end
+    except BaseException:
+        # a signal to stop also ended W&B's service, which would be missing at the end
         end_service()
         raise
     finally:
         sys.argv = arguments
         atexit.unregister(end_service)
-        atexit.register(end_service)  # after W&B's own hook, so that it is called before
+        atexit.register(end_service)  # after W&B's hook, so that it is called first
 
 
 def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
@@ -335,15 +335,16 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
     from pipeline.runs.run import recorded_config
 
     config = run.config
-    parents = {
-        role: {"name": parent.name, "id": parent_id(parent)} for role, parent in run.parents.items()
-    }
+    parents = {}
+    for role, parent in run.parents.items():
+        parents[role] = {"name": parent.name, "id": parent_id(parent)}
+    recorded = {**recorded_config(config), "parents": parents}
     described = {
         "id": wandb_id(run.hash, attempt),
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
-        "config": without_credentials({**recorded_config(config), "parents": parents}),
+        "config": without_credentials(recorded),
     }
     return open_run(run.work, config.tracking, **described)
 
@@ -362,12 +363,9 @@ def track_report(
     run.
     """
     ids = {parent.name: parent_id(parent) for parent in parents}
+    identity = " ".join([job_type, name, *sorted(ids.values())])
     described = {
-        "id": (
-            hashlib.sha256(" ".join([job_type, name, *sorted(ids.values())]).encode()).hexdigest()[
-                :32
-            ]
-        ),
+        "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
         "name": f"{job_type}-{name}",
         "group": name,
         "job_type": job_type,
@@ -378,17 +376,22 @@ def track_report(
             with open(path, encoding="utf-8", newline="") as stream:
                 names, *rows = csv.reader(stream)
             columns = [numbers_or_texts(column) for column in zip(*rows, strict=True)]
-            tracker.table(path.stem, names, list(map(list, zip(*columns, strict=True))))
+            typed_rows = [list(row) for row in zip(*columns, strict=True)]
+            tracker.table(path.stem, names, typed_rows)
         for path in sorted(folder.glob("plots/*.svg")):
             tracker.figure(path)
 
 
 def numbers_or_texts(column: Iterable[str]) -> list[float | None] | list[str | None]:
-    """Return a column of a CSV file as numbers if all its values are, so that W&B sorts by them;
+    """Return a column of a CSV file as numbers if all its values are, so that W&B sorts by them.
 
-    None for an empty one.
+    Empty values are None.
     """
     texts = [text or None for text in column]
-    with suppress(ValueError):
-        return [None if text is None else float(text) for text in texts]
-    return texts
+    numbers: list[float | None] = []
+    for text in texts:
+        try:
+            numbers.append(None if text is None else float(text))
+        except ValueError:
+            return texts
+    return numbers

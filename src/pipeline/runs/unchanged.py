@@ -1,6 +1,4 @@
-"""A finished run's folder compared with its manifest: its contents, and whether a file was changed
-since.
-"""
+"""A finished run's folder compared with its manifest: its contents, and changed files."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ SMALL_BYTES = 2**26  # reports read files up to this size to compare digests
 
 
 def content_digest(parent: Parent) -> str | None:
-    """Return the content digest of a finished parent: over its tensors, or over the files of a data
-    run.
+    """Return the content digest of a finished parent: over its tensors, or the files of a data run.
 
     None for an unfinished run, and for an external model, whose hash already covers its content.
     """
@@ -30,8 +27,9 @@ def content_digest(parent: Parent) -> str | None:
 
 
 def next_attempt(run: Run) -> int:
-    """Return the number of the next attempt: 1 for a run that was never finished. redo=true repeats
-    a finished one.
+    """Return the number of the next attempt: 1 for a run that was never finished.
+
+    redo=true repeats a finished run.
     """
     manifest = read_manifest(run.folder)
     if manifest:
@@ -40,9 +38,11 @@ def next_attempt(run: Run) -> int:
 
 
 def check_unchanged(folder: Path, weights: bool = True) -> None:
-    """Raise PipelineError for a finished run whose files are not those that its manifest lists.
+    """Raise PipelineError for a finished run whose files differ from its manifest.
 
-    weights: whether its weights are needed; else they may have been deleted.
+    Args:
+        folder: The folder of the run.
+        weights: True if its weights are needed; otherwise they may be deleted.
     """
     remedy = "rerun it with redo=true, or restore the file"
     manifest = read_manifest(folder)
@@ -59,78 +59,86 @@ def check_unchanged(folder: Path, weights: bool = True) -> None:
 def describe_change(
     folder: Path, manifest: Manifest, up_to: float = math.inf, weights: bool = True
 ) -> str:
-    """Which file of a finished run is missing or differs from its manifest; empty if none does.
+    """Return which file of a finished run is missing or differs from its manifest, or "".
 
-    weights: whether weights that were deleted count.
+    A file with another mtime and the same size, as after copying, is hashed again.
 
-    A file whose mtime changed but size did not, as after copying, is hashed again, if it has at
-    most `up_to` bytes.
+    Args:
+        folder: The folder of the run.
+        manifest: Its manifest.
+        up_to: The largest size of a file that is hashed, in bytes.
+        weights: True if deleted weights count.
     """
     digests = manifest.weights.get("digests", {})
+    may_be_deleted = not weights or manifest.weights.get("freed")
     for name, recorded in manifest.files.items():
         try:
             stat = (folder / name).stat()
         except OSError:
-            if (manifest.weights.get("freed") or not weights) and name.endswith(".safetensors"):
+            if may_be_deleted and name.endswith(".safetensors"):
                 continue
             return f"{name} is gone"
+        if stat.st_size != recorded["bytes"]:
+            return f"{name} differs"
         touched = stat.st_mtime_ns != recorded["mtime_ns"] and stat.st_size <= up_to
-        if (
-            stat.st_size != recorded["bytes"]
-            or touched
-            and not _same_file(folder / name, recorded, digests)
-        ):
+        if touched and not _same_file(folder / name, recorded, digests):
             return f"{name} differs"
     return ""
 
 
 def damage_of(folder: Path) -> str:
-    """Return what of a finished run is not as it was written: its manifest or a file with a digest;
-    else empty.
+    """Return what was changed in a finished run after it was written, or "".
 
-    Every such file is read. Weights have no digest of the whole file: a merge verifies those of
-    their tensors.
+    Its manifest and every small file with a digest are read. Weights have no digest of the whole
+    file: a merge verifies the digests of their tensors.
     """
     try:
         manifest = read_manifest(folder)
     except Malformed as error:
         return f"{folder.name}: {error}"
-    for name, recorded in manifest.files.items() if manifest else ():
-        file, problem = folder / name, ""
-        if not file.is_file():
-            problem = "gone"
-        elif (
-            "sha256" in recorded
-            and recorded["bytes"] <= SMALL_BYTES
-            and sha256(file) != recorded["sha256"]
-        ):
-            problem = "not the file that the run wrote"
-        if problem and not name.endswith(".safetensors"):
+    if manifest is None:
+        return ""
+    for name, recorded in manifest.files.items():
+        if name.endswith(".safetensors"):
+            continue
+        problem = _problem_of_file(folder / name, recorded)
+        if problem:
             return (
                 f"{folder.name}: {name} is {problem}; restore it, or rerun the run with redo=true"
             )
     return ""
 
 
+def _problem_of_file(file: Path, recorded: dict[str, Any]) -> str:
+    if not file.is_file():
+        return "gone"
+    is_read = "sha256" in recorded and recorded["bytes"] <= SMALL_BYTES
+    if is_read and sha256(file) != recorded["sha256"]:
+        return "not the file that the run wrote"
+    return ""
+
+
 def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) -> bool:
-    """Whether a file is the one in the manifest: by its sha256, or for weights by the digests of
-    its tensors.
+    """Return True if a file is the one in the manifest.
+
+    The sha256 decides, or for weights the digests of the tensors.
     """
     if "sha256" in recorded:
         return sha256(path) == recorded["sha256"]
     try:
-        return all(digests.get(name) == info.digest() for name, info in read_header(path).items())
-    except PipelineError:  # its header is broken, or it holds NaN
+        header = read_header(path)
+        return all(digests.get(name) == info.digest() for name, info in header.items())
+    except PipelineError:  # its header is broken, or it has NaN
         return False
 
 
 def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
-    """Names of the weight files whose tensors all have recorded digests, and so need no sha256 of
-    the file.
+    """Return the weight files whose tensors all have recorded digests.
+
+    These files need no sha256.
     """
-    files = folder.glob("*.safetensors")
-    found = []
-    for path in files:
+    names = []
+    for path in folder.glob("*.safetensors"):
         if digests.keys() >= read_header(path).keys():
-            found.append(path.name)
-    return found
+            names.append(path.name)
+    return names

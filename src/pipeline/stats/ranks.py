@@ -1,7 +1,7 @@
-"""Tests on ranks, for tables whose blocks are models and languages. Pure functions on arrays.
+"""Tests on ranks, for tables with models and languages as blocks: pure functions on arrays.
 
-SciPy does the work and is imported where it is needed; implemented here are the permutations within
-clusters, since blocks of one model share its math expert, and the pooling of correlations.
+SciPy does the work. Implemented here are permutations within clusters, because blocks of one model
+share its math expert, and the pooling of correlations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ EXACT_CLUSTERS = 16  # 65,536 sign flips
 
 @dataclass(frozen=True)
 class Friedman:
-    """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by
-    permutation of the treatments' labels within clusters of blocks, the valid one if blocks are not
-    independent.
+    """The result of Friedman's test.
+
+    Attributes:
+        statistic: Chi-squared with treatments - 1 degrees of freedom.
+        p: The tail of the statistic.
+        permuted: p by permutation of the treatments' labels within clusters of blocks. It is valid
+            even if blocks are not independent.
     """
 
     statistic: float
@@ -37,11 +41,18 @@ def friedman(
 ) -> Friedman:
     """Return Friedman's test of scores (blocks, treatments).
 
-    clusters: the cluster of each block (its model); None: every block is its own cluster. Without
-    an effect of the treatments, the labels of a cluster are exchangeable, jointly in all of its
-    blocks: p is the share of permutations with at least the observed statistic. Treatments whose
-    trainings vary unequally are not quite exchangeable: docs/explanation/statistics.md has rates.
-    Raises ValueError below three treatments or two blocks.
+    Without an effect of the treatments, the labels of a cluster are exchangeable, jointly in all of
+    its blocks. p is the share of permutations with at least the observed statistic. Treatments
+    whose trainings vary unequally are not quite exchangeable: docs/explanation/statistics.md has
+    rates.
+
+    Args:
+        scores: (blocks, treatments).
+        clusters: The cluster of each block (its model). None: every block is a cluster.
+        seed: The seed of the permutations.
+
+    Raises:
+        ValueError: For fewer than three treatments or two blocks.
     """
     import numpy as np
     from scipy.stats import chi2, rankdata
@@ -50,33 +61,33 @@ def friedman(
     blocks, treatments = array.shape
     if treatments < 3 or blocks < 2:
         raise ValueError(
-            f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}"
+            f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}."
         )
     ranks = rankdata(-array, axis=1)  # (blocks, treatments)
-    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
-
-    def chi_squared(sums: np.ndarray) -> np.ndarray:
-        """(...,) statistics of sums of ranks (..., treatments), corrected for ties; 0 if all are
-        tied.
-        """
-        centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
-        if ties > 0:
-            return (treatments - 1) * centred / ties
-        return np.zeros_like(centred)
-
-    statistic = float(chi_squared(ranks.sum(axis=0)))
-    names = list(range(blocks)) if clusters is None else list(clusters)
-    members = [
-        [at for at, cluster in enumerate(names) if cluster == name] for name in dict.fromkeys(names)
-    ]
+    statistic = float(_chi_squared(ranks, ranks.sum(axis=0)))
+    rows_of_cluster: dict[Hashable, list[int]] = {}
+    for row, cluster in enumerate(range(blocks) if clusters is None else clusters):
+        rows_of_cluster.setdefault(cluster, []).append(row)
     rng = np.random.default_rng(seed)
     sums = np.zeros((PERMUTATIONS, treatments))
-    for rows in members:
+    for rows in rows_of_cluster.values():
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
-    drawn = chi_squared(sums)
-    permuted = float((1 + np.sum(drawn >= statistic - 1e-9)) / (1 + PERMUTATIONS))
+    reached = np.sum(_chi_squared(ranks, sums) >= statistic - 1e-9)
+    permuted = float((1 + reached) / (1 + PERMUTATIONS))
     return Friedman(statistic, float(chi2.sf(statistic, treatments - 1)), permuted)
+
+
+def _chi_squared(ranks: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Return the statistics (...,) of sums of ranks (..., treatments); 0 if all ranks are tied."""
+    import numpy as np
+
+    blocks, treatments = ranks.shape
+    untied = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
+    centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
+    if untied > 0:
+        return (treatments - 1) * centred / untied
+    return np.zeros_like(centred)
 
 
 def wilcoxon(
@@ -84,11 +95,14 @@ def wilcoxon(
 ) -> float:
     """Return the two-sided p of the Wilcoxon signed-rank test of one difference per block.
 
-    Zeros are omitted.
+    Zeros are omitted. All sign flips of up to EXACT_CLUSTERS clusters are enumerated. For more
+    clusters, PERMUTATIONS of the flips are drawn.
 
-    clusters: blocks whose signs flip together, such as those of one model; with c clusters the
-    smallest p is 2 / 2^c. All sign flips are enumerated up to EXACT_CLUSTERS. For more clusters,
-    PERMUTATIONS of the flips are drawn.
+    Args:
+        differences: One difference per block.
+        clusters: Blocks of one cluster, such as a model, flip their signs together. With c clusters
+            the smallest p is 2 / 2^c. None: every block is a cluster.
+        seed: The seed of the draws.
     """
     import numpy as np
     from scipy import stats
@@ -97,10 +111,12 @@ def wilcoxon(
     nonzero = array != 0
     if not nonzero.any():
         return 1.0
-    sums: dict[Hashable, float] = {}  # of the signed ranks of each cluster
+    sums: dict[Hashable, float] = {}  # cluster -> sum of its signed ranks
     signed = np.zeros(len(array))
     signed[nonzero] = stats.rankdata(np.abs(array[nonzero])) * np.sign(array[nonzero])
-    for name, rank in zip(range(len(array)) if clusters is None else clusters, signed, strict=True):
+    if clusters is None:
+        clusters = range(len(array))
+    for name, rank in zip(clusters, signed, strict=True):
         if rank:
             sums[name] = sums.get(name, 0.0) + rank
     if len(sums) <= EXACT_CLUSTERS:
@@ -119,9 +135,16 @@ def wilcoxon(
 
 @dataclass(frozen=True)
 class Alike:
-    """n trainings of two kinds; within, between: mean correlation of the profiles of two trainings
-    of the same kind, and of different kinds; p, opposed: by permutation of the kinds, that profiles
-    within a kind are more, or less, alike; least_p: the smallest possible p, nan without a profile.
+    """The likeness of trainings of the same kind, compared with trainings of different kinds.
+
+    Attributes:
+        n: The number of trainings of both kinds.
+        within: The mean correlation of the profiles of two trainings of the same kind.
+        between: The same for different kinds.
+        p: By permutation of the kinds: profiles within a kind are more alike.
+        opposed: By permutation of the kinds: profiles within a kind are less alike.
+        labellings: The number of permutations.
+        least_p: The smallest possible p; nan if a profile is constant.
     """
 
     n: int
@@ -134,46 +157,64 @@ class Alike:
 
 
 def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
-    """Test whether trainings of the same kind are more alike than those of different kinds.
+    """Test whether trainings of the same kind are more alike than trainings of different kinds.
 
-    left, right: profiles (trainings, numbers) of each kind. Enumerates all relabellings with the
-    same counts; exact if trainings are exchangeable without a difference between the kinds.
+    All relabellings with the same counts are enumerated. The test is exact if trainings are
+    exchangeable without a difference between the kinds.
+
+    Args:
+        left: Profiles (trainings, numbers) of one kind.
+        right: Profiles of the other kind.
     """
     import numpy as np
 
-    first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
-    n, count = len(first) + len(second), len(first)
+    first = np.asarray(left, dtype=float)
+    second = np.asarray(right, dtype=float)
+    count = len(first)
+    n = count + len(second)
     with np.errstate(divide="ignore", invalid="ignore"):  # a constant profile
-        r = np.corrcoef(np.concatenate([first, second]))
+        correlations = np.corrcoef(np.concatenate([first, second]))
     pairs = np.triu_indices(n, 1)
+    of_pairs = correlations[pairs]
     splits = []
     for members in itertools.combinations(range(n), count):  # the first is the observed labelling
         kind = np.isin(np.arange(n), members)
         same = (kind[:, None] == kind)[pairs]
-        splits.append((r[pairs][same].mean(), r[pairs][~same].mean()))
+        splits.append((of_pairs[same].mean(), of_pairs[~same].mean()))
     differences = np.array([within - between for within, between in splits])
+    excess = differences - differences[0]
+    least = math.nan
     if np.isfinite(differences).all():
         least = (1 + (2 * count == n)) / len(splits)
-    else:
-        least = math.nan
-    higher, lower = (
-        float(np.mean(sign * (differences - differences[0]) >= -1e-12)) for sign in (1, -1)
+    within, between = splits[0]
+    return Alike(
+        n,
+        float(within),
+        float(between),
+        p=float(np.mean(excess >= -1e-12)),
+        opposed=float(np.mean(-excess >= -1e-12)),
+        labellings=len(splits),
+        least_p=least,
     )
-    return Alike(n, float(splits[0][0]), float(splits[0][1]), higher, lower, len(splits), least)
 
 
 def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> list[float]:
-    """Return the adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next
-    times n - 1, ..., monotone.
+    """Return Holm's adjusted p of each hypothesis of a family (1979).
 
-    Args: weights: of the hypotheses (Holm 1979, section 4): p is divided by the share of the
-    weights that remain.
+    The smallest p is multiplied by n, the next by n - 1, and so on; the results are monotone.
+
+    Args:
+        p_values: One p per hypothesis.
+        weights: The weight of each hypothesis (Holm 1979, section 4). p is divided by its share of
+            the remaining weights.
     """
     weights = weights or [1] * len(p_values)
-    adjusted, running, remaining = [0.0] * len(p_values), 0.0, sum(weights)
+    adjusted = [0.0] * len(p_values)
+    running, remaining = 0.0, sum(weights)
     for index in sorted(range(len(p_values)), key=lambda index: p_values[index] / weights[index]):
         running = max(running, min(1.0, remaining * p_values[index] / weights[index]))
-        adjusted[index], remaining = running, remaining - weights[index]
+        adjusted[index] = running
+        remaining -= weights[index]
     return adjusted
 
 
@@ -183,49 +224,57 @@ def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> lis
 def _pooled_z(
     first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray
 ) -> np.ndarray:
-    """(draws,) Spearman's correlations within groups, pooled by Fisher's z with weights n - 3, of n
-    pairs of which a draw has `counts` (draws, n) copies each.
+    """Return Spearman's correlations (draws,) within groups, pooled by Fisher's z.
 
-    Groups with fewer than four pairs or constant values have no correlation and are skipped; nan if
-    all are.
+    The weights are n - 3. Each draw has `counts` (draws, n) copies of each of n pairs. Groups with
+    fewer than four pairs or constant values have no correlation and are skipped. The result is nan
+    if all groups are skipped.
     """
     import numpy as np
 
-    total = weights = np.zeros(len(counts))
-    for group in dict.fromkeys(groups):
-        indices = []
-        for index, name in enumerate(groups):
-            if name == group:
-                indices.append(index)
+    indices_of_group: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        indices_of_group.setdefault(group, []).append(index)
+    total = np.zeros(len(counts))
+    weights = np.zeros(len(counts))
+    for indices in indices_of_group.values():
         copies = counts[:, indices]
         n = copies.sum(axis=1)
-        x, y = (
-            _ranks(values[indices], copies) for values in (first, second)
-        )  # (draws, pairs of the group)
-        x, y = (
-            ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y)
-        )
+        x = _centred_ranks(first[indices], copies)
+        y = _centred_ranks(second[indices], copies)
         scale = np.sqrt((copies * x * x).sum(axis=1) * (copies * y * y).sum(axis=1))
         usable = (n > 3) & (scale > 0)
-        rho = np.clip(
-            (copies * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6
-        )
+        rho = (copies * x * y).sum(axis=1) / np.where(usable, scale, 1)
+        z = np.arctanh(np.clip(rho, -1 + 1e-6, 1 - 1e-6))
         weight = np.where(usable, n - 3, 0)
-        total, weights = total + weight * np.arctanh(rho), weights + weight
-    return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
+        total = total + weight * z
+        weights = weights + weight
+    is_any = weights > 0
+    return np.where(is_any, total / np.where(is_any, weights, 1), np.nan)
 
 
-def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(draws, n) ranks, up to a constant, of n values with `counts` copies in each draw; ties share
-    a rank.
+def _centred_ranks(values: np.ndarray, copies: np.ndarray) -> np.ndarray:
+    """Return ranks (draws, n), less their mean, of n values with `copies` in each draw.
+
+    Ties share a rank.
     """
-    return counts @ ((values[:, None] < values) + (values[:, None] == values) / 2)
+    below = (values[:, None] < values) + (values[:, None] == values) / 2
+    ranks = copies @ below
+    mean = (copies * ranks).sum(axis=1, keepdims=True) / copies.sum(axis=1)[:, None]
+    return ranks - mean
 
 
 @dataclass(frozen=True)
 class Correlations:
-    """left, right: pooled correlations with the outcome; difference, low, high: left minus right in
-    Fisher's z, and its percentile interval over experts; p: two-sided, by the draws.
+    """The correlations of two scores with an outcome, compared.
+
+    Attributes:
+        left: The pooled correlation of the left score with the outcome.
+        right: The same for the right score.
+        difference: Left minus right, in Fisher's z.
+        low: The lower end of the percentile interval of the difference, over experts.
+        high: The upper end.
+        p: The two-sided p, by the draws.
     """
 
     left: float
@@ -245,37 +294,49 @@ def compare_correlations(
     draws: int = 2_000,
     seed: int = 0,
 ) -> Correlations:
-    """Test whether one score of an expert correlates more with the outcome of its merge than
-    another score does.
+    """Test whether one score of an expert predicts its merge better than another score does.
 
-    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are
-    ranked; experts: the expert of each. Experts are resampled within groups, each with all of its
-    merges, as these are not independent.
+    Experts are resampled within groups, each with all of its merges, because merges of one expert
+    are not independent.
+
+    Args:
+        left: One score (n,).
+        right: The other score (n,).
+        outcome: The outcome (n,).
+        groups: The model and language of each number. Numbers are ranked within a group.
+        experts: The expert of each number.
+        draws: The number of draws of experts.
+        seed: The seed of the draws.
     """
     import numpy as np
 
-    x, y, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
-    members: dict[Hashable, dict[Hashable, list[int]]] = {}
+    x = np.asarray(left, dtype=float)
+    y = np.asarray(right, dtype=float)
+    target = np.asarray(outcome, dtype=float)
+    group_members: dict[Hashable, dict[Hashable, list[int]]] = {}
     for index, (group, expert) in enumerate(zip(groups, experts, strict=True)):
-        members.setdefault(group, {}).setdefault(expert, []).append(index)
+        group_members.setdefault(group, {}).setdefault(expert, []).append(index)
     rng = np.random.default_rng(seed)
     counts = np.zeros((draws, len(target)))
-    for of in members.values():
-        picked = rng.multinomial(len(of), [1 / len(of)] * len(of), size=draws)  # (draws, experts)
-        for times, places in zip(picked.T, of.values(), strict=True):
-            counts[:, places] = times[:, None]
+    for members in group_members.values():
+        n = len(members)
+        picked = rng.multinomial(n, [1 / n] * n, size=draws)  # (draws, experts)
+        for times, indices in zip(picked.T, members.values(), strict=True):
+            counts[:, indices] = times[:, None]
     single_copies = np.ones((1, len(target)))
-    first, second = (
-        float(_pooled_z(values, target, groups, single_copies)[0]) for values in (x, y)
-    )
-    observed = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
-    observed = observed[np.isfinite(observed)]
-    if len(observed):
-        low, high = np.quantile(observed, [0.025, 0.975])
-    else:
-        low, high = (math.nan, math.nan)
-    tail = 1 + min(int((observed <= 0).sum()), int((observed >= 0).sum()))
-    p = min(1.0, 2 * tail / (len(observed) + 1))
+    first = float(_pooled_z(x, target, groups, single_copies)[0])
+    second = float(_pooled_z(y, target, groups, single_copies)[0])
+    drawn = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
+    drawn = drawn[np.isfinite(drawn)]
+    low, high = math.nan, math.nan
+    if len(drawn):
+        low, high = np.quantile(drawn, [0.025, 0.975])
+    tail = 1 + min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
     return Correlations(
-        math.tanh(first), math.tanh(second), first - second, float(low), float(high), p
+        left=math.tanh(first),
+        right=math.tanh(second),
+        difference=first - second,
+        low=float(low),
+        high=float(high),
+        p=min(1.0, 2 * tail / (len(drawn) + 1)),
     )

@@ -1,5 +1,4 @@
-"""Tables of experiments: a YAML file as a plan of runs, and each cell as an expression over their
-scores.
+"""Tables of experiments: a YAML file as a plan of runs, and cells as expressions over scores.
 
 A small table, two merges over three seeds:
 
@@ -19,9 +18,10 @@ A small table, two merges over three seeds:
       math: {eval: mgsm_0shot, in: qac}
 
 `schema.py` reads it. `expand.py` instantiates each run once per combination of the axes that it
-uses, itself or through its inputs: three `math`, three `language` and six `merged`, the run specs
-(`run_specs.py`). There are two cells. The one in row `soup` and column `math` holds three scores,
-of `merged` at merge=soup and each seed; their mean is its number (`plan.py`). `planned_runs.py`
-composes the configuration of each spec and builds its run with its hash, finished or not: 19 runs
-with the data sets, as equal ones are one; report/ reads their numbers.
+uses, directly or through its inputs: three `math`, three `language` and six `merged`. These are the
+run specs (`run_specs.py`). There are two cells. The cell in row `soup` and column `math` has three
+scores, of `merged` at merge=soup and each seed; their mean is its number (`plan.py`).
+`planned_runs.py` composes the configuration of each spec and builds its run with its hash, finished
+or not. With the data sets these are 19 runs, because equal ones are shared. report/ reads their
+numbers.
 """

@@ -1,14 +1,14 @@
 """Controls of a table's merges: each merge again, with the base in the language expert's place.
 
 `merge.control` (config/merging.py) defines the control of one merge. A merge minus its control is
-what the language expert contributes; without it, half of a math vector passes for cross-lingual
-transfer.
+the language expert's contribution. Without a control, half of a math vector passes for
+cross-lingual transfer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,10 @@ SUFFIX = ", control"
 
 
 def add_controls(table: Table) -> Table:
-    """Return the table with a control after each row or column that shows a merge of a language
-    expert.
+    """Return the table with a control after each row or column that shows a controlled merge.
 
-    Raises: PipelineError: an unknown run, or no merge of them.
+    Raises:
+        PipelineError: For an unknown run, or if no merge has a language expert.
     """
     if not table.controls:
         return table
@@ -39,38 +39,36 @@ def add_controls(table: Table) -> Table:
         )
     runs = dict(table.runs)
     for name, roles in controlled.items():
-        settings = {**table.runs[name].words, "merge.control": roles}
-        runs[name + SUFFIX] = TableRun(name + SUFFIX, table.runs[name].kind, settings)
-    rows, columns = (
-        [*sides_with_controls(sides, controlled)] for sides in (table.rows, table.columns)
-    )
+        run, control = table.runs[name], name + SUFFIX
+        runs[control] = TableRun(control, run.kind, {**run.words, "merge.control": roles})
+    columns = list(sides_with_controls(table.columns, controlled))
     with_control = []
     for side in columns:
         if side.control_of:
             with_control.append(side.control_of)
-    rows = [
-        replace(row, columns=tuple(columns_with_controls(row.columns, with_control)))
-        for row in rows
-    ]
+    rows = []
+    for row in sides_with_controls(table.rows, controlled):
+        listed = columns_with_controls(row.columns, with_control)
+        rows.append(replace(row, columns=tuple(listed)))
     return replace(table, runs=runs, rows=rows, columns=columns)
 
 
 def language_experts(table: Table, requested: Any) -> list[str]:
-    """Return the names of the runs whose place the base takes: for `true`, those that some
-    merge.language names.
+    """Return the names of the runs that the base replaces.
+
+    For `true`, these are the runs that some merge.language names.
     """
     if requested is True:
-        naming = []
+        named: list[str] = []
         for run in table.runs.values():
             for item in items_of(run, "merge.language"):
-                for name in runs_named(table, item):
-                    naming.append(name)
-        if not naming:
+                named += runs_named(table, item)
+        if not named:
             raise table.refuse(
                 "controls",
                 "no merge.language says which runs are language experts: name them, [RUN]",
             )
-        return list(dict.fromkeys(naming))
+        return list(dict.fromkeys(named))
     names = list(map(str, as_list(requested)))
     for name in names:
         if name not in table.runs:
@@ -88,15 +86,10 @@ def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
 
 
 def runs_named(table: Table, item: Reference | str) -> list[str]:
-    """Return the runs of the table that a word may name, whatever the values of the axes in its
-    braces.
-    """
-    pattern = name_pattern(item.run if isinstance(item, Reference) else item)
-    found = []
-    for name in table.runs:
-        if re.fullmatch(pattern, name):
-            found.append(name)
-    return found
+    """Return the runs of the table that a word may name, at any value of the axes in its braces."""
+    text = item.run if isinstance(item, Reference) else item
+    pattern = name_pattern(str(text))
+    return [name for name in table.runs if re.fullmatch(pattern, name)]
 
 
 def name_pattern(text: str) -> str:
@@ -104,41 +97,38 @@ def name_pattern(text: str) -> str:
 
 
 def controlled_roles(table: Table, run: TableRun, experts: list[str]) -> list[str]:
-    """Return the roles in a merge of the runs `experts`: language, or their places in
-    merge.experts.
-    """
+    """Return the roles of `experts` in a merge: language, or their places in merge.experts."""
     if run.stage != "merge":
         return []
-
-    def is_controlled(item: Reference | str) -> bool:
-        return not set(experts).isdisjoint(runs_named(table, item))
-
-    if any(map(is_controlled, items_of(run, "merge.language"))):
-        return ["language"]
+    for item in items_of(run, "merge.language"):
+        if not set(experts).isdisjoint(runs_named(table, item)):
+            return ["language"]
     items = items_of(run, "merge.experts")
-    roles = [str(index) for index, item in enumerate(items) if is_controlled(item)]
+    roles = []
+    for index, item in enumerate(items):
+        if not set(experts).isdisjoint(runs_named(table, item)):
+            roles.append(str(index))
     if len(roles) < len(items):
         return roles
     return []
 
 
-def sides_with_controls(sides: list[Side], controlled: dict[str, list[str]]) -> Iterator[Side]:
-    """Rows or columns, each that shows a controlled run with its control after it."""
+def sides_with_controls(sides: list[Side], controlled: Collection[str]) -> Iterator[Side]:
+    """Yield rows or columns, with a control after each that shows a controlled run."""
     for side in sides:
         yield side
         run = str(side.words.get("run"))
         if any(re.fullmatch(name_pattern(run), name) for name in controlled):
-            settings = {**side.words, "run": run + SUFFIX, "published": None}
-            yield replace(
-                side, name=side.name + SUFFIX, words=settings, control_of=side.name, best_of=run
-            )
+            name = side.name + SUFFIX
+            words = {**side.words, "run": run + SUFFIX, "published": None}
+            yield replace(side, name=name, words=words, control_of=side.name, best_of=run)
 
 
 def columns_with_controls(listed: Iterable[str], with_control: Iterable[str]) -> Iterator[str]:
-    """Return the columns that a row lists, and the control of each that has one."""
+    """Yield the columns that a row lists, with their controls."""
     for name in listed:
         yield name
-        if any(
-            name == column or re.fullmatch(name_pattern(column), name) for column in with_control
-        ):
-            yield name + SUFFIX
+        for column in with_control:
+            if name == column or re.fullmatch(name_pattern(column), name):
+                yield name + SUFFIX
+                break

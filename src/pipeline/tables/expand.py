@@ -1,5 +1,4 @@
-"""A table as a plan: the runs that its cells reach, what is scored on which, what is chosen, and
-how cells are reduced.
+"""A table as a plan: the runs that its cells need, their scores, choices and reductions.
 
 Pure: words in, words out. Other modules build runs from the words, score them and render cells.
 """
@@ -8,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.papers import published as papers
@@ -32,18 +32,19 @@ from pipeline.tables.run_specs import MOST_COMBINATIONS, At, Reads, Specs
 from pipeline.tables.schema import Side, Table
 from pipeline.tables.words import Axes, Words, as_list
 
-ONE_FOR_ALL = (
-    "eval.dtype",
-    "eval.backend",
-)  # scores that differ in these would compare numerics, not models
+# scores that differ in these settings would compare numerics, not models
+ONE_FOR_ALL = ("eval.dtype", "eval.backend")
 
 
 def expand_table(table: Table, reads: Reads) -> TablePlan:
     """Expand a table into its plan.
 
-    Args: reads: what each stage reads, groups and keys.
+    Args:
+        table: The table.
+        reads: The groups and keys that each stage reads.
 
-    Raises: PipelineError: an unknown word, or one without effect, naming file and row.
+    Raises:
+        PipelineError: For an unknown word, or a word without effect. Names file and row.
     """
     return Expansion(add_controls(table), reads).build_plan()
 
@@ -51,297 +52,327 @@ def expand_table(table: Table, reads: Reads) -> TablePlan:
 # --- rows x columns ---
 
 
+class Entry(NamedTuple):
+    """A row or column at one value of each axis in its name."""
+
+    side: Side
+    name: str
+    at: At
+
+
 class Place:
-    """The settings of one cell: those of `score`, overridden by the column's, overridden by the
-    row's.
+    """The settings of one cell.
+
+    The row's words override the column's, and these override `score`.
     """
 
-    def __init__(
-        self, table: Table, row: Side, row_name: str, row_at: At, column: Side, name: str, at: At
-    ) -> None:
-        self.key, self.row, self.sides = (row_name, name), row, (row, column, table.score)
-        self.where = f"row {row_name!r}, column {name!r}"
+    def __init__(self, table: Table, row: Entry, column: Entry) -> None:
+        self.key = (row.name, column.name)
+        self.row = row.side
+        self.sides = (row.side, column.side, table.score)
+        self.where = f"row {row.name!r}, column {column.name!r}"
         self.refuse = partial(table.refuse, self.where)
-        self.meet = all(row_at[axis] == at[axis] for axis in row_at.keys() & at.keys())
-        self.at = {**table.score.at, **at, **row_at}
-        self.words: Words = {**table.score.words, **column.words, **row.words}
-        self.reduce = next((side.reduce for side in self.sides if side.reduce), [])
-        chooser = next((side for side in self.sides if side.best), Side(""))
-        self.best, self.each, self.by = chooser.best, chooser.each, chooser.by or Side("")
+        shared = row.at.keys() & column.at.keys()
+        self.meet = all(row.at[axis] == column.at[axis] for axis in shared)
+        self.at = {**table.score.at, **column.at, **row.at}
+        self.words: Words = {**table.score.words, **column.side.words, **row.side.words}
+        self.reduce: list[tuple[str, Axes]] = []
+        chooser = Side("")
+        for side in reversed(self.sides):
+            if side.reduce:
+                self.reduce = side.reduce
+            if side.best:
+                chooser = side
+        self.best, self.each = chooser.best, chooser.each
+        self.by = chooser.by or Side("")
         self.choosing: Words = scoring_words({**table.score.words, **self.by.words})
-        self.control = next((side for side in (row, column) if side.control_of), None)
+        self.control: Side | None = None
+        for side in (column.side, row.side):
+            if side.control_of:
+                self.control = side
+
+
+class Reduction(NamedTuple):
+    """The open axes of a cell: its items' axes, the axes of a choice, and the steps of means."""
+
+    free: list[str]
+    best: Axes
+    steps: tuple[tuple[str, Axes], ...]
 
 
 def scoring_words(words: Words) -> Words:
-    """Return the words of a cell that set what is scored, and in which language."""
+    """Return the words of a cell that set its task, its evaluation and its language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
-    found = {}
+    scoring = {}
     for key, value in words.items():
         if key in names or key.startswith("eval."):
-            found[key] = value
-    return found
+            scoring[key] = value
+    return scoring
 
 
 class Expansion:
     """Builds the plan of one table."""
 
     def __init__(self, table: Table, reads: Reads) -> None:
-        self.table, self.specs = table, Specs(table, reads)
+        self.table = table
+        self.specs = Specs(table, reads)
         self.table_plan = TablePlan(table, self.specs.made)
-        self.every = {
-            key: value for key, value in table.every.items() if self.specs.read_by_eval(key)
-        }
+        self.every: Words = {}
+        for key, value in table.every.items():
+            if self.specs.read_by_eval(key):
+                self.every[key] = value
         self.scores: dict[ScoreRef, None] = {}  # a set that keeps its order
 
     def build_plan(self) -> TablePlan:
         table, plan = self.table, self.table_plan
-        rows = []
-        for side in table.rows:
-            for name, at in self.expand_names("row", side):
-                rows.append((side, name, at))
-        columns = []
-        for side in table.columns:
-            for name, at in self.expand_names("column", side):
-                columns.append((side, name, at))
+        rows = self.expand_sides("row", table.rows)
+        columns = self.expand_sides("column", table.columns)
         if len(rows) * len(columns) > MOST_COMBINATIONS:
-            problem = (
-                f"{len(rows):,} rows and {len(columns):,} columns have too many cells: give axes"
-                " fewer values"
+            sizes = f"{len(rows):,} rows and {len(columns):,} columns"
+            raise table.refuse(
+                "rows, columns", f"{sizes} have too many cells: give axes fewer values"
             )
-            raise table.refuse("rows, columns", problem)
-        plan.rows, plan.columns = (
-            self.check_unique("row", rows),
-            self.check_unique("column", columns),
-        )
+        plan.rows = self.check_unique("row", rows)
+        plan.columns = self.check_unique("column", columns)
         for row, column in itertools.product(rows, columns):
-            slot = Place(table, *row, *column)
-            if slot.meet and self.has_cell(row[0], column[0], column[1]):
+            slot = Place(table, row, column)
+            if slot.meet and self.has_cell(row.side, column):
                 self.add_cell(slot)
         plan.scores = list(self.scores)
         plan.notes = self.specs.notes
-        for cell in [cell for cell in plan.cells.values() if cell.of]:
+        for cell in list(plan.cells.values()):
             if any((row, cell.column) not in plan.cells for row in cell.of):
                 del plan.cells[cell.row, cell.column]
-        for name in (name for pair in table.compare for name in pair):
-            if name not in plan.columns and name not in plan.rows:
-                raise table.refuse(
-                    "compare",
-                    f"{name!r} is no column or row: {suggest(name, plan.columns + plan.rows)}",
-                )
+        self.refuse_unknown("compare", itertools.chain.from_iterable(table.compare))
         plan.compare = table.compare
-        plan.controls = [
-            (str(self.specs.fill_placeholders(side.control_of, at)), name)
-            for side, name, at in (*rows, *columns)
-            if side.control_of
-        ]
+        for entry in (*rows, *columns):
+            if entry.side.control_of:
+                merge = str(self.specs.fill_placeholders(entry.side.control_of, entry.at))
+                plan.controls.append((merge, entry.name))
         self.refuse_primary()
+        self.refuse_unknown("family, baselines", (*table.family, *table.baselines))
         self.refuse_unprinted()
         return plan
 
     def refuse_primary(self) -> None:
-        """Refuse a primary comparison that is not one of the table's, and unknown names of the
-        family and baselines.
-        """
+        """Raise PipelineError if the primary comparison is none of the table's comparisons."""
         plan, primary = self.table_plan, self.table.primary
-        *sides, slot = primary or ("",)
+        if not primary:
+            return
+        *sides, slot = primary
         keys = set()
         for name in sides:
-            for key in ((name, slot), (slot, name)):
-                keys.add(key)
-        if primary and (
-            tuple(sides) not in [*plan.compare, *plan.controls]
-            or len(keys & plan.cells.keys()) != 2
-        ):
+            keys.update([(name, slot), (slot, name)])
+        is_compared = tuple(sides) in [*plan.compare, *plan.controls]
+        if not is_compared or len(keys & plan.cells.keys()) != 2:
             raise self.table.refuse(
                 "primary",
                 f"{list(primary)} is not [LEFT, RIGHT, PLACE] of a comparison in compare or"
                 " controls",
             )
-        known = [*plan.rows, *plan.columns]
-        for name in (*self.table.family, *self.table.baselines):
+
+    def refuse_unknown(self, where: str, names: Iterable[str]) -> None:
+        """Raise PipelineError for names that are no rows or columns."""
+        known = [*self.table_plan.columns, *self.table_plan.rows]
+        for name in names:
             if name not in known:
                 raise self.table.refuse(
-                    "family, baselines", f"{name!r} is no row or column: {suggest(name, known)}"
+                    where, f"{name!r} is no column or row: {suggest(name, known)}"
                 )
 
-    def expand_names(self, kind: str, side: Side) -> list[tuple[str, At]]:
-        """(name, axis values) of a row or column, for each combination of the axes in its name."""
-        axes = dict.fromkeys(self.specs.axes_named_by(f"{kind} {side.name!r}", side.name))
-        ats = [
-            {**side.at, **at}
-            for at in self.specs.axis_combinations(axis for axis in axes if axis not in side.at)
-        ]
-        return [(str(self.specs.fill_placeholders(side.name, at)), at) for at in ats]
+    def expand_sides(self, kind: str, sides: list[Side]) -> list[Entry]:
+        """Return rows or columns, one for each combination of the axes in their names."""
+        entries = []
+        for side in sides:
+            named = dict.fromkeys(self.specs.axes_named_by(f"{kind} {side.name!r}", side.name))
+            open_axes = [axis for axis in named if axis not in side.at]
+            for values in self.specs.axis_combinations(open_axes):
+                at = {**side.at, **values}
+                entries.append(Entry(side, str(self.specs.fill_placeholders(side.name, at)), at))
+        return entries
 
-    def check_unique(self, kind: str, sides: list[tuple[Side, str, At]]) -> list[str]:
+    def check_unique(self, kind: str, entries: list[Entry]) -> list[str]:
         """Return the names of rows or columns.
 
-        Raises: PipelineError: a repeated name.
+        Raises:
+            PipelineError: For a repeated name.
         """
-        names = [name for _, name, _ in sides]
+        names = [entry.name for entry in entries]
         for name, count in Counter(names).items():
             if count > 1:
                 raise self.table.refuse(f"{kind} {name!r}", f"there are two {kind}s of that name")
         return names
 
-    def has_cell(self, row: Side, column: Side, name: str) -> bool:
-        """Whether a row has a cell in a column: its `columns` list it, as written or expanded, or
-        are not set.
+    def has_cell(self, row: Side, column: Entry) -> bool:
+        """Return True if a row has a cell in a column.
+
+        Its `columns` must list the column, as written or expanded, unless they are not set.
         """
+        known = self.table_plan.columns
         written = [side.name for side in self.table.columns]
         for entry in row.columns:
-            if entry not in written and entry not in self.table_plan.columns:
-                problem = (
-                    f"columns: {entry!r} is no column: {suggest(entry, self.table_plan.columns)}"
-                )
+            if entry not in written and entry not in known:
+                problem = f"columns: {entry!r} is no column: {suggest(entry, known)}"
                 raise self.table.refuse(f"row {row.name!r}", problem)
-        return not row.columns or name in row.columns or column.name in row.columns
+        if not row.columns:
+            return True
+        return column.name in row.columns or column.side.name in row.columns
 
     def add_cell(self, slot: Place) -> None:
         """Add the cell of a place, unless the place is empty."""
-        specs, at = self.specs, slot.at
+        specs, cells = self.specs, self.table_plan.cells
         of = self.rows_of(slot)
         if of:
-            how = slot.reduce[0][0]
-            self.table_plan.cells[slot.key] = Cell(
-                *slot.key, reduce=((how, ()),), of=of, published=self.published_number(slot)
-            )
+            how, _ = slot.reduce[0]
+            published = self.published_number(slot)
+            cells[slot.key] = Cell(*slot.key, reduce=((how, ()),), of=of, published=published)
             return
         run = self.run_of_place(slot)
         if run is None:
             return
-        is_live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
-        scored = specs.runs[run].words.get("stage") != "analyze" and (
-            "fact" not in slot.words or is_live
+        # the evaluation of a live merge records its facts
+        needs_score = "fact" not in slot.words or specs.runs[run].kind == "merge"
+        scored = needs_score and specs.runs[run].words.get("stage") != "analyze"
+        reduction = self.reduction_of(slot, run, scored)
+        metric, pair, fact = (
+            specs.fill_placeholders(slot.words.get(key), slot.at)
+            for key in ("metric", "pair", "fact")
         )
+        specs.refuse_many([*reduction.free, *reduction.best])
+        items = []
+        for point in specs.axis_combinations(reduction.free):
+            at = {**slot.at, **point}
+            items.append(self.build_item(slot, run, at, reduction.best, scored, metric, pair))
+        for item in items:
+            for reading in item.readings:
+                for score in reading.values():
+                    difference = difference_of(score, metric)
+                    if difference:
+                        self.scores[difference[1]] = None
+        if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
+            raise slot.refuse(
+                f"fact {fact}: rows changed are those of attention, feed_forward or all in"
+                " layers, as rows_changed.attention.0-1,30-31"
+            )
+        published = self.published_number(slot)
+        cells[slot.key] = Cell(*slot.key, items, reduction.steps, (), metric, pair, fact, published)
+
+    def reduction_of(self, slot: Place, run: str, scored: bool) -> Reduction:
+        """Return how a cell is reduced.
+
+        Raises:
+            PipelineError: If an axis of several values is not reduced.
+        """
+        specs = self.specs
         measured = [slot.words.get(key) for key in ("metric", "pair", "fact")]
         if scored:
             measured += [*self.every.values(), *scoring_words(slot.words).values()]
         of_run = set(specs.axes_of(run))
-        own_axes = (
-            of_run
-            | set(self.axes_named_by(slot, *measured))
-            | (set(slot.each) & set(self.axes_named_by(slot, slot.choosing)))
-        )
-        best = tuple(
-            axis for axis in specs.axes if axis in slot.best and axis in of_run and axis not in at
-        )
-        free = []
+        own_axes = of_run | set(self.axes_named_by(slot, *measured))
+        own_axes |= set(slot.each) & set(self.axes_named_by(slot, slot.choosing))
+        best: list[str] = []
+        free: list[str] = []
         for axis in specs.axes:
-            if axis in own_axes and axis not in at and axis not in best:
+            if axis in slot.at:
+                continue
+            if axis in slot.best and axis in of_run:
+                best.append(axis)
+            elif axis in own_axes:
                 free.append(axis)
-        reduce = tuple(
-            (how, tuple(axis for axis in axes if axis in free)) for how, axes in slot.reduce
-        )
-        reduced = set()
-        for _, axes in reduce:
-            for axis in axes:
-                reduced.add(axis)
-        pooled = tuple(axis for axis in self.table.pooled if axis in free and axis not in reduced)
+        steps: list[tuple[str, Axes]] = []
+        reduced: set[str] = set()
+        for how, axes in slot.reduce:
+            of_step = tuple(axis for axis in axes if axis in free)
+            reduced.update(of_step)
+            if of_step:
+                steps.append((how, of_step))
+        open_axes = [axis for axis in free if axis not in reduced]
+        pooled = tuple(axis for axis in self.table.pooled if axis in open_axes)
         if pooled:
-            reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
+            steps.insert(0, ("mean", pooled))
         unreduced = []
-        for axis in free:
-            if axis not in reduced and len(specs.axes[axis]) > 1:
+        for axis in open_axes:
+            if axis not in pooled and len(specs.axes[axis]) > 1:
                 unreduced.append(axis)
         if unreduced:
-            problem = (
+            raise slot.refuse(
                 f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one"
                 " value"
             )
-            raise slot.refuse(problem)
-        metric, pair, fact = (
-            specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact")
-        )
-        specs.refuse_many([*free, *best])
-        points = specs.axis_combinations(free)
-        items = [
-            self.build_item(slot, run, {**at, **point}, best, scored, metric, pair)
-            for point in points
-        ]
-        for score in [
-            score for item in items for reading in item.readings for score in reading.values()
-        ]:
-            parts = difference_of(score, metric)
-            if parts:
-                self.scores[parts[1]] = None
-        if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
-            problem = (
-                f"fact {fact}: rows changed are those of attention, feed_forward or all in"
-                " layers, as "
-            )
-            raise slot.refuse(f"{problem}rows_changed.attention.0-1,30-31")
-        steps, published = tuple(step for step in reduce if step[1]), self.published_number(slot)
-        self.table_plan.cells[slot.key] = Cell(
-            *slot.key, items, steps, (), metric, pair, fact, published
-        )
+        return Reduction(free, tuple(best), tuple(steps))
 
     def rows_of(self, slot: Place) -> tuple[str, ...]:
         """Return the rows that a row is reduced over, or () if it is reduced over axes."""
         rows, axes = self.table_plan.rows, self.specs.axes
-        for name in [name for side in slot.sides for _, names in side.reduce for name in names]:
-            if name not in axes and (name not in rows or len(slot.row.reduce) != 1):
-                problem = (
-                    f"{name!r} is neither an axis nor a row to reduce over:"
-                    f" {suggest(name, [*axes, *rows])}"
-                )
-                raise slot.refuse(problem)
-        over = slot.row.reduce[0][1] if slot.row.reduce else ()
-        if over and all(name in rows and name not in axes for name in over):
+        for side in slot.sides:
+            for _, names in side.reduce:
+                for name in names:
+                    is_row = name in rows and len(slot.row.reduce) == 1
+                    if name not in axes and not is_row:
+                        known = suggest(name, [*axes, *rows])
+                        raise slot.refuse(
+                            f"{name!r} is neither an axis nor a row to reduce over: {known}"
+                        )
+        if not slot.row.reduce:
+            return ()
+        _, over = slot.row.reduce[0]
+        if all(name in rows and name not in axes for name in over):
             return over
         return ()
 
     def run_of_place(self, slot: Place) -> str | None:
         """Return the run of a place, or None if it is null."""
         word, runs = slot.words.get("run", ""), self.specs.runs
-        open_axes = []
         for axis in self.axes_named_by(slot, word):
             if axis not in slot.at:
-                open_axes.append(axis)
-        if open_axes:
-            raise slot.refuse(f"{word} names {open_axes[0]}, which neither of them fixes")
+                raise slot.refuse(f"{word} names {axis}, which neither of them fixes")
         filled = self.specs.fill_placeholders(word, slot.at)
-        run = None if filled is None else str(filled)
-        if slot.control and run not in runs:
+        if filled is None:
+            return None
+        run = str(filled)
+        if run in runs:
+            return run
+        if slot.control:
             return None  # this value of the axis is not a merge
-        if run is not None and run not in runs:
-            named = f"{run!r} is" if run else "it names"
-            raise slot.refuse(f"{named} no run: {suggest(run, runs)}")
-        return run
+        named = f"{run!r} is" if run else "it names"
+        raise slot.refuse(f"{named} no run: {suggest(run, runs)}")
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
-        found = []
+        axes: list[str] = []
         for value in values:
-            for axis in self.specs.axes_named_by(slot.where, value):
-                found.append(axis)
-        return found
+            axes += self.specs.axes_named_by(slot.where, value)
+        return axes
 
     def published_number(self, slot: Place) -> Published | None:
-        """(table, row, column) of the published number, from TABLE, or from TABLE ROW COLUMN if the
-        names differ; None if the paper has no such row or column.
+        """Return (table, row, column) of the published number.
+
+        It is written as TABLE, or as TABLE ROW COLUMN if the names differ. None if the paper has no
+        such row or column.
         """
-        text = self.specs.fill_placeholders(
-            slot.words.get("published", self.table.published), slot.at
-        )
-        parts = [] if text is None else str(text).split()
+        word = slot.words.get("published", self.table.published)
+        text = self.specs.fill_placeholders(word, slot.at)
+        if text is None:
+            return None
+        parts = str(text).split()
         if len(parts) not in (0, 1, 3):
             raise slot.refuse(f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
         if not parts:
             return None
         row, column = parts[1:] or slot.key
+        number = (parts[0], row, column)
         try:
-            printed = papers.is_printed(parts[0], row, column)
+            printed = papers.is_printed(*number)
         except PipelineError as error:
             raise slot.refuse(str(error)) from None
-        if not printed:
-            self.table_plan.unprinted.append((parts[0], row, column))
         if printed:
-            return (parts[0], row, column)
+            return number
+        self.table_plan.unprinted.append(number)
         return None
 
     def refuse_unprinted(self) -> None:
-        """Raise PipelineError for a published table that no cell uses: a name is wrong, not a
-        number unprinted. An inherited one may be about rows that this table does not have.
+        """Raise PipelineError for a published table that no cell uses, because a name is wrong.
+
+        An inherited one may be about rows that this table does not have.
         """
         if "published" in self.table.inherited:
             return
@@ -350,12 +381,14 @@ class Expansion:
             if cell.published:
                 tables_used.add(cell.published[0])
         for key, row, column in self.table_plan.unprinted:
-            if key not in tables_used and papers.published_rows(key):
-                kind, name, known = "row", row, papers.published_rows(key)
-                if row in known:
-                    kind, name, known = "column", column, papers.published_table(key)["columns"]
-                problem = f"{key} has no {kind} {name!r}: {suggest(name, known)}"
-                raise self.table.refuse("published", problem)
+            known = papers.published_rows(key)
+            if key in tables_used or not known:
+                continue
+            kind, name = "row", row
+            if row in known:
+                kind, name, known = "column", column, papers.published_table(key)["columns"]
+            problem = f"{key} has no {kind} {name!r}: {suggest(name, known)}"
+            raise self.table.refuse("published", problem)
 
     # --- what is scored ---
 
@@ -375,148 +408,133 @@ class Expansion:
         words, languages = self.fill_settings(slot, slot.words, at)
         if not best:
             model = specs.add_spec(run, at)
-            return Item(
-                at,
-                tuple({(): self.add_score(slot, model, words, language)} for language in languages),
-            )
+            scores = [self.add_score(slot, model, words, language) for language in languages]
+            return Item(at, tuple({(): score} for score in scores))
+        chooser = run
         if slot.control:
             chooser = str(specs.fill_placeholders(slot.control.best_of, at))
-        else:
-            chooser = run
         choice = self.add_choice(slot, chooser, at, best)
-        models = {
-            tuple(point.values()): specs.add_spec(run, {**at, **point})
-            for point in specs.axis_combinations(best)
-        }
-        candidate_scores = set()
-        for scores in choice.candidates.values():
-            for score in scores:
-                candidate_scores.add(score)
+        models = {}
+        for point in specs.axis_combinations(best):
+            models[tuple(point.values())] = specs.add_spec(run, {**at, **point})
+        candidate_scores = set(itertools.chain.from_iterable(choice.candidates.values()))
+        same_questions = {score.words for score in candidate_scores} == {words}
+        beside = set(best) <= set(self.table.beside)
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
-            candidates = {
-                point: ScoreRef(model, words, language) for point, model in models.items()
-            }
-            beside, same_questions = (
-                set(best) <= set(self.table.beside),
-                {one.words for one in candidate_scores} == {words},
-            )
-            repeated = candidate_scores.issuperset(candidates.values()) or (
-                beside and same_questions
-            )  # in each draw
-            if repeated:
+            shown = [ScoreRef(model, words, language) for model in models.values()]
+            repeated = candidate_scores.issuperset(shown) or (beside and same_questions)
+            if repeated:  # in each draw
                 other = another_number(ScoreRef(run, words, language), metric, pair)
                 if other:
-                    problem = (
+                    raise slot.refuse(
                         f"{other} is not what best compares: leave it out, or choose by other"
                         " scores, by: ..."
                     )
-                    raise slot.refuse(problem)
             reading: dict[Candidate, ScoreRef] = {}
             if not repeated:
                 chosen = self.add_chosen(choice, run, at, models)
                 reading[()] = self.add_score(slot, chosen, words, language)
             if repeated or beside:
-                reading |= {
-                    point: self.add_score(slot, model, words, language)
-                    for point, model in models.items()
-                }
+                for candidate, model in models.items():
+                    reading[candidate] = self.add_score(slot, model, words, language)
             readings.append(reading)
         return Item(at, tuple(readings), choice.key)
 
     def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[ScoreWords, list[str]]:
-        """(eval, task and eval.KEY with the evaluation keys of `every`, languages) of a cell or a
-        choice.
+        """Return the settings of a cell's or a choice's evaluations, and their languages.
+
+        The settings are eval, task and eval.KEY, with the evaluation keys of `every`.
         """
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
                 raise slot.refuse(f"nothing says {key} of it: give score: {{{example}}}")
-        languages = self.specs.fill_placeholders(settings.pop("in"), at)
-        filled = {
-            key: self.specs.fill_placeholders(value, at)
-            for key, value in {**self.every, **settings}.items()
-        }
-        return ScoreWords(sorted(filled.items())), list(map(str, as_list(languages)))
+        languages = as_list(self.specs.fill_placeholders(settings.pop("in"), at))
+        filled = {}
+        for key, value in {**self.every, **settings}.items():
+            filled[key] = self.specs.fill_placeholders(value, at)
+        return ScoreWords(sorted(filled.items())), [str(language) for language in languages]
 
     def add_score(self, slot: Place, model: str, words: ScoreWords, language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
-            first_value, second_value = first.words.get(key), words.get(key)
-            if first_value != second_value:
-                problem = (
-                    f"{key}={second_value} for {model} and {first_value} for {first.model}: one for"
-                    " all rows, in every"
+            value, of_first = words.get(key), first.words.get(key)
+            if value != of_first:
+                raise slot.refuse(
+                    f"{key}={value} for {model} and {of_first} for {first.model}: one for all rows,"
+                    " in every"
                 )
-                raise slot.refuse(problem)
         self.scores[score] = None
         return score
 
     def add_choice(self, slot: Place, run: str, at: At, best: Axes) -> Choice:
-        """Add the choice of a slot: one per value of the axes that it fixes and of `each`, a mean
-        over the others.
+        """Add the choice of a slot.
+
+        There is one choice per value of the fixed axes and of `each`, by the mean over the
+        other axes.
         """
         specs, words = self.specs, slot.choosing
-        own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
-        single_values = {}
-        for axis, values in specs.axes.items():
-            if len(values) == 1:
-                single_values[axis] = next(iter(values))
-        fixed = {
-            **single_values,
-            **slot.at,
-            **{axis: at[axis] for axis in slot.each if axis in at},
-            **slot.by.at,
-        }
-        fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in own_axes}
+        named = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
+        own_axes = [axis for axis in specs.axes if axis in named]
+        fixed = self.fixed_values(slot, at, own_axes)
         parts = [f"{axis}={value}" for axis, value in fixed.items()]
-        parts += [f"{key}={self.fill_pooled(slot, value, fixed)}" for key, value in words.items()]
+        for word, value in words.items():
+            parts.append(f"{word}={self.fill_pooled(slot, value, fixed)}")
         key = " ".join(["best", "+".join(best), "of", run, *parts])
-        if key not in self.table_plan.choices:
-            pooled = []
-            for axis in specs.axes:
-                if axis in own_axes and axis not in fixed and axis not in best:
-                    pooled.append(axis)
-            specs.refuse_many([*best, *pooled])
-            candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
-            for candidate in specs.axis_combinations(best):
-                scores: list[ScoreRef] = []
-                for pool_point in specs.axis_combinations(pooled):
-                    full = {**fixed, **pool_point, **candidate}
-                    settings, languages = self.fill_settings(slot, words, full)
-                    model = specs.add_spec(run, full)
-                    scores += [
-                        self.add_score(slot, model, settings, language) for language in languages
-                    ]
-                candidates[tuple(candidate.values())] = tuple(scores)
-            self.table_plan.choices[key] = Choice(key, run, best, fixed, candidates)
-        return self.table_plan.choices[key]
+        if key in self.table_plan.choices:
+            return self.table_plan.choices[key]
+        pooled = [axis for axis in own_axes if axis not in fixed and axis not in best]
+        specs.refuse_many([*best, *pooled])
+        candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
+        for candidate in specs.axis_combinations(best):
+            scores: list[ScoreRef] = []
+            for pool_point in specs.axis_combinations(pooled):
+                full = {**fixed, **pool_point, **candidate}
+                settings, languages = self.fill_settings(slot, words, full)
+                model = specs.add_spec(run, full)
+                for language in languages:
+                    scores.append(self.add_score(slot, model, settings, language))
+            candidates[tuple(candidate.values())] = tuple(scores)
+        choice = Choice(key, run, best, fixed, candidates)
+        self.table_plan.choices[key] = choice
+        return choice
+
+    def fixed_values(self, slot: Place, at: At, axes: Iterable[str]) -> At:
+        """Return the values of the axes that are fixed for a choice."""
+        each = [axis for axis in slot.each if axis in at]
+        fixed: At = {}
+        for axis in axes:
+            values = self.specs.axes[axis]
+            if axis in slot.by.at:
+                fixed[axis] = slot.by.at[axis]
+            elif axis in each:
+                fixed[axis] = at[axis]
+            elif axis in slot.at:
+                fixed[axis] = slot.at[axis]
+            elif len(values) == 1:
+                fixed[axis] = next(iter(values))
+        return fixed
 
     def fill_pooled(self, slot: Place, value: Any, fixed: At) -> str:
         """Fill a word of a choice.
 
         If it names axes that the choice pools, all its values are joined by commas.
         """
-        free = []
-        for axis in self.axes_named_by(slot, value):
-            if axis not in fixed:
-                free.append(axis)
-        return ",".join(
-            dict.fromkeys(
-                str(self.specs.fill_placeholders(value, {**fixed, **point}))
-                for point in self.specs.axis_combinations(free)
-            )
-        )
+        pooled = [axis for axis in self.axes_named_by(slot, value) if axis not in fixed]
+        filled: dict[str, None] = {}
+        for point in self.specs.axis_combinations(pooled):
+            filled[str(self.specs.fill_placeholders(value, {**fixed, **point}))] = None
+        return ",".join(filled)
 
     def add_chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
-        own_axes = []
+        words = [choice.key, "for"]
+        if run != choice.run:
+            words.append(run)
         for axis in self.specs.axes_of(run):
             if axis not in choice.axes:
-                own_axes.append(axis)
-        controlled = [run] if run != choice.run else []
-        key = " ".join(
-            [choice.key, "for", *controlled, *(f"{axis}={at[axis]}" for axis in own_axes)]
-        )
+                words.append(f"{axis}={at[axis]}")
+        key = " ".join(words)
         self.table_plan.chosen.setdefault(key, Chosen(key, choice.key, models))
         return key

@@ -1,6 +1,4 @@
-"""Which keys of `every` affect the hashes of runs: with other values, finished runs are not
-reused.
-"""
+"""The keys of `every` that affect run hashes: with other values, finished runs are not reused."""
 
 from __future__ import annotations
 
@@ -13,21 +11,27 @@ from pipeline.tables.planned_runs import Planning
 
 
 def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
-    """Describe in a line the keys of `every` that affect hashes, and those that do not."""
-    settings = planning.plan.table.every
-    hashed = {key: any(changes_hash(run, key) for run in runs) for key in settings}
-    lines = []
-    for changes, label in ((True, "in run hashes"), (False, "not in run hashes")):
-        if changes in hashed.values():
-            lines.append(f"{label}: {', '.join(key for key in settings if hashed[key] is changes)}")
-    if lines:
-        return [f"every: {'; '.join(lines)}"]
+    """Return a line with the keys of `every` that affect run hashes, and the other keys."""
+    hashed, others = [], []
+    for key in planning.plan.table.every:
+        if any(changes_hash(run, key) for run in runs):
+            hashed.append(key)
+        else:
+            others.append(key)
+    parts = []
+    if hashed:
+        parts.append(f"in run hashes: {', '.join(hashed)}")
+    if others:
+        parts.append(f"not in run hashes: {', '.join(others)}")
+    if parts:
+        return [f"every: {'; '.join(parts)}"]
     return []
 
 
 def changes_hash(run: Run, key: str) -> bool:
-    """Whether a knob affects the hash of a run; a group does, by its values, and so does a RUN, as
-    a parent.
+    """Return True if a key affects the hash of a run.
+
+    A group does by its values, and a RUN does because it is a parent.
     """
     node: Any = run.config
     for name in key.split("."):
@@ -35,7 +39,7 @@ def changes_hash(run: Run, key: str) -> bool:
             return True
         field = getattr(node, "__dataclass_fields__", {}).get(name)
         if field is None:
-            return "." not in key  # an option, such as recipe=, which is not a knob itself
+            return "." not in key  # an option without a knob, such as recipe=
         if not is_hashed(field, node):
             return bool(field.metadata.get("run"))
         node = getattr(node, name)

@@ -1,4 +1,4 @@
-"""The plan of a table: runs, scores, choices, and how each cell is reduced from them."""
+"""The plan of a table: its runs, scores and choices, and how cells are reduced from them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from pipeline.tables.run_specs import At, Spec
 from pipeline.tables.schema import Table
 from pipeline.tables.words import Axes
 
-ROWS_CHANGED = re.compile(
-    r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*"
-)  # a fact of analyses
-Candidate = tuple[
-    Any, ...
-]  # a value of each axis that a choice is over; () where nothing is chosen
-Published = tuple[str, str, str]  # where a number is published: table, row and column
+# a fact of analyses
+ROWS_CHANGED = re.compile(r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*")
+Candidate = tuple[Any, ...]  # a value of each axis of a choice; () without a choice
+Published = tuple[str, str, str]  # the table, row and column of a published number
 
 
 class ScoreWords(dict[str, Any]):
-    """What a score is of: eval, task, eval.KEY ..., sorted.
+    """The settings of a score: eval, task, eval.KEY ..., sorted.
 
-    Never changed, so that a score can be a key.
+    They are never changed, so that a score can be a key.
     """
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -42,16 +39,20 @@ class ScoreRef:
 
 
 def task_of(score: ScoreRef) -> str:
-    return str(score.words.get("task") or task_of_option(str(score.words["eval"])))
+    task = score.words.get("task")
+    if task:
+        return str(task)
+    return str(task_of_option(str(score.words["eval"])))
 
 
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
-    """(measure, the score whose measure is subtracted) if a metric is a difference, such as
-    reading; else None.
+    """Return the measure and the score that are subtracted, if a metric is a difference.
+
+    An example is `reading`. None for other metrics.
     """
-    parts = None
-    if metric and "task" in score.words:
-        parts = difference_parts(str(score.words["task"]), metric)
+    if not metric or "task" not in score.words:
+        return None
+    parts = difference_parts(str(score.words["task"]), metric)
     if parts is None:
         return None
     measure, task = parts
@@ -59,11 +60,11 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 
 def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str:
-    """Return the setting by which a cell shows another number than a choice compares, or "".
+    """Return the setting of a cell whose number a choice does not compare, or "".
 
-    That is a metric other than the primary one, or one direction of a translation. It is refused:
-    the report repeats a choice by what the cell shows, and could show a candidate that was not
-    chosen.
+    The setting is a metric other than the primary one, or a direction of a translation. It is
+    refused, because the report repeats a choice by the number that the cell shows. It could then
+    show a candidate that was not chosen.
     """
     if metric is not None and metric != primary_metric(task_of(score))[0]:
         return f"metric: {metric}"
@@ -74,8 +75,10 @@ def another_number(score: ScoreRef, metric: str | None, pair: str | None) -> str
 
 @dataclass
 class Choice:
-    """The best value of some axes of a run: the one with the largest mean over its scores, the
-    first of equal ones; the least one of scores of which less is better.
+    """The best value of some axes of a run.
+
+    It has the largest mean over its scores, or the smallest if less is better. Ties choose the
+    first.
     """
 
     key: str
@@ -86,21 +89,18 @@ class Choice:
 
     @cached_property
     def sign(self) -> int:
-        """What makes the best mean the largest: -1 where less is better."""
-        if any(
-            lower_is_better(task_of(score))
-            for scores in self.candidates.values()
-            for score in scores
-        ):
-            return -1
+        """The sign that makes the best mean the largest: -1 if less is better."""
+        for scores in self.candidates.values():
+            if any(lower_is_better(task_of(score)) for score in scores):
+                return -1
         return 1
 
 
 @dataclass
 class Chosen:
-    """A model that is known once its choice is made: candidate -> spec.
+    """A model that is known after its choice: candidate -> spec.
 
-    A spec that nothing else names is computed only if it wins.
+    A spec that is not named elsewhere is computed only if it wins.
     """
 
     key: str
@@ -112,22 +112,27 @@ class Chosen:
 class Item:
     """One number under a cell: the mean over `readings`, one per language.
 
-    A reading has a score for each candidate of `choice`, of which the winner's counts and the
-    others are shown next to it; or one score under (), where nothing is chosen or only the Chosen
-    model is scored.
+    A reading has a score for each candidate of `choice`. The winner's score counts, and the others
+    are shown next to it. A reading has a single score under () without a choice, and if only the
+    Chosen model is scored.
+
+    Attributes:
+        model: The spec of a fact or a figure, which is not scored.
     """
 
     at: At
     readings: tuple[dict[Candidate, ScoreRef], ...] = ()
     choice: str | None = None
-    model: str | None = None  # for a fact or a figure, which is not scored: the spec that holds it
+    model: str | None = None
 
 
 @dataclass
 class Cell:
-    """Items, reduced step by step: mean, max or min over these axes.
+    """Items that are reduced step by step.
 
-    `of`: the rows that it is reduced over instead.
+    Attributes:
+        reduce: The steps: mean, max or min over these axes.
+        of: The rows that it is reduced over instead.
     """
 
     row: str
@@ -143,9 +148,16 @@ class Cell:
 
 @dataclass
 class TablePlan:
-    """A table's specs, choices, scores and cells. specs: parents first.
+    """A table's specs, choices, scores and cells.
 
-    Empty places are not in `cells`.
+    Attributes:
+        specs: Parents come first.
+        cells: Without empty places.
+        compare: Pairs of columns, or of rows.
+        controls: Pairs of a merge and its control, as in `compare`.
+        unprinted: Rows and columns that a published table lacks.
+        notes: Notes on `every`.
+        trainings: model -> the trainings behind it, cached.
     """
 
     table: Table
@@ -156,14 +168,8 @@ class TablePlan:
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
-    controls: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (merge, its control), as in compare
-    unprinted: list[Published] = field(
-        default_factory=list
-    )  # rows and columns that a published table lacks
-    notes: list[str] = field(default_factory=list)  # what is to be known of `every`
-    trainings: dict[str, frozenset[str]] = field(
-        default_factory=dict
-    )  # model -> the trainings in it, once asked for
+    compare: list[tuple[str, str]] = field(default_factory=list)
+    controls: list[tuple[str, str]] = field(default_factory=list)
+    unprinted: list[Published] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    trainings: dict[str, frozenset[str]] = field(default_factory=dict)

@@ -1,11 +1,9 @@
-"""Turns the specs and scores of a table into runs that are each other's parents.
+"""The runs of a table's specs and scores, which are each other's parents.
 
-Each configuration is composed once.
-
-A training, a selection, an analysis is a run; a merge is what an evaluation scores in memory, and
-is written only where another run is made of it; each score is an evaluation of one model on one
-task in one language. Equal ones are one run, by their hashes. What cannot be built is kept as a
-problem, of those that need it too.
+A training, a selection or an analysis is a run. Each score is an evaluation of one model on one
+task in one language. A merge is scored in memory, and written only if another run is made from it.
+Equal runs are one run, by their hashes. If a run cannot be built, the reason is stored as a problem
+of the run and of the runs that need it. Each configuration is composed once.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import yaml
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.compose import stage_of, with_hardware
+from pipeline.config.evaluation import EvalTask
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
 from pipeline.evaluate.records import ScoreRow, read_scores
@@ -41,7 +41,8 @@ from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
 from pipeline.tables.words import Words
 
-SHARED = (  # not a row's to say
+# settings that a row may not change
+SHARED = (
     "stage",
     "runs_dir",
     "tracking",
@@ -54,7 +55,7 @@ SHARED = (  # not a row's to say
 
 
 def find_table(name: str) -> tuple[str, str]:
-    """(text, name for errors) of the file of table=NAME."""
+    """Return the text of the file of table=NAME, and the file's name for errors."""
     path = conf.table_file(name)
     if path.suffix == ".zip":
         raise PipelineError(
@@ -62,18 +63,20 @@ def find_table(name: str) -> tuple[str, str]:
         )
     try:
         text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
-        return text, name if "/" in name or name.startswith(".") else path.name
     except UnicodeDecodeError as error:
         raise PipelineError(
             f"table={name} is not UTF-8 ({error}): write it again in UTF-8"
         ) from error
+    if "/" in name or name.startswith("."):
+        return text, name
+    return text, path.name
 
 
 def expanded_text(name: str) -> str:
-    """Return a table with what it inherits, or a study in the table language, as YAML."""
-    return yaml.safe_dump(
-        merge_inherited(*find_table(name), find_table, ()), sort_keys=False, allow_unicode=True
-    )
+    """Return a table with its `defaults`, or a study in the table language, as YAML."""
+    text, file = find_table(name)
+    settings = merge_inherited(text, file, find_table, ())
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def load_table(config: TableStage) -> Table:
@@ -81,13 +84,13 @@ def load_table(config: TableStage) -> Table:
     overrides = dict(config.every)
     if config.threads is not None:
         overrides["threads"] = config.threads
-    if config.data_root is not None:
-        plain = Path(config.data_root).is_dir() and "/" not in config.data_root
-        if plain:
-            overrides["data_root"] = f"./{config.data_root}"
-        else:
-            overrides["data_root"] = config.data_root
-    table = read_table(*find_table(config.table), find_table, overrides)
+    data_root = config.data_root
+    if data_root is not None:
+        if "/" not in data_root and Path(data_root).is_dir():
+            data_root = f"./{data_root}"
+        overrides["data_root"] = data_root
+    text, file = find_table(config.table)
+    table = read_table(text, file, find_table, overrides)
     if config.free_snapshots is None:
         return table
     return replace(table, free_snapshots=config.free_snapshots)
@@ -97,25 +100,28 @@ def keys_read(stage: str) -> set[str]:
     """Return the groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
         raise PipelineError(f"stage={stage} makes no run: {suggest(stage, RUN_STAGES)}")
-    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.groups_read(stage))
+    keys = {item.name for item in fields(RUN_STAGES[stage].config)}
+    keys.update(conf.groups_read(stage))
     return keys.difference(SHARED)
 
 
 class Refused(PipelineError):
-    """An unknown word in a row: the table is wrong, and nothing of it is planned."""
+    """An error in the words of a row: the table is wrong, and no run of it is planned."""
 
 
 @dataclass
 class Planning:
     """A table's plan, and its runs, built when needed.
 
-    problems: a spec's key, or a score -> why it cannot be built. models: the run or model of each
-    spec that was built.
+    Attributes:
+        dtype: The dtype that replaces eval.dtype=auto, if the models have several.
+        problems: A spec's key, or a score -> why it cannot be built.
+        models: The run or model of each spec that was built.
     """
 
     config: TableStage
     plan: TablePlan
-    dtype: str = "auto"  # that replaces eval.dtype=auto where the models' own would be several
+    dtype: str = "auto"
     problems: dict[str | ScoreRef, str] = field(default_factory=dict)
     models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
@@ -130,19 +136,19 @@ class Planning:
     # --- what there is to make ---
 
     def targets(self) -> list[Run]:
-        """Return the runs that cells need as far as choices are known.
+        """Return the runs that cells need, as far as choices are known.
 
-        These are evaluations, those of one model together, and what facts and figures are read
-        from. A later call adds what new choices ask for.
+        These are the runs behind facts and figures, and evaluations, grouped by model. A later call
+        adds the runs that new choices need.
         """
         self._winners.clear()
-        facts = []
+        facts: dict[str, None] = {}
         for cell in self.plan.cells.values():
             for item in cell.items:
                 if item.model is not None:
-                    facts.append(item.model)
+                    facts[item.model] = None
         runs = {}
-        for key in dict.fromkeys(facts):
+        for key in facts:
             run = self.run_of(key)
             if run:
                 runs[run.hash] = run
@@ -160,26 +166,22 @@ class Planning:
         return targets
 
     def scoring(self) -> list[Run[EvalStage]]:
-        """Return the evaluations of models that are known, those of one model together."""
+        """Return the evaluations of models that are known, grouped by model."""
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             model = self.model_of(score)
             if model:
                 by_model.setdefault(model, []).append(score)
-        return list(
-            filter(
-                None,
-                (self.evaluation_of(score) for scores in by_model.values() for score in scores),
-            )
-        )
+        evaluations = []
+        for score in chain.from_iterable(by_model.values()):
+            run = self.evaluation_of(score)
+            if run:
+                evaluations.append(run)
+        return evaluations
 
     def waiting_scores(self) -> list[ScoreRef]:
         """Return the scores of models whose choice is still open."""
-        found = []
-        for score in self.plan.scores:
-            if self.model_of(score) is None:
-                found.append(score)
-        return found
+        return [score for score in self.plan.scores if self.model_of(score) is None]
 
     def try_building(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, or None if it raised a PipelineError, now or before.
@@ -197,21 +199,22 @@ class Planning:
             return None
 
     def graph(self) -> tuple[list[Run], list[Run], dict[str, str]]:
-        """(targets, these and what they need with parents first, run hash -> why it is to
-        compute).
+        """Return the targets, all runs that they need (parents first), and why runs are unfinished.
+
+        The reasons are by run hash.
         """
         targets = self.targets()
         runs = order_runs(targets)
         return targets, runs, reasons_unfinished(runs, targets)
 
     def waiting_evaluations(self) -> list[Run[EvalStage]]:
-        """Return an evaluation like each of those that wait for a choice."""
+        """Return an evaluation like each of the evaluations that wait for a choice."""
         return list(filter(None, map(self.representative_evaluation, self.waiting_scores())))
 
     def run_of(self, key: ScoreRef | str) -> Run | None:
         """Return the run of a score, or of a spec.
 
-        None where it cannot be built, is still to be chosen, or is no run.
+        None if it cannot be built, is still to be chosen, or is no run.
         """
         if isinstance(key, ScoreRef):
             return self.evaluation_of(key)
@@ -223,18 +226,19 @@ class Planning:
     # --- choices ---
 
     def model_of(self, score: ScoreRef) -> str | None:
-        """Return the spec of a score's model; for a Chosen model that of the winner, or None while
-        the choice is open.
+        """Return the spec of a score's model.
+
+        For a Chosen model it is the winner's spec, or None while the choice is open.
         """
         if score.model in self.plan.specs:
             return score.model
         chosen = self.plan.chosen.get(score.model)
-        candidate = None
-        if chosen:
-            candidate = self.chosen_candidate(chosen.choice)
-        if chosen and candidate is not None:
-            return chosen.models[candidate]
-        return None
+        if chosen is None:
+            return None
+        candidate = self.chosen_candidate(chosen.choice)
+        if candidate is None:
+            return None
+        return chosen.models[candidate]
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
         """Return the candidate with the best mean score, or None until all are known.
@@ -246,21 +250,25 @@ class Planning:
             if values is None:
                 return None
             sign = self.plan.choices[choice].sign
-            self._winners[choice] = [*values][largest([sign * value for value in values.values()])]
+            best = largest([sign * value for value in values.values()])
+            self._winners[choice] = list(values)[best]
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """Return the mean score of each candidate, as shares, or None until all are known."""
-        numbers = {}
-        for scores in choice.candidates.values():
+        means = {}
+        is_complete = True
+        for candidate, scores in choice.candidates.items():
+            numbers = []
             for score in scores:
-                numbers[score] = self.primary_number(score)
-        if None in numbers.values():
-            return None
-        return {
-            candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
-            for candidate, scores in choice.candidates.items()
-        }
+                number = self.primary_number(score)
+                if number is None:
+                    is_complete = False
+                numbers.append(number or 0.0)
+            means[candidate] = statistics.fmean(numbers)
+        if is_complete:
+            return means
+        return None
 
     def primary_number(self, score: ScoreRef) -> float | None:
         """Return the primary number of a finished score, or None."""
@@ -276,7 +284,8 @@ class Planning:
         """
         if score.model not in self.plan.chosen:
             return None
-        return self.evaluation_on(score, next(iter(self.plan.chosen[score.model].models.values())))
+        first = next(iter(self.plan.chosen[score.model].models.values()))
+        return self.evaluation_on(score, first)
 
     def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """Return the run of a score, or one like it while its model is still to be chosen."""
@@ -285,8 +294,9 @@ class Planning:
     # --- specs ---
 
     def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """Return the run that computes a score, or None where its model is open or cannot be
-        built.
+        """Return the run that computes a score.
+
+        None if its model is still to be chosen or cannot be built.
         """
         model = self.model_of(score)
         if model is None:
@@ -294,79 +304,80 @@ class Planning:
         return self.evaluation_on(score, model)
 
     def evaluation_on(self, score: ScoreRef, model: str) -> Run[EvalStage] | None:
-        """Return the run that computes a score of a spec's model, or None where it cannot be built.
+        """Return the run that computes a score of a spec's model, or None if it cannot be built.
 
         The evaluations of a model in several languages are composed once.
         """
-
-        def make() -> Run[EvalStage]:
-            if (model, score.words) not in self._composed:
-                self._composed[model, score.words] = self.compose_evaluation(
-                    score, self.plan.specs[model]
-                )
-            config, parents = self._composed[model, score.words]
-            choice = None
-            if score.model in self.plan.chosen:
-                choice = score.model
-            if config.eval.dtype == "auto":
-                settings = replace(config.eval, dtype=self.dtype)
-            else:
-                settings = config.eval
-            return build(
-                replace(config, eval=settings, languages=[score.language], chosen_by=choice),
-                parents,
-            )
-
-        if (score, model) not in self._scored:
-            run = self.try_building(score, make)
+        key = (score, model)
+        if key not in self._scored:
+            run = self.try_building(score, lambda: self.build_evaluation(score, model))
             if run:
-                self._scored[score, model] = run
-        return self._scored.get((score, model))
+                self._scored[key] = run
+        return self._scored.get(key)
+
+    def build_evaluation(self, score: ScoreRef, model: str) -> Run[EvalStage]:
+        key = (model, score.words)
+        if key not in self._composed:
+            self._composed[key] = self.compose_evaluation(score, self.plan.specs[model])
+        config, parents = self._composed[key]
+        choice = score.model if score.model in self.plan.chosen else None
+        settings = config.eval
+        if settings.dtype == "auto":
+            settings = replace(settings, dtype=self.dtype)
+        config = replace(config, eval=settings, languages=[score.language], chosen_by=choice)
+        return build(config, parents)
 
     def compose_evaluation(
         self, score: ScoreRef, spec: Spec
     ) -> tuple[EvalStage, dict[str, Parent]]:
         """Return the configuration of a score and its parents.
 
-        Of the option's bundle only what `task` names is scored. A merge is scored without being
-        made.
+        Only the task that `task` names is scored from the option's bundle. A merge is scored in
+        memory.
         """
-        live = spec.kind == "merge"
-        own = {}
-        for key, value in spec.words.items():
-            if live or key == "eval.base":
-                own[key] = value
-        if live:
-            own |= {}
+        words: Words = {"stage": "eval"}
+        if spec.kind == "merge":
+            words |= spec.words
         else:
-            own |= {"checkpoint": Ref(spec.key)}
-        knobs, parents = self.replace_refs(
-            {"stage": "eval", **own, **score.words, "languages": [score.language]}
-        )
-        task, where_possible = knobs.pop("task", None), knobs.pop("where_possible", False)
+            if "eval.base" in spec.words:
+                words["eval.base"] = spec.words["eval.base"]
+            words["checkpoint"] = Ref(spec.key)
+        words |= score.words
+        words["languages"] = [score.language]
+        knobs, parents = self.replace_refs(words)
+        name, where_possible = knobs.pop("task", None), knobs.pop("where_possible", False)
         config = self.compose_stage(f"run {spec.run!r}", knobs)
         assert isinstance(config, EvalStage)
-        tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
-        if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
-            tasks = [eval_task for eval_task in tasks if config.eval.name == eval_task.label]
+        task = self.task_to_score(config, name)
+        if where_possible:
+            task = replace(task, where_possible=True)
+        settings = replace(config.eval, name=task.label, tasks=[task])
+        return replace(config, eval=settings), parents
+
+    def task_to_score(self, config: EvalStage, name: str | None) -> EvalTask:
+        """Return the task of a bundle with this name.
+
+        If there are several, it is the task that the evaluation has its name from.
+
+        Raises:
+            Refused: If the task is ambiguous or unknown.
+        """
+        tasks = [task for task in config.eval.tasks if name in (None, task.task)]
+        if len(tasks) > 1:
+            tasks = [task for task in tasks if config.eval.name == task.label]
         if len(tasks) != 1:
-            names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
-            problem = (
-                f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
+            names = ", ".join(task.task for task in config.eval.tasks)
+            raise self.refuse_place(
+                "score",
+                f"eval={config.eval.name} holds {names}: say which of them is scored, task: ...",
             )
-            raise self.refuse_place("score", problem)
-        eval_task = replace(
-            tasks[0], where_possible=tasks[0].where_possible or bool(where_possible)
-        )
-        return (
-            replace(config, eval=replace(config.eval, name=eval_task.label, tasks=[eval_task])),
-            parents,
-        )
+        return tasks[0]
 
     def model_of_spec(self, key: str) -> Parent:
         """Return the run of a spec, finished or not, or the model it names.
 
-        Raises: PipelineError: it cannot be built.
+        Raises:
+            PipelineError: If it cannot be built.
         """
         if key not in self.models:
             model = self.try_building(key, lambda: self.build_spec(self.plan.specs[key]))
@@ -381,39 +392,39 @@ class Planning:
         knobs, parents = self.replace_refs(spec.words)
         if spec.kind == "checkpoint":
             return self.make_resolver(parents).model(knobs["checkpoint"], "checkpoint")
-        return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
+        config = self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs})
+        return build(config, parents)
 
     def base_model(self, spec: Spec) -> Parent:
-        """Return the unmodified model of `every`: the one that an sft run of the same words would
-        start from.
+        """Return the unmodified model of `every`.
+
+        An sft run with the same words would start from it.
         """
-        config = self.compose_stage(
-            f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words}
-        )
+        where = f"run {spec.run!r}"
+        config = self.compose_stage(where, {"stage": "sft", "expert": "math", **spec.words})
         assert isinstance(config, TrainStage)
-        if config.model.path is None:
-            problem = f"model={config.model.name} has no path: make it in a run of its own"
-            raise self.refuse_place(f"run {spec.run!r}", problem)
-        return self.make_resolver({}).model(config.model.path, "model.path", config.model.revision)
+        model = config.model
+        if model.path is None:
+            raise self.refuse_place(
+                where, f"model={model.name} has no path: make it in a run of its own"
+            )
+        return self.make_resolver({}).model(model.path, "model.path", model.revision)
 
     def named_snapshots(self) -> set[str]:
-        """Return the hashes of the snapshots that the table names itself, RUN@STEP."""
-        references = set()
+        """Return the hashes of the snapshots that the table names as RUN@STEP."""
+        snapshots = set()
         for spec in self.plan.specs.values():
             for ref in spec.parent_refs():
-                if ref.step is not None:
-                    references.add(ref)
-        models = []
-        for ref in references:
-            if ref.spec not in self.problems:
-                models.append((self.model_of_spec(ref.spec), ref.step or 0))
-        return {snapshot_hash(model.hash, step) for model, step in models}
+                if ref.step is not None and ref.spec not in self.problems:
+                    model = self.model_of_spec(ref.spec)
+                    snapshots.add(snapshot_hash(model.hash, ref.step))
+        return snapshots
 
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
         return Resolver(Path(self.config.runs_dir), build, parents)
 
     def replace_refs(self, knobs: Words) -> tuple[Words, dict[str, Parent]]:
-        """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
+        """Return the words with keys of specs instead of Refs, and the parents by these keys."""
         parents = {}
         for value in knobs.values():
             for ref in refs_in(value):
@@ -424,9 +435,10 @@ class Planning:
         return Refused(str(self.plan.table.refuse(where, problem)))
 
     def compose_stage(self, where: str, knobs: Words) -> RunStage:
-        """Compose the stage of these words, with settings shared by all runs of a table.
+        """Compose the stage of these words, with the settings that all runs of a table share.
 
-        Raises: Refused: unknown words.
+        Raises:
+            Refused: For unknown words.
         """
         try:
             config = stage_of(knobs)
@@ -453,14 +465,17 @@ def refs_as_names(value: Any) -> Any:
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:
-    """Return the number of a finished evaluation of one task; for FLORES the mean of both
-    directions.
+    """Return the number of a finished evaluation of one task.
 
-    None if it is unfinished, or not finite.
+    For FLORES it is the mean of both directions. None if it is unfinished, or not finite.
     """
     rows = score_rows(run)
-    values = [row.value for row in rows if row.value is not None]
-    if rows and len(values) == len(rows) and read_manifest(run.folder):
+    values = []
+    for row in rows:
+        if row.value is None:
+            return None
+        values.append(row.value)
+    if values and read_manifest(run.folder):
         return statistics.fmean(values)
     return None
 
@@ -468,39 +483,47 @@ def primary_value(run: Run[EvalStage]) -> float | None:
 def score_rows(
     run: Run[EvalStage], metric: str | None = None, pair: str | None = None
 ) -> list[ScoreRow]:
-    """Return the scores of a run in a metric, also those without a value.
+    """Return the scores of a run in a metric, including rows without a value.
 
-    Args: metric: None for the task's primary one. pair: the direction of a translation.
+    The rows have the task's primary filter. A further metric without this filter has all its rows.
 
-    They are of the task's primary filter, or of another where a further metric has none of that.
+    Args:
+        run: The evaluation.
+        metric: The metric; None for the task's primary one.
+        pair: The direction of a translation; None for both.
     """
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
+    wanted = metric or primary
     rows = []
     for row in stored_scores(run)[0]:
-        if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair):
+        if row.metric == wanted and not row.subject and pair in (None, row.pair):
             rows.append(row)
-    own_rows = [row for row in rows if row.filter == primary_filter]
-    if own_rows or metric in (None, primary):
-        return own_rows
+    filtered = [row for row in rows if row.filter == primary_filter]
+    if filtered or metric in (None, primary):
+        return filtered
     return rows
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:
-    """Why a finished evaluation has no number, where its task was wanted where_possible and was
-    not.
+    """Return why a finished evaluation has no number.
+
+    The task was requested with where_possible, and its data was missing.
     """
-    return next((row.reason for row in stored_scores(run)[0] if row.reason), None)
+    for row in stored_scores(run)[0]:
+        if row.reason:
+            return row.reason
+    return None
 
 
 def stored_scores(run: Run[EvalStage]) -> tuple[list[ScoreRow], dict[str, Any]]:
-    """(scores, how they were scored) of an evaluation; none where it is not finished.
+    """Return the scores of an evaluation, and their settings; empty if it is not finished.
 
-    Raises as `read_scores`.
+    Raises as `read_scores` does.
     """
     path = run.folder / "scores.json"
     if path.is_file():
         return _read_scores(path, path.stat().st_mtime_ns)
-    return ([], {})
+    return [], {}
 
 
 @lru_cache(maxsize=65536)

@@ -1,6 +1,4 @@
-"""The runs of a table: `every` given to them, their axes, their words filled at one value of
-each.
-"""
+"""The runs of a table, with the settings of `every` and their words at each value of their axes."""
 
 from __future__ import annotations
 
@@ -29,20 +27,19 @@ from pipeline.tables.schema import (
 from pipeline.tables.study import OF_ROWS, OWN_FILE
 from pipeline.tables.words import Axes, Words, as_list
 
-Reads = Callable[
-    [str], Collection[str]
-]  # stage -> the groups and the keys outside groups that it reads
+Reads = Callable[[str], Collection[str]]  # stage -> its groups, and its keys outside groups
 At = dict[str, Any]  # axis -> value
+Placeholder = tuple[str, str | None]  # an axis, and a word of its values or None
 OF_COMMAND = tuple(item.name for item in fields(Stage))  # tracking, launcher, runs_dir
-MOST_COMBINATIONS = 200_000  # of the values of the axes of one cell
-OF_COLUMNS = re.compile(
-    r"expert\.sources\..*\.(prompt|completion)"
-)  # whose {names} are columns of rows, not axes
+MOST_COMBINATIONS = 200_000  # for the axes of one cell
+# texts in which {names} are columns of rows, not axes
+OF_COLUMNS = re.compile(r"expert\.sources\..*\.(prompt|completion)")
+SET_ELSEWHERE = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A spec that another one, or a score, names as a RUN."""
+    """A spec that another spec, or a score, names as a RUN."""
 
     spec: str
     step: int | None = None  # a snapshot of it
@@ -55,16 +52,17 @@ class Ref:
 
 @dataclass
 class Spec:
-    """One run: a row of `runs` at one value of each of its axes.
+    """One run: an entry of `runs` at one value of each of its axes.
 
-    kind: stage, merge (live), checkpoint or base.
+    Attributes:
+        kind: stage, merge (live), checkpoint or base.
+        words: The settings to compose. A RUN key has a Ref, text for an external model, or a list.
     """
 
     key: str
     run: str
     kind: str
     at: At
-    # what to compose; under RUN keys a Ref, text for a model made elsewhere, or a list of these
     words: Words
 
     def parent_refs(self) -> Iterator[Ref]:
@@ -73,21 +71,24 @@ class Spec:
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
-    yield from (item for item in as_list(value) if isinstance(item, Ref))
+    for item in as_list(value):
+        if isinstance(item, Ref):
+            yield item
 
 
 class Specs:
     """The runs of one table.
 
-    A spec is added when it is first requested: the others are not planned.
+    A spec is added when it is first requested; other specs are not planned.
     """
 
     def __init__(self, table: Table, reads: Reads) -> None:
-        self.table, self.reads = table, reads
+        self.table = table
+        self.reads = reads
         self.axes = table.axes
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, Axes] = {}
-        self.notes: list[str] = []  # what is to be known of `every`
+        self.notes: list[str] = []  # on `every`
         mistakes = Mistakes()
         for row in table.runs.values():
             self.refuse_unread(row, mistakes)
@@ -100,29 +101,27 @@ class Specs:
     # --- every ---
 
     def _with_every(self, runs: Mapping[str, TableRun], mistakes: Mistakes) -> dict[str, TableRun]:
-        """Give the words of `every` to the runs whose stage reads them, unless these say otherwise.
+        """Return the runs with the settings of `every` that their stages read.
 
-        A RUN in `every` is not given to the run that it names, nor to what that one is made of. A
-        key that no stage knows is a mistake, and one that no run of this table reads is noted,
-        unless it is inherited.
+        A run's setting has priority. A RUN in `every` is not added to the run that it names, nor to
+        the ancestors of that run. A key that no stage knows is a mistake. A key that no run of this
+        table reads is noted, unless it is inherited.
         """
-        defaults, specs = self.table.every, dict(runs)
+        defaults, specs = self.table.every, {}
         ancestors = {}
         for key, value in defaults.items():
-            if isinstance(value, Names):
-                ancestors[key] = with_ancestors(
-                    runs, [item.run for item in value.items if isinstance(item, Reference)]
-                )
-        unread = {key for key in defaults if not self.read_by_eval(key)} - self.table.inherited
+            ancestors[key] = with_ancestors(runs, [ref.run for ref in references_in({key: value})])
+        unread = set()
+        for key in defaults:
+            if key not in self.table.inherited and not self.read_by_eval(key):
+                unread.add(key)
         for name, row in runs.items():
-            settings = {}
+            settings: Words = {}
             for key, value in defaults.items():
                 if self.reads_key(row, key):
-                    settings[key] = value
-            unread -= settings.keys()
-            settings = {
-                key: value for key, value in settings.items() if name not in ancestors.get(key, ())
-            }
+                    unread.discard(key)
+                    if name not in ancestors[key]:
+                        settings[key] = value
             specs[name] = TableRun(name, row.kind, {**settings, **row.words})
             if row.kind == "base" and "model" not in settings:
                 raise self.table.refuse(
@@ -136,33 +135,34 @@ class Specs:
     def note_unread(self, key: str) -> None:
         """Note a key of `every` that no run of this table reads.
 
-        Raise PipelineError if it is of the command, or of no stage.
+        Raises:
+            PipelineError: If the command reads it, or no stage.
         """
-        known = {}
-        for name, kind in conf.OWN_STAGES.items():
-            if issubclass(kind, RunStage):
-                known[name] = keys_of(name)
-        knob_name = ".".join(
-            key.split(".")[:2]
-        )  # without what is inside a mapping: expert.sources.own.url
-        stages = []
-        for stage, keys in known.items():
-            if knob_name in keys:
-                stages.append(stage)
         if key.partition(".")[0] in OF_COMMAND:
             problem = (
                 f"{key} is not of the runs but of the command: leave it out here, and write"
                 f" {key}=VALUE there"
             )
             raise self.table.refuse("every", problem)
-        if not stages:
-            near = close_matches(key, sorted(set().union(*known.values())))
+        # without the keys inside a mapping: expert.sources.own.url
+        knob_name = ".".join(key.split(".")[:2])
+        known: set[str] = set()
+        readers = []
+        for name, kind in conf.OWN_STAGES.items():
+            if issubclass(kind, RunStage):
+                keys = keys_of(name)
+                known.update(keys)
+                if knob_name in keys:
+                    readers.append(f"stage={name}")
+        if not readers:
+            near = close_matches(key, sorted(known))
             remedy = "leave it out"
             if near:
                 remedy = f"did you mean {' or '.join(near)}?"
             raise self.table.refuse("every", f"no stage has a key {key}: {remedy}")
-        readers = " and ".join(f"stage={stage}" for stage in stages)
-        self.notes.append(f"every: no run of this table reads {key}, which {readers} would read")
+        self.notes.append(
+            f"every: no run of this table reads {key}, which {' and '.join(readers)} would read"
+        )
 
     def reads_key(self, row: TableRun, key: str) -> bool:
         group = key.partition(".")[0]
@@ -178,96 +178,94 @@ class Specs:
             raise self.table.refuse(f"run {row.name!r}", str(error)) from error
 
     def refuse_unread(self, row: TableRun, mistakes: Mistakes) -> None:
-        """Collect the run's words that its stage does not read, whether a cell needs the run or
-        not.
-        """
-        for key in row.words if row.kind in ("stage", "merge") else ():
-            if key != "stage" and not self.reads_key(row, key.lstrip("+")):
-                of_rows = []
-                if OWN_FILE in row.words:
-                    of_rows = sorted(OF_ROWS)
-                near = suggest(
-                    key.lstrip("+").partition(".")[0], [*sorted(self.read_by(row)), *of_rows]
-                )
-                problem = f"stage={row.stage} does not read {key}: {near}"
-                mistakes.found.append(str(self.table.refuse(f"run {row.name!r}", problem)))
+        """Collect the run's words that its stage does not read, even if no cell needs the run."""
+        if row.kind not in ("stage", "merge"):
+            return
+        for word in row.words:
+            key = word.lstrip("+")
+            if word == "stage" or self.reads_key(row, key):
+                continue
+            known = sorted(self.read_by(row))
+            if OWN_FILE in row.words:
+                known += sorted(OF_ROWS)
+            near = suggest(key.partition(".")[0], known)
+            problem = f"stage={row.stage} does not read {word}: {near}"
+            mistakes.found.append(str(self.table.refuse(f"run {row.name!r}", problem)))
 
     def read_by_eval(self, key: str) -> bool:
-        """Whether evaluations read a key of `every`."""
+        """Return True if evaluations read a key of `every`."""
         group = key.partition(".")[0]
+        if group in SET_ELSEWHERE:
+            return False
         keys = self.reads("eval")
-        set_elsewhere = (
-            "checkpoint",
-            "merge",
-            "partition",
-            "languages",
-        )  # by the runs, and by `in`
-        return group not in set_elsewhere and (key in keys or group in keys)
+        return key in keys or group in keys
 
     # --- axes ---
 
     def axes_named_by(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
-        """Return the axes that a value names, by placeholders, in the words of their values, and by
-        runs.
+        """Return the axes that a value names.
+
+        It names them by placeholders, in the words of their values, and by runs.
         """
         axes: list[str] = []
-        for reference in value.items if isinstance(value, Names) else ():
-            if isinstance(reference, Reference):
-                axes_of_run, fixed = self.axes_of(reference.run, above), dict(reference.at)
-                for axis in (*reference.over, *fixed):
-                    if axis not in axes_of_run:
-                        raise self.table.refuse(
-                            where,
-                            f"run {reference.run!r} has no axis {axis}:"
-                            f" {suggest(axis, axes_of_run)}",
-                        )
-                for axis in axes_of_run:
-                    if axis not in reference.over and axis not in fixed:
-                        axes.append(axis)
-            else:
-                axes += self.axes_named_by(where, reference)
-                for possible in self.possible_references(where, reference):
+        if isinstance(value, Names):
+            for item in value.items:
+                if isinstance(item, Reference):
+                    axes += self.open_axes_of(where, item, above)
+                    continue
+                axes += self.axes_named_by(where, item)
+                for possible in self.possible_references(where, item):
                     axes += self.axes_of(possible.run, above)
         for axis, axis_key in find_placeholders(value):
             if axis not in self.axes:
-                raise self.table.refuse(
-                    where, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}"
-                )
+                known = suggest(axis, self.table.axes)
+                raise self.table.refuse(where, f"{{{axis}}} is no axis: {known}")
             axes.append(axis)
-            for reference, settings in self.axes[axis].items() if axis_key is not None else ():
-                if axis_key not in settings:
-                    problem = (
-                        f"{{{axis}.{axis_key}}}: {axis}={reference} has no such word:"
-                        f" {suggest(axis_key, settings)}"
-                    )
-                    raise self.table.refuse(where, problem)
-                axes += self.axes_named_by(where, settings[axis_key])
+            if axis_key is None:
+                continue
+            for axis_value, words in self.axes[axis].items():
+                if axis_key not in words:
+                    known = suggest(axis_key, words)
+                    problem = f"{axis}={axis_value} has no such word: {known}"
+                    raise self.table.refuse(where, f"{{{axis}.{axis_key}}}: {problem}")
+                axes += self.axes_named_by(where, words[axis_key])
         return axes
 
+    def open_axes_of(self, where: str, reference: Reference, above: tuple[str, ...]) -> list[str]:
+        """Return the axes of a run that a reference neither fixes nor lists all values of."""
+        axes_of_run = self.axes_of(reference.run, above)
+        named = [*reference.over, *dict(reference.at)]
+        for axis in named:
+            if axis not in axes_of_run:
+                known = suggest(axis, axes_of_run)
+                raise self.table.refuse(where, f"run {reference.run!r} has no axis {axis}: {known}")
+        return [axis for axis in axes_of_run if axis not in named]
+
     def possible_references(self, where: str, text: str) -> list[Reference]:
-        """Return the runs of this table that a RUN with placeholders names, over all values of its
-        axes.
+        """Return the runs of this table that a RUN names, at all values of its placeholders.
 
         Raises:
-            PipelineError: at some value it names neither a run of this table nor a model from
-                elsewhere.
+            PipelineError: If some value names neither a run of this table nor an external model.
         """
         axes = dict.fromkeys(self.axes_named_by(where, text))
-        found: dict[Reference, None] = {}
+        references: dict[Reference, None] = {}
         for axis_values in self.axis_combinations(axes):
             for name in self.names_in(text, axis_values):
                 reference = reference_to(name, self.table.runs)
                 if reference:
-                    found[reference] = None
+                    references[reference] = None
                 elif axes and not ELSEWHERE.search(name) and not Path(name).is_dir():
                     at = " ".join(f"{axis}={value}" for axis, value in axis_values.items())
-                    problem = f"{text} is {name!r} at {at}, which is no run of this table: "
-                    raise self.table.refuse(where, problem + suggest(name, self.table.runs))
-        return [*found]
+                    known = suggest(name, self.table.runs)
+                    raise self.table.refuse(
+                        where, f"{text} is {name!r} at {at}, which is no run of this table: {known}"
+                    )
+        return [*references]
 
     def names_in(self, text: str, axis_values: At) -> list[str]:
-        """Return the names that a RUN stands for at these values: of a drawn axis the members of
-        the subset.
+        """Return the names that a RUN stands for at these values.
+
+        For a drawn axis, these are the members of the subset.
         """
         axis = self.drawn_axis(text)
         if axis is None:
@@ -276,57 +274,51 @@ class Specs:
         return members
 
     def drawn_axis(self, text: str) -> str | None:
-        """Return the drawn axis that a text is the placeholder of; None for other texts."""
+        """Return the drawn axis if a text is its placeholder; None for other texts."""
         match = PLACEHOLDER.fullmatch(text)
         if match is None or match.group(2) is not None:
             return None
         axis = match.group(1)
-        drawn = any(MEMBERS in words for words in self.axes.get(axis, {}).values())
-        if drawn:
-            return axis
+        for words in self.axes.get(axis, {}).values():
+            if MEMBERS in words:
+                return axis
         return None
 
     def refuse_two_uses(self) -> None:
         """Raise PipelineError for an axis that names runs in one place and is text in another."""
-        naming: dict[tuple[str, str | None], str] = {}
-        texts: dict[tuple[str, str | None], str] = {}
+        naming: dict[Placeholder, str] = {}
+        texts: dict[Placeholder, str] = {}
         for name, row in self.runs.items():
+            where = f"run {name!r}"
             for key, value in row.words.items():
-                where = f"run {name!r}"
+                place = f"{key} of {where}"
                 if not isinstance(value, Names):
-                    texts |= dict.fromkeys(find_placeholders(value), f"{key} of {where}")
+                    texts |= dict.fromkeys(find_placeholders(value), place)
                     continue
                 for item in value.items:
                     if isinstance(item, str) and self.possible_references(where, item):
-                        naming |= dict.fromkeys(find_placeholders(item), f"{key} of {where}")
-        for axis, axis_key in naming.keys() & texts.keys() if naming else ():
+                        naming |= dict.fromkeys(find_placeholders(item), place)
+        for placeholder in naming.keys() & texts.keys():
+            axis, axis_key = placeholder
             word = f"{axis}.{axis_key}" if axis_key else axis
-            is_step = re.search(rf"@\{{{re.escape(word)}\}}", naming[axis, axis_key])
+            as_run, as_text = naming[placeholder], texts[placeholder]
+            is_step = re.search(rf"@\{{{re.escape(word)}\}}", as_run)
             if not is_step:
-                problem = (
-                    f"{{{word}}} names runs in {naming[axis, axis_key]} and is text in"
-                    f" {texts[axis, axis_key]}"
-                )
-                raise self.table.refuse(f"axis {axis!r}", f"{problem}: use two axes")
+                uses = f"{{{word}}} names runs in {as_run} and is text in {as_text}"
+                raise self.table.refuse(f"axis {axis!r}", f"{uses}: use two axes")
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
-        """Return the axes that a run names, itself or through the runs it is made of, in the
-        table's order.
-        """
+        """Return the axes of a run and of its inputs, in the table's order."""
         where = f"run {name!r}"
         if name in above:
             circle = " -> ".join([*above[above.index(name) :], name])
             raise self.table.refuse(where, f"it is made of itself: {circle}")
         if name not in self._axes_of:
-            settings = []
+            named: set[str] = set()
             for key, value in self.runs[name].words.items():
                 if not OF_COLUMNS.fullmatch(key):
-                    settings.append(value)
-            own_axes = set()
-            for value in settings:
-                for axis in self.axes_named_by(where, value, (*above, name)):
-                    own_axes.add(axis)
-            self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
+                    named.update(self.axes_named_by(where, value, (*above, name)))
+            self._axes_of[name] = tuple(axis for axis in self.axes if axis in named)
         return self._axes_of[name]
 
     def refuse_many(self, axes: Collection[str]) -> None:
@@ -348,15 +340,16 @@ class Specs:
     # --- filling ---
 
     def fill_placeholders(self, value: Any, axis_values: At) -> Any:
-        """Fill the placeholders of a value.
+        """Return a value with its placeholders filled.
 
-        One that is only a placeholder keeps the type of its replacement.
+        A text that is a single placeholder gets the type of its replacement.
         """
         if isinstance(value, dict):
-            return {
-                self.fill_placeholders(key, axis_values): self.fill_placeholders(part, axis_values)
-                for key, part in value.items()
-            }
+            filled = {}
+            for key, part in value.items():
+                name = self.fill_placeholders(key, axis_values)
+                filled[name] = self.fill_placeholders(part, axis_values)
+            return filled
         if isinstance(value, list):
             return [self.fill_placeholders(part, axis_values) for part in value]
         if isinstance(value, Names):
@@ -365,62 +358,57 @@ class Specs:
             return value
         match = PLACEHOLDER.fullmatch(value)
         if match:
-            return self._fill_axis(match.group(1), match.group(2), axis_values)
-        return PLACEHOLDER.sub(
-            lambda match: str(self._fill_axis(match.group(1), match.group(2), axis_values)), value
-        )
+            return self._fill_match(match, axis_values)
+        return PLACEHOLDER.sub(lambda match: str(self._fill_match(match, axis_values)), value)
 
-    def _fill_axis(self, axis: str, axis_key: str | None, axis_values: At) -> Any:
+    def _fill_match(self, match: re.Match[str], axis_values: At) -> Any:
+        axis, axis_key = match.groups()
         if axis_key is None:
             return axis_values[axis]
-        return self.fill_placeholders(self.axes[axis][axis_values[axis]][axis_key], axis_values)
+        words = self.axes[axis][axis_values[axis]]
+        return self.fill_placeholders(words[axis_key], axis_values)
 
     def _fill_refs(self, names: Names, axis_values: At) -> Any:
         refs: list[Ref | str] = []
         is_list = names.is_list
         for item in names.items:
             if isinstance(item, str):
-                for name in self.names_in(item, axis_values):
-                    reference = reference_to(name, self.table.runs)
-                    refs.append(
-                        Ref(self.add_spec(reference.run, axis_values), reference.step)
-                        if reference
-                        else name
-                    )
+                refs += self._fill_names(item, axis_values)
                 is_list |= self.drawn_axis(item) is not None
                 continue
             for values in self.axis_combinations(item.over):
-                refs.append(
-                    Ref(
-                        self.add_spec(item.run, {**axis_values, **dict(item.at), **values}),
-                        item.step,
-                    )
-                )
+                key = self.add_spec(item.run, {**axis_values, **dict(item.at), **values})
+                refs.append(Ref(key, item.step))
         if is_list:
             return refs
         return refs[0]
 
+    def _fill_names(self, text: str, axis_values: At) -> Iterator[Ref | str]:
+        for name in self.names_in(text, axis_values):
+            reference = reference_to(name, self.table.runs)
+            if reference:
+                yield Ref(self.add_spec(reference.run, axis_values), reference.step)
+            else:
+                yield name
+
     def add_spec(self, run: str, axis_values: At) -> str:
-        """Plan a run and its parents at `axis_values`, a value of each of its axes, and return its
-        key.
-        """
+        """Plan a run and its parents at a value of each of its axes, and return its key."""
         own_values = {axis: axis_values[axis] for axis in self.axes_of(run)}
-        key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
+        key = run
+        for axis, value in own_values.items():
+            key += f" {axis}={value}"
         if key not in self.made:
-            filled = {
-                name: (
-                    value
-                    if OF_COLUMNS.fullmatch(name)
-                    else self.fill_placeholders(value, own_values)
-                )
-                for name, value in self.runs[run].words.items()
-            }
+            filled = {}
+            for name, value in self.runs[run].words.items():
+                if not OF_COLUMNS.fullmatch(name):
+                    value = self.fill_placeholders(value, own_values)
+                filled[name] = value
             self.made[key] = Spec(key, run, self.runs[run].kind, own_values, filled)
         return key
 
 
-def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
-    """(axis, word or None) of each {axis} and {axis.word} in a value."""
+def find_placeholders(value: Any) -> Iterator[Placeholder]:
+    """Yield the axis, and the word or None, of each {axis} and {axis.word} in a value."""
     if isinstance(value, str):
         for match in PLACEHOLDER.finditer(value):
             yield match.group(1), match.group(2)
@@ -434,7 +422,9 @@ def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
 def references_in(settings: Words) -> Iterator[Reference]:
     for value in settings.values():
         if isinstance(value, Names):
-            yield from (item for item in value.items if isinstance(item, Reference))
+            for item in value.items:
+                if isinstance(item, Reference):
+                    yield item
 
 
 def with_ancestors(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:

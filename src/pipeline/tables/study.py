@@ -1,29 +1,27 @@
-"""The study form: experts, merge methods, languages and benchmarks, written out in the table
-language.
+"""The study form: experts, merge methods, languages and benchmarks, written out as a table.
 
     base: ./base                        # a folder, hub:org/name, or an option of model=
     experts:
-      math: ./math                      # a folder, whole or an adapter, a run, or hub:org/name
+      math: ./math                      # a folder (a model or an adapter), a run, or hub:org/name
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
-      bn: {train: mine.csv, prompt: "{q}", completion: " {a}", language: bn, sft: lora} # on rows of
-          one's own
-    methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap,
-        bottom_layers: 8}}
+      bn: {train: mine.csv, prompt: "{q}", completion: " {a}", language: bn, sft: lora} # own rows
+    methods: [layer_swap, soup]         # or with knobs and names:
+                                        # {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
-    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null} where its items are
-                                        elsewhere, and # {mine: {en: mine_en, sw: mine_sw}} with a
-                                        task of its own for each language
+    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null}: items elsewhere
+                                        # {mine: {en: mine_en, sw: mine_sw}}: a task per language
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method, and each merge is compared with both and
-with the base. These comparisons are tested on the first benchmark in the languages other than
-English, and exploratory elsewhere. Where language experts are of several of the study's languages,
-a merge is scored in its own and in English. A file of mergekit is a method, {merge: mergekit, file:
-./recipe.yaml}, whose models 0 and 1 are the math and the language expert. Whatever the form cannot
-say, the table language can (tables/schema.py): stage=plan plan.expand=true prints the table that a
-study is.
+A math expert meets each language expert in each method. Each merge is compared with both experts
+and with the base. These comparisons are tested on the first benchmark in the languages other than
+English, and exploratory elsewhere. If language experts are of several languages of the study, a
+merge is scored in its language and in English.
+
+A mergekit file is a method, {merge: mergekit, file: ./recipe.yaml}. Its models 0 and 1 are the math
+and the language expert. The table language (tables/schema.py) can say more than this form:
+stage=plan plan.expand=true prints the table of a study.
 """
 
 from __future__ import annotations
@@ -65,9 +63,10 @@ EXAMPLES = {
     ),
 }
 SEEDS = "every: {seed: [0, 1, 2]}"
-OWN_ITEMS = {"eval", "data_root"}  # a benchmark whose items are not in the data_root of every
+OWN_ITEMS = {"eval", "data_root"}  # the keys of a benchmark with another data_root than every
 SIDES = ("math", "language")
-OWN_FILE = "expert.sources.own.url"  # of a training on own rows
+OWN_FILE = "expert.sources.own.url"  # the file of a training on own rows
+# words of own rows
 OF_ROWS = {
     "rows",
     "prompt",
@@ -76,7 +75,7 @@ OF_ROWS = {
     "language",
     "language_column",
     "licence",
-}  # words of own rows
+}
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
 Refuse = Callable[[str, str], PipelineError]  # (key, problem)
@@ -86,19 +85,18 @@ def expand_study(study: Words, file: str) -> Words:
     """Write a study out as a table.
 
     Raises:
-        PipelineError: the mistakes of the study, each with the file and the key.
+        PipelineError: For the mistakes of the study, each with the file and the key.
     """
-    mistakes, refuse = Mistakes(), partial(table_error, file)
+    mistakes = Mistakes()
+    refuse = partial(table_error, file)
     for key in study:
         if key == "seeds":
-            mistakes.found.append(
-                str(refuse(key, f"write {SEEDS}: each cell is then the mean over them"))
-            )
+            problem = f"write {SEEDS}: each cell is then the mean over them"
+            mistakes.found.append(str(refuse(key, problem)))
         elif key not in KEYS:
             problem = f"not a key of a study, which has experts: {suggest(key, KEYS)}"
             mistakes.found.append(str(refuse(key, problem)))
     base, every = study.get("base"), dict[str, Any]()
-    base_row = ["base"] if base else []
     languages, benchmarks = list[str](), list[Benchmark]()
     with mistakes.collected():
         every = as_mapping(file, "every", study.get("every"))
@@ -108,122 +106,153 @@ def expand_study(study: Words, file: str) -> Words:
         include_tasks(every)
         benchmarks = benchmarks_of(study, languages, refuse)
     if study.get("controls") and not base:
-        mistakes.found.append(
-            str(
-                refuse(
-                    "controls", "a control has the base in the language expert's place: give base"
-                )
-            )
-        )
+        problem = "a control has the base in the language expert's place: give base"
+        mistakes.found.append(str(refuse("controls", problem)))
     count = len(mistakes.found)
-    experts, sides = experts_of(
-        study.get("experts"), bool(base or "model" in every), refuse, mistakes
-    )
-    if len(mistakes.found) > count:  # which would make mistakes of its merges
-        mistakes.report()
-    merges: dict[str, Words] = {}
-    compare: dict[str, list[str]] = {}
-    methods = study.get("methods") or {}
-    if isinstance(methods, dict):
-        knobs_of_methods = methods
-    else:
-        knobs_of_methods = dict.fromkeys(map(str, as_list(methods)))
-    for title, given in as_mapping(file, "methods", knobs_of_methods).items():
-        with mistakes.collected():
-            knobs = as_mapping(file, f"methods: {title}", given)
-            method = str(knobs.pop("merge", title))
-            for name, pair in pairs(title, sides, refuse):
-                elsewhere = (
-                    base
-                    and method != "mergekit"
-                    and any("checkpoint" in experts[expert] for expert in pair)
-                )
-                merges[name] = {
-                    **merge_words(method, pair, "file" in knobs, refuse),
-                    **({"merge.base": "base"} if elsewhere else {}),
-                    **{f"merge.{knob}": value for knob, value in knobs.items()},
-                }
-                compare[name] = [*pair, *base_row]
+    is_trainable = bool(base or "model" in every)
+    experts, sides = experts_of(study.get("experts"), is_trainable, refuse, mistakes)
+    if len(mistakes.found) > count:
+        mistakes.report()  # a wrong expert would cause mistakes of its merges
+    merges, pair_of = merges_of(study, file, experts, sides, mistakes)
     for settings in experts.values():
-        if (
-            base
-            and "checkpoint" in settings
-            and is_adapter_of_elsewhere(Path(str(settings["checkpoint"])))
-        ):
+        checkpoint = settings.get("checkpoint")
+        if base and checkpoint and is_adapter_of_elsewhere(Path(str(checkpoint))):
             settings["eval.base"] = "base"
     taken = {"base", *experts}.intersection(merges) or {"base"}.intersection(experts)
     if taken:
         problem = "the base or an expert has this name already: rename the expert or the method"
         mistakes.found.append(str(refuse(min(taken), problem)))
     mistakes.report()
-    runs = {**dict.fromkeys(base_row, {}), **experts, **merges}
+    bases: list[str] = []
+    if base:
+        bases = ["base"]
+        every = {"model": base, **every}
+    runs = {**dict.fromkeys(bases, {}), **experts, **merges}
     columns = dict(columns_of(benchmarks))
-    first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
-    spoken = {  # the language of own rows, or of an option by that name, else the expert's name
-        name: str(
-            experts[name].get("expert.sources.own.language") or experts[name].get("expert", name)
-        )
-        for name in sides["language"]
-    }
-    several = len({*spoken.values()} & {*languages}) > 1
-    own_language = {name: spoken[pair[1]] for name, pair in compare.items() if several}
+    language_of = languages_of_merges(experts, sides["language"], pair_of, languages)
     optional: Words = {}
     for key in ("note", "controls"):
         if key in study:
             optional[key] = study[key]
-    if compare:
-        primary_column = first_column or next(iter(columns))
-        optional["family"] = tested_columns(columns, primary_column)
-        optional["baselines"] = {
-            **dict.fromkeys(sides["math"], "†"),
-            **dict.fromkeys(base_row, "‡"),
-        }
-    if compare and first_column:
-        first = next(iter(compare))
-        in_own = (
-            name for name, column in columns.items() if column["in"] == own_language.get(first)
-        )
-        optional["primary"] = [first, compare[first][0], next(in_own, first_column)]
-    rows: dict[str, Words] = {name: {"run": name} for name in runs}
-    for name, language in own_language.items():
-        if language in languages:
-            rows[name]["columns"] = [
-                column for column, words in columns.items() if words["in"] in (language, "en")
-            ]
+    if pair_of:
+        targets = [name for name, words in columns.items() if words["in"] != "en"]
+        optional["family"] = tested_columns(columns, targets)
+        marks = {**dict.fromkeys(sides["math"], "†"), **dict.fromkeys(bases, "‡")}
+        optional["baselines"] = marks
+        if targets:
+            optional["primary"] = primary_comparison(columns, targets[0], pair_of, language_of)
     return {
         "name": study.get("name", Path(file).stem),
         "title": study.get("title", "Merges of experts"),
         **optional,
-        "every": {**({"model": base} if base else {}), **every},
+        "every": every,
         "runs": runs,
         "columns": columns,
-        "compare": compare,
-        "rows": rows,
+        "compare": {name: [*pair, *bases] for name, pair in pair_of.items()},
+        "rows": rows_of(runs, columns, language_of, languages),
     }
 
 
-def tested_columns(columns: Words, primary: str) -> list[str]:
-    """The columns of the primary column's benchmark in the target languages; comparisons elsewhere
-    are exploratory.
+def merges_of(
+    study: Words,
+    file: str,
+    experts: dict[str, Words],
+    sides: dict[str, list[str]],
+    mistakes: Mistakes,
+) -> tuple[dict[str, Words], dict[str, tuple[str, str]]]:
+    """Return the merges of a study as runs of a table, and the two experts of each."""
+    refuse = partial(table_error, file)
+    merges: dict[str, Words] = {}
+    pair_of: dict[str, tuple[str, str]] = {}
+    methods = study.get("methods") or {}
+    if not isinstance(methods, dict):
+        methods = dict.fromkeys(map(str, as_list(methods)))
+    for title, written in as_mapping(file, "methods", methods).items():
+        with mistakes.collected():
+            knobs = as_mapping(file, f"methods: {title}", written)
+            method = str(knobs.pop("merge", title))
+            for name, pair in pairs(title, sides, refuse):
+                words = merge_words(method, pair, "file" in knobs, refuse)
+                is_external = any("checkpoint" in experts[expert] for expert in pair)
+                if study.get("base") and is_external and method != "mergekit":
+                    words["merge.base"] = "base"
+                for knob, value in knobs.items():
+                    words[f"merge.{knob}"] = value
+                merges[name] = words
+                pair_of[name] = pair
+    return merges, pair_of
+
+
+def languages_of_merges(
+    experts: dict[str, Words],
+    names: list[str],
+    pair_of: dict[str, tuple[str, str]],
+    languages: list[str],
+) -> dict[str, str]:
+    """Return the language of each merge; empty unless experts have several of the languages.
+
+    An expert's language is the one of its own rows, or else its option or name.
     """
-    benchmark = primary.rpartition(" ")[0]
-    targets = [name for name, words in columns.items() if words["in"] != "en"]
-    return [name for name in targets if name.rpartition(" ")[0] == benchmark] or [primary]
+    spoken = {}
+    for name in names:
+        own = experts[name].get("expert.sources.own.language")
+        spoken[name] = str(own or experts[name].get("expert", name))
+    if len(set(spoken.values()) & set(languages)) < 2:
+        return {}
+    return {merge: spoken[language] for merge, (_, language) in pair_of.items()}
+
+
+def primary_comparison(
+    columns: Words, target: str, pair_of: dict[str, tuple[str, str]], language_of: dict[str, str]
+) -> list[str]:
+    """Return the first merge, its math expert, and the column in its language or else `target`."""
+    merge, (math, _) = next(iter(pair_of.items()))
+    for name, words in columns.items():
+        if words["in"] == language_of.get(merge):
+            return [merge, math, name]
+    return [merge, math, target]
+
+
+def rows_of(
+    runs: Words, columns: Words, language_of: dict[str, str], languages: list[str]
+) -> dict[str, Words]:
+    """Return a row for each run; a merge with a language has columns in it and in English."""
+    rows: dict[str, Words] = {}
+    for run in runs:
+        rows[run] = {"run": run}
+        language = language_of.get(run)
+        if language in languages:
+            listed = [name for name, words in columns.items() if words["in"] in (language, "en")]
+            rows[run]["columns"] = listed
+    return rows
+
+
+def tested_columns(columns: Words, targets: list[str]) -> list[str]:
+    """Return the target columns of the first target's benchmark, or the first column.
+
+    Comparisons in other columns are exploratory.
+    """
+    if not targets:
+        return [next(iter(columns))]
+    benchmark = targets[0].rpartition(" ")[0]
+    return [name for name in targets if name.rpartition(" ")[0] == benchmark]
 
 
 def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:
-    """Return the list of a study's languages or benchmarks, whose items are not checked if they are
-    mappings.
+    """Return the list of a study's languages or benchmarks.
+
+    A benchmark may be a mapping, which is not checked.
     """
     items = as_list(study.get(key) or [])
     if not items:
         raise refuse(key, "a study names at least one")
     for item in items:
-        if not isinstance(item, str) and not (key == "benchmarks" and isinstance(item, dict)):
-            quoted = ", and quote no, yes and on" * isinstance(
-                item, bool
-            )  # which YAML reads as truth values
-            raise refuse(key, f"{item!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
+        is_mapping = key == "benchmarks" and isinstance(item, dict)
+        if not isinstance(item, str) and not is_mapping:
+            problem = f"{item!r} is no name: write {key}: [{EXAMPLES[key]}]"
+            if isinstance(item, bool):  # YAML reads these words as truth values
+                problem += ", and quote no, yes and on"
+            raise refuse(key, problem)
     return items
 
 
@@ -231,47 +260,35 @@ def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:
 class Benchmark:
     """One benchmark of a study.
 
-    tasks: language -> what eval= is; words: those of its columns besides.
+    Attributes:
+        tasks: language -> the value of eval=.
+        words: Further words of its columns.
+        by_language: True if the names of its columns have the language.
     """
 
     name: str
     tasks: dict[str, str]
     words: Words
-    by_language: bool = True  # the names of its columns have the language
+    by_language: bool = True
 
 
 def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Benchmark]:
-    """Return the benchmarks of a study: a name, {eval:
+    """Return the benchmarks of a study.
 
-    NAME, data_root: ROOT}, or {NAME: {LANGUAGE: TASK}}.
+    A benchmark is a name, {eval: NAME, data_root: ROOT}, or {NAME: {LANGUAGE: TASK}}.
     """
     benchmarks = []
     for item in names_in(study, "benchmarks", refuse):
-        if isinstance(item, str) or {*item} == OWN_ITEMS:
-            if isinstance(item, str):
-                words = {"eval": item}
-            else:
-                words = dict(item)
+        if isinstance(item, str):
+            benchmarks.append(benchmark_of_name(item, languages, {}))
+        elif {*item} == OWN_ITEMS:
+            words = dict(item)
             benchmarks.append(benchmark_of_name(str(words.pop("eval")), languages, words))
-            continue
-        name, tasks = next(iter(item.items()), ("", None))
-        if len(item) != 1 or not isinstance(tasks, dict):
-            raise refuse(
-                "benchmarks", f"{item!r} is no name: write benchmarks: [{EXAMPLES['benchmarks']}]"
-            )
-        unlisted = [code for code in tasks if code not in languages]
-        if unlisted:
-            raise refuse(
-                "benchmarks",
-                f"{name} has a task for {unlisted[0]}, which is not in languages: add it there",
-            )
-        benchmarks.append(
-            Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {})
-        )
-    scored = set()
+        else:
+            benchmarks.append(benchmark_by_language(item, languages, refuse))
+    scored: set[str] = set()
     for benchmark in benchmarks:
-        for code in benchmark.tasks:
-            scored.add(code)
+        scored.update(benchmark.tasks)
     unscored = [code for code in languages if code not in scored]
     if unscored and all(benchmark.by_language for benchmark in benchmarks):
         raise refuse(
@@ -281,43 +298,54 @@ def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Be
     return benchmarks
 
 
+def benchmark_by_language(item: Words, languages: list[str], refuse: Refuse) -> Benchmark:
+    """Return a benchmark that is written as {NAME: {LANGUAGE: TASK}}."""
+    name, tasks = next(iter(item.items()), ("", None))
+    if len(item) != 1 or not isinstance(tasks, dict):
+        example = f"benchmarks: [{EXAMPLES['benchmarks']}]"
+        raise refuse("benchmarks", f"{item!r} is no name: write {example}")
+    for code in tasks:
+        if code not in languages:
+            raise refuse(
+                "benchmarks",
+                f"{name} has a task for {code}, which is not in languages: add it there",
+            )
+    return Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {})
+
+
 def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmark:
-    """Return a benchmark in all languages, or, for a task of the harness with one test set, in the
-    language that the task's name ends with; otherwise its columns have no language in their names.
+    """Return a benchmark in all languages, or in a single one for a task with one test set.
+
+    The language of such a task of the harness is the end of its name. Without a language there, its
+    column has no language in its name.
     """
     if not has_one_set(name):
         return Benchmark(name, dict.fromkeys(languages, name), words)
     task = re.sub(r"_\d+shot$", "", name)
-    own = [code for code in languages if task.endswith(f"_{code}")] or (
-        languages if len(languages) == 1 else []
-    )
-    if own:
-        code = own[0]
-    else:
-        code = "en" if "en" in languages else languages[0]
-    return Benchmark(name, {code: name}, words, by_language=bool(own))
+    for code in languages:
+        if len(languages) == 1 or task.endswith(f"_{code}"):
+            return Benchmark(name, {code: name}, words)
+    code = "en" if "en" in languages else languages[0]
+    return Benchmark(name, {code: name}, words, by_language=False)
 
 
 def include_tasks(every: Words) -> None:
     """Make the tasks of eval.include_path known."""
     nested = every.get("eval")
-    folder = every.get("eval.include_path") or (
-        nested.get("include_path") if isinstance(nested, dict) else None
-    )
+    folder = every.get("eval.include_path")
+    if not folder and isinstance(nested, dict):
+        folder = nested.get("include_path")
     if isinstance(folder, str):
         include(folder)
 
 
 def has_one_set(name: str) -> bool:
-    """Return True if what eval= names is a task of the harness, which scores one test set in
-    whatever language.
-    """
+    """Return True if eval=NAME is a task of the harness with one test set, in any language."""
+    tasks = [re.sub(r"_\d+shot$", "", name)]
     if conf.option_file("eval", name):
         tasks = [str(task["task"]) for task in tasks_of_option(name)]
-    else:
-        tasks = [re.sub(r"_\d+shot$", "", name)]
-    found = [find_benchmark(task) for task in tasks]
-    return all(benchmark is not None and benchmark.one_set for benchmark in found)
+    benchmarks = [find_benchmark(task) for task in tasks]
+    return all(benchmark is not None and benchmark.one_set for benchmark in benchmarks)
 
 
 def experts_of(
@@ -325,7 +353,11 @@ def experts_of(
 ) -> tuple[dict[str, Words], dict[str, list[str]]]:
     """Return the experts as runs of a table, and side -> their names.
 
-    trainable: the study names a model to train.
+    Args:
+        experts: The experts, as written.
+        trainable: True if the study names a model to train.
+        refuse: Makes an error of a problem.
+        mistakes: Collects the mistakes.
     """
     if not isinstance(experts, dict):
         raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")
@@ -342,10 +374,9 @@ def experts_of(
 def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[str, Words]:
     """Return the side of an expert, and the expert as a run of a table."""
     where = f"experts: {name}"
+    settings = {"run": expert}
     if isinstance(expert, dict):
         settings = dict(expert)
-    else:
-        settings = {"run": expert}
     if isinstance(settings.get("seed"), list):
         raise refuse(
             where, f"seed={settings['seed']}: write {SEEDS}, for all trainings that set no seed"
@@ -354,67 +385,70 @@ def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[
         settings = of_own_rows(name, settings, refuse)
     side = settings.pop("side", None) or side_of(name, settings)
     if side not in SIDES:
-        raise refuse(where, f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
-    if set(settings) == {"run"}:
-        run = {"checkpoint": settings["run"]}
-    else:
-        run = {"stage": "sft", **settings}
-    if "run" in run:
-        raise refuse(where, "give run alone, or the words of a training without run")
-    if "stage" in run and not trainable and "model" not in settings:
+        raise refuse(where, f"side={side} is neither {' nor '.join(SIDES)}: write math or language")
+    if settings.keys() == {"run"}:
+        return side, {"checkpoint": settings["run"]}
+    if "run" in settings:
+        raise refuse(where, "give only run, or the words of a training without run")
+    if not trainable and "model" not in settings:
         raise refuse(where, "no base to train it from: give base, a folder or a name on the Hub")
-    return side, run
+    return side, {"stage": "sft", **settings}
 
 
 def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
-    """Return the words of a training on the file `train`, of which prompt and completion are
-    templates with {column}s.
+    """Return the words of a training on the file `train`.
+
+    prompt and completion are templates with {column}s.
     """
+    where = f"experts: {name}"
     file = Path(str(settings.pop("train")))
     if not file.is_file():
         raise refuse(
-            f"experts: {name}",
+            where,
             f"train={file} is not a file of {Path.cwd()}: give one file, not a list, of JSONL, CSV"
             " or parquet",
         )
-    rows = {
-        "rows": "template" if "prompt" in settings else "text",
-        **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
-    }
-    for key in ("prompt", "completion") if "prompt" in rows else ():
-        misspelt = close_matches(key, map(str, settings))  # which the command refuses as unknown
-        if not misspelt and not are_columns(str(rows.get(key))):
-            problem = f"{key}={rows.get(key)!r} names no column of {file}"
-            raise refuse(
-                f"experts: {name}",
-                f'{problem}: write {key}: "{{COLUMN}}", with its columns in braces',
-            )
+    rows = {"rows": "template" if "prompt" in settings else "text"}
+    for key in OF_ROWS & settings.keys():
+        rows[key] = settings.pop(key)
+    if "prompt" in rows:
+        for key in ("prompt", "completion"):
+            # the command refuses a misspelt key as unknown
+            is_misspelt = close_matches(key, map(str, settings))
+            if not is_misspelt and not are_columns(str(rows.get(key))):
+                problem = f"{key}={rows.get(key)!r} names no column of {file}"
+                remedy = f'write {key}: "{{COLUMN}}", with its columns in braces'
+                raise refuse(where, f"{problem}: {remedy}")
     side = settings.setdefault("side", side_of(name, settings))
-    training = {"expert": "own", "expert.name": name, "expert.side": side, OWN_FILE: f"./{file}"}
-    return {
-        **training,
-        **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)},
-        **settings,
-    }
+    words = {"expert": "own", "expert.name": name, "expert.side": side, OWN_FILE: f"./{file}"}
+    for key in sorted(rows):
+        words[f"expert.sources.own.{key}"] = rows[key]
+    return words | settings
 
 
 def side_of(name: str, settings: Words) -> str:
-    """Return the side of an expert that names none: that of its option, else by its name."""
-    return option_of("expert", settings, "side", "math" if name.startswith("math") else "language")
+    """Return the side of an expert without one, by its option or else by its name."""
+    by_name = "math" if name.startswith("math") else "language"
+    return option_of("expert", settings, "side", by_name)
 
 
 def pairs(
     method: str, sides: dict[str, list[str]], refuse: Refuse
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(name of the merge, its experts): of each math expert with each language expert; the name
-    says what differs.
+    """Yield the name and the two experts of each merge.
+
+    Each math expert is merged with each language expert. The name has the experts that differ.
     """
-    empty = next((side for side, names in sides.items() if not names), None)
-    if empty:
-        raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
-    for pair in product(*(sides[side] for side in SIDES)):
-        multiple = [name for name, side in zip(pair, SIDES, strict=True) if len(sides[side]) > 1]
-        yield " ".join([method, *multiple]), pair  # type: ignore[misc]
+    for side, names in sides.items():
+        if not names:
+            raise refuse("experts", f"no expert of side {side}: give one its side, as in {EXAMPLE}")
+    for math, language in product(sides["math"], sides["language"]):
+        words = [method]
+        if len(sides["math"]) > 1:
+            words.append(math)
+        if len(sides["language"]) > 1:
+            words.append(language)
+        yield " ".join(words), (math, language)
 
 
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
@@ -435,9 +469,8 @@ def reads_sides(method: str) -> bool:
 
 
 def reads_experts(method: str) -> bool:
-    return "experts" in knobs_of(method) and "file" not in knobs_of(
-        method
-    )  # mergekit's file says what it is of
+    knobs = knobs_of(method)
+    return "experts" in knobs and "file" not in knobs  # a mergekit file names its experts
 
 
 def knobs_of(method: str) -> set[str]:
@@ -450,9 +483,9 @@ def knobs_of(method: str) -> set[str]:
 def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:
     """Yield a column for each benchmark and language; for translations two, from and to English."""
     stems = [re.sub(r"_\d+shot$", "", benchmark.name) for benchmark in benchmarks]
-    often = Counter(stems)
+    counts = Counter(stems)
     for benchmark, stem in zip(benchmarks, stems, strict=True):
-        title = stem if often[stem] == 1 else benchmark.name
+        title = stem if counts[stem] == 1 else benchmark.name
         for language, task in benchmark.tasks.items():
             words = {"eval": task, **benchmark.words, "in": language}
             if stem != "flores":

@@ -1,5 +1,6 @@
-"""Axes that are drawn: subsets of a pool of runs, as in a study of which merge methods help for
-which experts.
+"""Drawn axes: subsets of a pool of runs.
+
+They are for studies of merge methods over many combinations of experts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.tables.words import as_list
 
 KEYS = ("of", "size", "draws", "seed")
-FEW = 10_000  # subsets that are listed before some are drawn
+FEW = 10_000  # up to this number, all subsets are listed before some are drawn
 Refuse = Callable[[str], PipelineError]
 
 
 def is_drawn(values: Any) -> bool:
-    """Return True if an axis is written as a draw, {of: [...], size: ..., draws: ..., seed:
-    ...}.
+    """Return True if an axis is written as a draw.
+
+    A draw is {of: [...], size: ..., draws: ..., seed: ...}.
     """
     return isinstance(values, Mapping) and isinstance(values.get("of"), list)
 
@@ -28,12 +30,15 @@ def is_drawn(values: Any) -> bool:
 def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]]:
     """Return label -> members of drawn subsets. A label joins the names of the members with `+`.
 
-    `draws` different subsets of each size are drawn; without it, all subsets of each size are
-    taken.
+    `draws` different subsets of each size are drawn. Without it, all subsets of each size are used.
+
+    Args:
+        draw: The draw, as in YAML.
+        refuse: Makes an error of a problem.
 
     Raises:
-        PipelineError: an unknown key, a member that is there twice, a size or a number of draws
-            that the pool lacks.
+        PipelineError: For an unknown key, a repeated member, or a size or a number of draws that
+            the pool lacks.
     """
     for key in draw:
         if key not in KEYS:

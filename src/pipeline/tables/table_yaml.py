@@ -1,5 +1,6 @@
-"""The YAML of a table as settings: tables that it starts from merged in, dotted keys as nested
-ones.
+"""The YAML of a table as settings.
+
+The tables in its `defaults` are merged in. Nested keys become dotted keys.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ KEYS = (
     "free_snapshots",
 )
 SECTIONS = ("axes", "every", "runs", "score", "columns", "rows", "compare")
-OWN = ("primary", "family", "baselines")  # each table names its own
-INHERITED = ("axes", "every", "runs")  # entry by entry; the rest whole
+OWN = ("primary", "family", "baselines")  # not inherited
+INHERITED = ("axes", "every", "runs")  # entry by entry; other keys as a whole
 RUN_KEYS = frozenset(
     {
         "checkpoint",
@@ -61,7 +62,14 @@ Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its f
 
 
 def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) -> Words:
-    """Merge the table's own words over those of the tables in its `defaults`."""
+    """Merge the table's settings over the settings of the tables in its `defaults`.
+
+    Args:
+        text: The table's YAML.
+        file: The name of its file, for errors.
+        find: Finds a table by its name.
+        above: The tables that start from this one.
+    """
     settings = parsed_yaml(text, file)
     for key in settings:
         if key not in KEYS:
@@ -80,25 +88,25 @@ def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) ->
 
 
 def merge_words(under: Words, over: Words, file: str) -> None:
-    """Override one table's words by another's, in place."""
+    """Override one table's settings by another's, in place."""
     for key, value in over.items():
         if key not in INHERITED:
             under[key] = value
             continue
-        lower, upper = as_mapping(file, key, under.get(key)), as_mapping(file, key, value)
-        removed = set()
-        for name, entry in upper.items():
-            if entry is None and name in lower:
-                removed.add(name)
-        under[key] = {
-            name: entry for name, entry in {**lower, **upper}.items() if name not in removed
-        }
+        merged = as_mapping(file, key, under.get(key))
+        for name, entry in as_mapping(file, key, value).items():
+            if entry is None and name in merged:
+                del merged[name]
+            else:
+                merged[name] = entry
+        under[key] = merged
 
 
 def parsed_yaml(text: str, file: str) -> Words:
     """Return the mapping at the root of YAML text.
 
-    Raises: PipelineError: other content, or a repeated key.
+    Raises:
+        PipelineError: For other content, or a repeated key.
     """
     try:
         with readable_yaml(file):
@@ -110,24 +118,26 @@ def parsed_yaml(text: str, file: str) -> Words:
     settings = {str(key): value for key, value in content.items()}
     if {"experts", "benchmarks"} & settings.keys():
         settings = expand_study(settings, file)
-    settings |= {
-        key: dotted(settings[key], file, key) for key in ("every", "score") if key in settings
-    }
+    for key in ("every", "score"):
+        if key in settings:
+            settings[key] = dotted(settings[key], file, key)
     for key in ("runs", "columns", "rows"):
         if isinstance(settings.get(key), dict):
-            settings[key] = {
-                name: dotted(value, file, f"{key}: {name}") for name, value in settings[key].items()
-            }
+            entries = {}
+            for name, value in settings[key].items():
+                entries[name] = dotted(value, file, f"{key}: {name}")
+            settings[key] = entries
     return settings
 
 
 def dotted(settings: Any, file: str, where: str) -> Any:
-    """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name:
-    ties, density: 0.2} is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the
-    value of a key with a dot.
+    """Return settings with dotted keys instead of nested ones.
+
+    sft: {steps: 8} is sft.steps: 8, and merge: {name: ties, density: 0.2} is merge: ties,
+    merge.density: 0.2. A RUN may be a mapping, and so may the value of a key with a dot.
 
     Raises:
-        PipelineError: a key that is given in both forms.
+        PipelineError: For a key in both forms.
     """
     if not isinstance(settings, dict):
         return settings
@@ -136,15 +146,10 @@ def dotted(settings: Any, file: str, where: str) -> Any:
         nested: Words = {key: value}
         if key == "by":
             nested = {key: dotted(value, file, f"{where}, by")}
-        elif (
-            isinstance(value, dict)
-            and "." not in key
-            and key not in RUN_KEYS
-            and [*value.values()] != [None]
-        ):
-            nested = {
-                key if name == "name" else f"{key}.{name}": item for name, item in value.items()
-            }
+        elif is_nested(key, value):
+            nested = {}
+            for name, item in value.items():
+                nested[key if name == "name" else f"{key}.{name}"] = item
         for name, item in nested.items():
             if name in flat:
                 raise table_error(
@@ -154,7 +159,14 @@ def dotted(settings: Any, file: str, where: str) -> Any:
     return flat
 
 
+def is_nested(key: str, value: Any) -> bool:
+    """Return True if a mapping is a group of keys, and not a value."""
+    if not isinstance(value, dict) or "." in key or key in RUN_KEYS:
+        return False
+    return [*value.values()] != [None]
+
+
 @lru_cache
 def cached_yaml(text: str) -> Any:
-    """Parse YAML text, which a plan reads dozens of times of some tables."""
+    """Parse YAML text, which a plan reads dozens of times for some tables."""
     return OmegaConf.to_container(OmegaConf.create(check_aliases(text)))

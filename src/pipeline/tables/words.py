@@ -1,4 +1,4 @@
-"""The words of a table's YAML: values that may stand alone or in a list, and mappings by name."""
+"""The words of a table's YAML: values that may be single or in a list, and mappings by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ Axes = tuple[str, ...]  # the names of axes
 
 
 def table_error(file: str, where: str, problem: str) -> PipelineError:
-    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
+    place = f"{file}, {where}" if where else file
+    return PipelineError(f"{place}: {problem}")
 
 
 def as_mapping(file: str, where: str, value: Any) -> Words:
-    """Return a mapping of names, which YAML may have read as numbers or truth values; empty for
-    null.
+    """Return a mapping of names; empty for null.
+
+    YAML may have read the names as numbers or truth values.
     """
     if value is not None and not isinstance(value, dict):
         raise table_error(file, where, f"expected a mapping of names to values, got {value!r}")

@@ -1,5 +1,6 @@
-"""Samples files, each read once: the scores of questions, the columns of answers.parquet, and what
-the page shows.
+"""Samples files, each read once.
+
+They give the scores of questions, the columns of answers.parquet, and the answers on the page.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
@@ -23,14 +24,13 @@ from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import is_known, language
 from pipeline.stats.statistics import value_per_question
 
+if TYPE_CHECKING:
+    import pyarrow
+
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
-CONSTANT = (
-    "run",
-    "task",
-    "language",
-    "num_fewshot",
-)  # columns of answers.parquet; the pair, for translations
+# columns of answers.parquet; for translations, `language` is the pair
+CONSTANT = ("run", "task", "language", "num_fewshot")
 TEXTS = ("prompt", "target", "response", "extracted")
 
 Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
@@ -39,8 +39,12 @@ Vector = dict[Any, float]  # doc_id -> score
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a finished evaluation stored: its scores, its harness' settings, and (place, answers by
-    question) of each of its tasks.
+    """The stored results of a finished evaluation.
+
+    Attributes:
+        rows: Its scores.
+        settings: The settings of its harness.
+        samples: The place and the answers by question of each of its tasks.
     """
 
     rows: Sequence[ScoreRow]
@@ -52,10 +56,15 @@ class Evaluation:
 class Answers:
     """One model's answers to one task in one language (or pair).
 
-    file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference,
-    translation); groups: doc_id -> passage, of tasks that have them; chance: the share of right
-    answers by guessing among stored options;
-    first: the first questions, as the page shows them.
+    Attributes:
+        file: The file, for errors.
+        chance: The share of right answers by guessing among stored options.
+        strange: The number of answers mostly in letters of another script; 0 unless most answers
+            are.
+        first: The first questions, as the page shows them.
+        scores: metric -> doc_id -> the stored value.
+        texts: doc_id -> (reference, translation).
+        groups: doc_id -> passage, for tasks with passages.
     """
 
     file: str = ""
@@ -63,9 +72,7 @@ class Answers:
     unparsed: int = 0
     cut_off: int = 0
     chance: float | None = None
-    strange: int = (
-        0  # answers mostly in letters of another script, counted only if most answers are
-    )
+    strange: int = 0
     first: list[list[Any]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
@@ -74,16 +81,17 @@ class Answers:
     def has_numbers(self, metric: str) -> bool:
         """Return True if each answer has a number of a metric."""
         stored = self.scores.get(metric, {})
-        return len(stored) == self.n and all(
-            isinstance(value, int | float) for value in stored.values()
-        )
+        are_numbers = all(isinstance(value, int | float) for value in stored.values())
+        return are_numbers and len(stored) == self.n
 
     def by_question(self, metric: str) -> Vector:
-        """doc_id -> score.
+        """Return doc_id -> score.
 
         Scores of the parts of a question, stored as [question, value], are joined
-        (`value_per_question`). Raises PipelineError, naming the file, for an answer without the
-        metric.
+        (`value_per_question`).
+
+        Raises:
+            PipelineError: If an answer has no such metric. Names the file.
         """
         with one_sentence(self.file, metric):
             stored = self.scores[metric]
@@ -104,7 +112,8 @@ def read_samples(path: Path) -> list[Sample]:
     The file is parsed at once, which is twice as fast as line by line. Unpaired surrogates, which
     JSON can write and UTF-8 cannot, become question marks.
 
-    Raises: PipelineError: a line is not JSON.
+    Raises:
+        PipelineError: If a line is not JSON.
     """
     content = path.read_bytes().strip()
     rows: list[Sample] = []
@@ -127,11 +136,11 @@ def one_sentence(where: str, metric: str = "") -> Iterator[None]:
         what = "something other than answers"
         if metric:
             what = f"an answer without {metric}"
-        raise PipelineError(f"{where} contains {what}: rerun it with redo=true") from error
+        raise PipelineError(f"{where} contains {what}. Rerun it with redo=true.") from error
 
 
 def sample_files(folder: Path) -> Iterator[tuple[Place, Sequence[Sample]]]:
-    """(place, answers by question) of each samples file of an evaluation."""
+    """Yield the place and the answers by question of each samples file of an evaluation."""
     for path in sorted((folder / "samples").glob("*.jsonl")):
         task, _, language = path.name.removesuffix(".jsonl").partition(".")
         place = folder.name, task, language
@@ -146,80 +155,91 @@ def file_of(run: str, task: str, language: str) -> str:
 def read_answers(
     evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int]
 ) -> tuple[dict[Place, Answers], bytes]:
-    """Read (the answers of each place, answers.parquet) of these evaluations.
+    """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    Args: keep: how many of the first questions of a place the page shows.
+    Args:
+        evaluations: The evaluations, by name.
+        keep: How many of the first questions of a place the page shows.
 
-    Raises: PipelineError: a samples file is truncated, or contains anything other than answers.
+    Raises:
+        PipelineError: If a samples file is truncated, or contains something other than answers.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
-    names = [
-        ("doc_id", pa.string()),
-        ("correct", pa.bool_()),
-        ("score", pa.float64()),
-        ("cut_off", pa.bool_()),
-    ]
-    schema = pa.schema(
-        [*zip(CONSTANT, types, strict=True), *names, *((name, pa.string()) for name in TEXTS)]
-    )
+    schema = answers_schema()
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-
-        def write_rows() -> None:
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            rows.clear()
-
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
             for place, samples in evaluation.samples:
                 with one_sentence(file_of(*place)):
                     answers[place] = answers_of(place, samples, keep.get(place, 0))
-                    constant = dict(zip(CONSTANT, (*place, shots.get(place[1:])), strict=True))
+                    values = (*place, shots.get(place[1:]))
+                    constant = dict(zip(CONSTANT, values, strict=True))
                     rows += [constant | row for row in answer_rows(place[1], samples)]
                 if len(rows) >= AT_ONCE:
-                    write_rows()
-        write_rows()
+                    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                    rows.clear()
+        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return answers, file.getvalue()
+
+
+def answers_schema() -> pyarrow.Schema:
+    import pyarrow as pa
+
+    types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
+    columns = [
+        *zip(CONSTANT, types, strict=True),
+        ("doc_id", pa.string()),
+        ("correct", pa.bool_()),
+        ("score", pa.float64()),
+        ("cut_off", pa.bool_()),
+    ]
+    columns += [(name, pa.string()) for name in TEXTS]
+    return pa.schema(columns)
 
 
 def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answers:
     """Return the answers in one samples file.
 
-    Args: keep: how many of them the page shows.
+    Args:
+        place: The run, task and language of the file.
+        samples: Its answers.
+        keep: How many of them the page shows.
     """
     _, task, language = place
     benchmark = find_benchmark(task)
     responses = [str(sample.get("response") or "") for sample in samples]
-    lost = [sample.get("extracted") in (None, "", INVALID) for sample in samples]
+    unparsed = 0
+    if kind_of(task) not in ("choice", "text"):
+        unparsed = sum(sample.get("extracted") in (None, "", INVALID) for sample in samples)
     answers = Answers(
         file=file_of(*place),
         n=len(samples),
-        unparsed=0 if kind_of(task) in ("choice", "text") else sum(lost),
+        unparsed=unparsed,
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         chance=chance_by_options(samples),
         strange=in_another_script(task, language, responses),
         first=list(map(page_item, samples[:keep])),
     )
     for sample in samples:
+        doc_id = sample["doc_id"]
         for metric, value in (sample.get("scores") or {}).items():
-            answers.scores.setdefault(metric, {})[sample["doc_id"]] = value
-    if benchmark and benchmark.kind == "translation":
-        answers.texts = {
-            sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples
-        }
-    if benchmark and benchmark.passage:
-        answers.groups = {sample["doc_id"]: sample["group"] for sample in samples}
+            answers.scores.setdefault(metric, {})[doc_id] = value
+        if benchmark and benchmark.kind == "translation":
+            answers.texts[doc_id] = (sample["target"], sample["extracted"])
+        if benchmark and benchmark.passage:
+            answers.groups[doc_id] = sample["group"]
     return answers
 
 
 def chance_by_options(samples: Sequence[Sample]) -> float | None:
-    """Return the share of right answers by guessing among the options that were weighed; None
-    without options, and for answers that are neither right nor wrong.
+    """Return the share of right answers by guessing among the options with log-likelihoods.
+
+    None without options, and for answers that are neither right nor wrong.
     """
     counts = []
     for sample in samples:
@@ -231,11 +251,10 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
-    """Count the answers mostly in letters of another script than their language's, if more than
-    half are; else 0.
+    """Count the answers mostly in letters of another script than their language's.
 
-    Only another script is detected: English instead of Swahili goes unnoticed. A language of which
-    only the code is known has 0.
+    The count is 0 unless more than half of the answers are. English instead of Swahili goes
+    unnoticed, because the script is the same. A language that is only known by its code has 0.
     """
     if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
@@ -245,33 +264,34 @@ def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
     scripts = language(code).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
-    strange = sum(
-        share is not None and share < 0.5
-        for share in (share_in(scripts, text) for text in responses)
-    )
+    strange = 0
+    for text in responses:
+        share = share_in(scripts, text)
+        strange += share is not None and share < 0.5
     if strange > len(responses) / 2:
         return strange
     return 0
 
 
 def page_item(sample: Sample) -> list[Any]:
-    """[doc_id, correct, prompt, target, response, extracted, further scores] as the page shows
-    them.
+    """Return an answer as the page shows it.
+
+    [doc_id, correct, prompt, target, response, extracted, further scores]
     """
-    scores = {}
-    for k, v in (sample.get("scores") or {}).items():
-        if isinstance(v, int | float) and math.isfinite(v):
-            scores[k] = v
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
+    numbers = []
+    for name, value in sorted((sample.get("scores") or {}).items()):
+        if isinstance(value, int | float) and math.isfinite(value):
+            numbers.append(f"{name} {value:.4g}")
+    scores = ", ".join(numbers)
+    if sample.get("cut_off"):
+        scores += ", cut off"
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     if len(prompt) > LONGEST:
         prompt = f"[{len(prompt) - LONGEST} characters cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
         response = f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]"
-    if sample.get("cut_off"):
-        numbers += ", cut off"
     target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
-    return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, numbers]
+    return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, scores]
 
 
 def text_of(value: Any) -> str:
@@ -283,29 +303,24 @@ def text_of(value: Any) -> str:
 
 
 def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """Return the columns of answers.parquet that differ from answer to answer.
+    """Yield the columns of answers.parquet that differ from answer to answer.
 
-    score is a share of 1, right or wrong, else the task's own metric, or None if it is neither,
-    such as bits.
+    `score` is a share of 1: right or wrong, or else the task's metric. The score is None for other
+    metrics, such as bits.
     """
     metric, _ = primary_metric(task)
-    if is_measure(metric):
-        factor = None
-    else:
-        factor = percent_factor(metric) / 100
     for sample in samples:
         right, cut_off = sample.get("correct"), sample.get("cut_off")
-        number = None
-        if factor:
+        score = None
+        if right is not None:
+            right = bool(right)
+            score = float(right)
+        elif not is_measure(metric):
             number = finite_or_none((sample.get("scores") or {}).get(metric))
-        if number is None:
-            score = number
-        else:
-            score = (factor or 1) * number
-        yield {
-            "doc_id": str(sample["doc_id"]),
-            "correct": None if right is None else bool(right),
-            "score": score if right is None else float(right),
-            "cut_off": None if cut_off is None else bool(cut_off),
-            **{name: text_of(sample.get(name)) for name in TEXTS},
-        }
+            if number is not None:
+                score = percent_factor(metric) / 100 * number
+        if cut_off is not None:
+            cut_off = bool(cut_off)
+        texts = {name: text_of(sample.get(name)) for name in TEXTS}
+        answer = {"correct": right, "score": score, "cut_off": cut_off}
+        yield {"doc_id": str(sample["doc_id"]), **answer, **texts}

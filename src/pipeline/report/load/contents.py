@@ -15,17 +15,21 @@ from pipeline.report.load.answers import Answers, Evaluation, Place
 from pipeline.tables.schema import TRAININGS
 from pipeline.text import first_few
 
-MOST_MERGES = 2  # that are named of a row
+MOST_MERGES = 2  # named per row
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
+    """A run behind the table, as its manifest records it.
 
-    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or
-    started from; `merge`: what the merge that it scored does, in the layers of its model;
-    `warnings`: its warnings; `stale`: why its files may have changed since; `reason`: why it is
-    missing.
+    Attributes:
+        label: The name that its seeds share.
+        reason: Why it is missing.
+        stale: Why its files may have changed since.
+        model: The model that it scored or started from.
+        merge: What the merge that it scored does, in its model's layers.
+        parents: role -> name.
+        config: Knobs with non-default values, by dotted names.
     """
 
     name: str
@@ -38,7 +42,7 @@ class RunResult:
     warnings: Sequence[str] = ()
     model: str = ""
     merge: str = ""
-    parents: Mapping[str, str] = field(default_factory=dict)  # role -> name
+    parents: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     attempt: int = 1
@@ -50,8 +54,12 @@ class RunResult:
 
 @dataclass(frozen=True)
 class CellScore:
-    """An evaluation behind a cell: its run, the values of the table's axes, and the scores that the
-    cell shows.
+    """An evaluation behind a cell.
+
+    Attributes:
+        run: Its run.
+        at: The values of the table's axes.
+        rows: The scores that the cell shows.
     """
 
     run: str
@@ -61,16 +69,24 @@ class CellScore:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell of the table as its YAML defines it: the measured number, its 95 % interval if there
-    is one, and the published number. `n`: how many numbers it is reduced from; `runs`: the names of
-    the runs that provide them.
+    """A cell of the table, with its number, the number's 95 % interval, and the published number.
 
-    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): the
-    scores read from them, empty if the number is a fact that runs recorded. `role`: of the scored
-    model, base, expert or merge; `best`: significantly above each other model in the same place,
-    after Holm's correction over them. `maximum`: the score of a best configuration on the questions
-    that chose it, as the papers report it; `value` is then its split-half estimate, or the maximum
-    if there is none.
+    Attributes:
+        n: How many numbers it is reduced from.
+        missing: Why it has no number.
+        runs: The names of the runs that provide its numbers.
+        digits: The decimals to show; a loss has more than a score.
+        maximum: The score of a best configuration on the questions that chose it, as the papers
+            report it. `value` is then its split-half estimate, or the maximum if there is no
+            estimate.
+        scores: The evaluations behind it.
+        task: The task of these scores; "" if the number is a fact that runs recorded.
+        metric: The metric of these scores.
+        pair: The pair of languages; None for both directions.
+        role: The role of the scored model: base, expert or merge.
+        best: True if it is significantly above each other model in the same place, after Holm's
+            correction over them.
+        marks: The signs of the baselines that it significantly exceeds.
     """
 
     row: str
@@ -83,7 +99,7 @@ class CellResult:
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
-    digits: int = 1  # decimals to show: a loss has more than a score
+    digits: int = 1
     maximum: float | None = None
     scores: Sequence[CellScore] = ()
     task: str = ""
@@ -91,17 +107,17 @@ class CellResult:
     pair: str | None = None
     role: str = ""
     best: bool = False
-    marks: str = ""  # of the baselines that it is significantly better than
+    marks: str = ""
 
     def decimal(self, value: float | None) -> str:
-        """Write a number of the cell's own scale, with the decimals that it shows."""
+        """Return a number of the cell's scale, with the decimals that the cell shows."""
         if value is None:
             return ""
         return f"{value:.{self.digits}f}"
 
 
 class ScoreBehind(NamedTuple):
-    """A score behind a cell's number, with the evaluation that it is from."""
+    """A score behind a cell's number, with its evaluation."""
 
     cell: CellResult
     score: CellScore
@@ -114,16 +130,26 @@ class ScoreBehind(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
+    """A table's results.
 
-    `failed`: run -> why it failed; `missing`: run -> why it was never started. `computed`: title ->
-    sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
-    scored on another base than the one that they name. `sampled`: axes with at least three
-    trainings, whose variance intervals include. `choices`: winners of its `best` rules.
-    `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`,
-    else they are each merge against the base and the best expert; `primary`: left, right and place
-    of the one that is named first. `verdicts`: on the claims about it. `evaluations`: the finished
-    ones, by name; `answers`: theirs; `parquet`: the bytes of answers.parquet.
+    Attributes:
+        rows: The names of the rows, in the table's order.
+        columns: The names of the columns.
+        failed: run -> why it failed.
+        missing: run -> why it was never started.
+        computed: title -> sentences on how the numbers were computed.
+        other_bases: Sentences on adapters that were scored on another base than their own.
+        sampled: Axes with at least three trainings; intervals include their variance.
+        choices: The winners of the table's `best` rules.
+        contrasts: The lines of contrasts.csv.
+        declared: True if the contrasts come from the table's `compare`. Otherwise they compare each
+            merge with the base and the best expert.
+        primary: Left, right and place of the primary comparison.
+        baselines: name -> the mark of cells that exceed it.
+        verdicts: The verdicts on the claims about the table.
+        evaluations: The finished evaluations, by name.
+        answers: Their answers.
+        parquet: The bytes of answers.parquet.
     """
 
     table: str
@@ -146,9 +172,7 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     declared: bool = True
     primary: Sequence[str] = ()
-    baselines: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name -> the mark of cells that are better
+    baselines: Mapping[str, str] = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     answers: Mapping[Place, Answers] = field(default_factory=dict)
@@ -161,24 +185,23 @@ class Results:
 
     @property
     def merged(self) -> list[str]:
-        """What the merges of the table do, each after the row (or column) that has it."""
-        of_run = {}
-        for run in self.runs:
-            if run.merge:
-                of_run[run.name] = run.merge
-        texts_by_side: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
+        """Sentences on the merges of the table, each after the row (or column) that has it."""
+        merge_of_run = {run.name: run.merge for run in self.runs}
+        by_row: dict[str, dict[str, None]] = {}
+        by_column: dict[str, dict[str, None]] = {}
         for cell in self.cells:
-            for side, names in texts_by_side.items():
-                texts = names.setdefault(getattr(cell, side), {})
-                for name in cell.runs:
-                    if name in of_run:
-                        texts[of_run[name]] = None
-        shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
-        return [
-            f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}"
-            for name, texts in shorter.items()
-            if texts
-        ]
+            of_row = by_row.setdefault(cell.row, {})
+            of_column = by_column.setdefault(cell.column, {})
+            for name in cell.runs:
+                merge = merge_of_run.get(name)
+                if merge:
+                    of_row[merge] = of_column[merge] = None
+        shorter = min(by_row, by_column, key=lambda merges: sum(map(len, merges.values())))
+        sentences = []
+        for name, merges in shorter.items():
+            if merges:
+                sentences.append(f"{name}: {'; '.join(first_few(list(merges), MOST_MERGES))}")
+        return sentences
 
     @property
     def seeds(self) -> int:
@@ -187,36 +210,32 @@ class Results:
         for run in self.runs:
             if run.stage in TRAININGS and run.finished:
                 labels.add(run.label)
-        return max(Counter(re.sub(r"-s\d+$", "", label) for label in labels).values(), default=0)
+        counts = Counter(re.sub(r"-s\d+$", "", label) for label in labels)
+        return max(counts.values(), default=0)
 
     @property
     def languages_of_primary(self) -> list[str]:
-        """The columns (or rows) that have the task of the primary comparison, each in a
-        language.
-        """
+        """The columns (or rows) with the task of the primary comparison, each in a language."""
+        if not self.primary:
+            return []
         tasks = {}
         for cell in self.cells:
-            for place in (cell.row, cell.column):
-                tasks[place] = cell.task
-        found = []
-        for place in tasks:
-            if self.primary and tasks[place] == tasks.get(self.primary[2]):
-                found.append(place)
-        return found
+            tasks[cell.row] = cell.task
+            tasks[cell.column] = cell.task
+        task_of_primary = tasks.get(self.primary[2])
+        return [place for place, task in tasks.items() if task == task_of_primary]
 
     @property
     def finished(self) -> int:
-        """Number of cells with a value."""
+        """The number of cells with a value."""
         return sum(cell.value is not None for cell in self.cells)
 
 
 def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
-    """Yield the score rows behind the number of each cell, from each of its finished
-    evaluations.
-    """
-    found = []
+    """Return the score rows behind each cell's number, from each of its finished evaluations."""
+    behind = []
     for cell in cells:
         for score in cell.scores:
             for row in score.rows:
-                found.append(ScoreBehind(cell, score, row))
-    return found
+                behind.append(ScoreBehind(cell, score, row))
+    return behind

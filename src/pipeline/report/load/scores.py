@@ -1,6 +1,4 @@
-"""How the scores of a table were computed, in notes; and the refusal of those that cannot be
-compared.
-"""
+"""Notes on how the scores of a table were computed, and a check that they can be compared."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ MOST_NOTES = 20  # tasks listed by name
 def refuse_unlike(results: Results) -> None:
     """Raise PipelineError if evaluations that share a table were scored differently.
 
-    All of them need the same backend and dtype. Those of a cell also need the same use of a chat
+    All need the same backend and dtype. The evaluations of a cell also need the same use of a chat
     template.
     """
     backends, dtypes = {}, {}
@@ -43,14 +41,21 @@ def refuse_unlike(results: Results) -> None:
 
 
 def refuse_several(key: str, values: Mapping[str, Any]) -> None:
-    """Raise PipelineError unless all runs have the same value of a key. values: run -> value."""
+    """Raise PipelineError unless all runs have the same value of a key.
+
+    Args:
+        key: The key.
+        values: run -> value.
+    """
     first: dict[Any, str] = {}  # value -> a run that has it
     for name, value in values.items():
         first.setdefault(value, name)
     if len(first) > 1:
         runs = ", ".join(f"{name} ({key}={value})" for value, name in first.items())
-        remedy = "score all with the same setting, for example every.eval.dtype=float32"
-        raise PipelineError(f"{runs} were scored differently and cannot share a table: {remedy}")
+        raise PipelineError(
+            f"{runs} were scored differently and cannot share a table. Score all with the same"
+            " setting, for example every.eval.dtype=float32."
+        )
 
 
 def notes_of(results: Results) -> list[str]:
@@ -68,14 +73,20 @@ def notes_of(results: Results) -> list[str]:
     dtypes: set[str] = set()
     batches: set[int] = set()
     for evaluation in results.evaluations.values():
-        dtype, batch = evaluation.settings.get("dtype"), evaluation.settings.get("batch_size", [])
+        dtype = evaluation.settings.get("dtype")
+        sizes = evaluation.settings.get("batch_size", [])
         if dtype:
-            dtypes |= {dtype}
+            dtypes.add(dtype)
+        if not isinstance(sizes, list):
+            sizes = [sizes]
         if dtype != "float32":
-            batches |= set(batch if isinstance(batch, list) else [batch])
+            batches.update(sizes)
     if len(batches) > 1:
-        sizes = " or ".join(map(str, sorted(batches)))
-        notes.append(f"Answers were computed {sizes} at once (eval.batch_size), which rounds them.")
+        mixed = " and ".join(map(str, sorted(batches)))
+        notes.append(
+            f"Batch sizes of {mixed} were mixed (eval.batch_size); below float32 this changes some"
+            " answers."
+        )
     if dtypes:
         notes.append(f"Scored in {' and '.join(sorted(dtypes))}.")
     return notes
@@ -85,12 +96,13 @@ def task_notes(results: Results) -> list[str]:
     """Return the metric, filter, shots and number of questions of each task."""
     counts: dict[str, set[int]] = {}
     for _, _, row in score_rows_of(results.cells):
-        how = [METRICS.get(row.metric, row.metric)]
+        words = [METRICS.get(row.metric, row.metric)]
         if row.filter != "none":
-            how.append(row.filter)
+            words.append(row.filter)
         if row.num_fewshot is not None:
-            how.append(f"{row.num_fewshot}-shot")
-        counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
+            words.append(f"{row.num_fewshot}-shot")
+        how = f"{title_of(row.task)}: {', '.join(words)}"
+        counts.setdefault(how, set()).add(row.n)
     return [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
 
 

@@ -1,5 +1,6 @@
-"""The table's cells as text, with the published numbers: lines of cells.csv, cells.md and
-summary.txt.
+"""The table's cells as text, with the published numbers.
+
+These are the lines of cells.csv, cells.md and summary.txt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.text import align_columns, first_few
 
 MISSING = "—"
 WIDTH, MOST_COMPARED = 120, 8
-NAMED_AT_MOST = 30  # runs listed by name
+NAMED_AT_MOST = 30  # runs with their names
 COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 INTERVAL = "Round brackets: 95 % confidence interval over questions."
 BOLD = (
@@ -35,8 +36,9 @@ BEST_NOTE = (
 def cell_lines(results: Results) -> list[dict[str, Any]]:
     """Return the lines of cells.csv, one per cell.
 
-    low and high are the 95 % interval of value over draws of problems. value and maximum: see
-    CellResult. difference is that of the number by the papers' method from the published one.
+    `low` and `high` are the 95 % interval of `value` over draws of problems. `value` and `maximum`
+    are explained in CellResult. `difference` is the papers' number of this cell minus the published
+    one.
     """
     return [
         {
@@ -59,96 +61,108 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 def cell_difference(cell: CellResult) -> float | None:
     """Return the number by the papers' method, minus the published one."""
-    if cell.maximum is None:
-        number = cell.value
-    else:
-        number = cell.maximum
+    number = cell.maximum if cell.maximum is not None else cell.value
     if number is None or cell.published is None:
         return None
     return round(number - cell.published, 10)
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:
-    """Write a cell such as 45.2 (38.9 to 51.6) ×9 max 46.0 [44.8].
+    """Return a cell such as 45.2 (38.9 to 51.6) ×9 max 46.0 [44.8].
 
-    These are the number, its interval if that is asked for, how many it is reduced from if more
-    than one, a best configuration's maximum, and the published number.
+    These are the number, its interval if `interval` is true, the count of the numbers that it is
+    reduced from, a best configuration's maximum, and the published number.
     """
     if cell is None:
         return ""
-    parts = [(cell.decimal(cell.value) or MISSING) + cell.marks]
+    number = cell.decimal(cell.value) or MISSING
+    parts = [number + cell.marks]
     if interval and cell.low is not None:
-        parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"]
+        low, high = cell.decimal(cell.low), cell.decimal(cell.high)
+        parts.append(f"({low} to {high})")
     if cell.n > 1 and cell.value is not None:
-        parts += [f"×{cell.n}"]
+        parts.append(f"×{cell.n}")
     if cell.maximum is not None:
-        parts += [f"max {cell.decimal(cell.maximum)}"]
+        parts.append(f"max {cell.decimal(cell.maximum)}")
     if cell.published is not None:
-        parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"]
+        doubt = "?" if cell.suspect else ""
+        parts.append(f"[{cell.published:g}{doubt}]")
     return " ".join(parts)
 
 
 def legend(results: Results, published: str) -> list[str]:
-    """Return what the marks mean that the cells have.
+    """Return the meaning of the marks that the cells have.
 
-    Args: published: what the published numbers mean.
+    Args:
+        results: The table's results.
+        published: The meaning of published numbers.
     """
     cells = results.cells
     notes = baseline_notes(results)
     if any(cell.n > 1 and cell.value is not None for cell in cells):
-        notes += [COUNTS]
+        notes.append(COUNTS)
     if any(cell.published is not None for cell in cells):
-        notes += [published]
-    return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
+        notes.append(published)
+    if any(cell.maximum is not None for cell in cells):
+        notes.append(BEST_NOTE)
+    return notes
 
 
 def baseline_notes(results: Results) -> list[str]:
-    """Name the baselines of each mark that a cell has."""
-    used = sorted({*"".join(cell.marks for cell in results.cells)})
-    names = {
-        sign: [name for name, mark in results.baselines.items() if mark == sign] for sign in used
-    }
-    return [
-        f"{sign}: significantly better than {' or '.join(names[sign])} (Holm-corrected p < 0.05)."
-        for sign in used
-    ]
+    """Return a note with the baselines of each mark that a cell has."""
+    names: dict[str, list[str]] = {}
+    for name, sign in results.baselines.items():
+        names.setdefault(sign, []).append(name)
+    used = {*"".join(cell.marks for cell in results.cells)}
+    notes = []
+    for sign in sorted(used):
+        baselines = " or ".join(names[sign])
+        notes.append(f"{sign}: significantly better than {baselines} (Holm-corrected p < 0.05).")
+    return notes
 
 
 def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
     """Return the rows of a table: the name of each, and its cells as `cell_text` gives them."""
     cells = results.by_place
-    return [
-        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)]
-        for row in results.rows
-    ]
+    rows = []
+    for row in results.rows:
+        texts = [cell_text(cells.get((row, column)), interval) for column in results.columns]
+        rows.append([row, *texts])
+    return rows
 
 
 def group_reasons(results: Results, name: str) -> list[str]:
-    """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells
-    concerned.
+    """Return the distinct reasons of cells, each with the cells concerned.
+
+    Args:
+        results: The table's results.
+        name: `missing` or `suspect`.
     """
-    cells = by_message(
-        (getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells
-    )
-    found = []
-    for reason, names in cells:
+    messages = []
+    for cell in results.cells:
+        reason = getattr(cell, name)
         if reason:
-            found.append(f"{' '.join(first_few(names, 1))}: {reason}")
-    return found
+            messages.append((reason, f"{cell.row}, {cell.column}"))
+    lines = []
+    for reason, names in by_message(messages):
+        lines.append(f"{' '.join(first_few(names, 1))}: {reason}")
+    return lines
 
 
-def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
-    """Each distinct message, with the names of the runs or cells that have it; messages: (message,
-    name).
+def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return each distinct message, with the names of the runs or cells that have it.
+
+    Args:
+        messages: The message and the name of each run or cell.
     """
     names_of: dict[str, list[str]] = {}
     for message, name in messages:
-        names_of.setdefault(message or "", []).append(name)
+        names_of.setdefault(message, []).append(name)
     return list(names_of.items())
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
-    """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
+    """Return the text of cells.md: the table, its headline, its notes, and missing cells."""
     text = render(
         "cells.md.j2",
         results=results,
@@ -162,60 +176,70 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
-    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns with their
-    intervals where these fit, the first comparisons, and what the marks mean.
+    """Return the text of summary.txt, as stage=table prints it.
+
+    It has the verdict, the cells in columns, the first comparisons, and the meaning of the marks.
+    Cells have their intervals if these fit.
     """
-    heads, right = ["", *results.columns], range(1, len(results.columns) + 1)
+    heads = ["", *results.columns]
+    right = range(1, len(heads))
     table = align_columns([heads, *cell_texts(results, interval=True)], right)
-    has_interval = max(map(len, table)) <= WIDTH and any(
-        cell.low is not None for cell in results.cells
-    )
+    has_interval = any(cell.low is not None for cell in results.cells)
+    if max(map(len, table)) > WIDTH:
+        has_interval = False
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
     comparisons = comparison_lines(results.contrasts)
-    notes = [INTERVAL] * has_interval + legend(results, PUBLISHED) + [HOLM] * bool(comparisons)
+    notes = legend(results, PUBLISHED)
+    if has_interval:
+        notes.insert(0, INTERVAL)
+    if comparisons:
+        notes.append(HOLM)
     notes += [*results.merged, *results.other_bases]
-    parts = [[results.title, *headline], table, comparisons, notes]
-    parts += [[*missing_lines(results), *marks]]
-    return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
+    reasons = [*missing_lines(results), *marks]
+    texts = []
+    for part in ([results.title, *headline], table, comparisons, notes, reasons):
+        if part:
+            texts.append("\n".join(line.rstrip() for line in part))
+    return "\n\n".join(texts) + "\n"
 
 
 def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the first comparisons, each with its interval and its p before and after Holm's
-    correction.
-    """
+    """Return the first comparisons, each with its interval, and p before and after correction."""
     tested = [line for line in lines if line["p_holm"] is not None]
     first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
     if not first:
         return []
-    has_subsets = any(line.get("beats") is not None for line in first)
-    rows = []
-    for line in first:
-        row = [
-            f"{line['left']} - {line['right']}",
-            line["place"],
-            f"{line['difference']:+.1f}",
-            f"{line['low']:+.1f} to {line['high']:+.1f}",
-            p_text(line["p"]).removeprefix("= "),
-            p_text(line["p_holm"]).removeprefix("= "),
-        ]
-        if has_subsets:
-            row.append(subsets_text(line))
-        rows.append(row)
-    omitted = []
-    if len(tested) > len(first):
-        omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"]
     heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
-    if has_subsets:
+    rows = [comparison_row(line) for line in first]
+    if any(line.get("beats") is not None for line in first):
         heads.append("subsets better")
-    return [*align_columns([heads, *rows], range(2, len(heads))), *omitted]
+        for row, line in zip(rows, first, strict=True):
+            row.append(subsets_text(line))
+    aligned = align_columns([heads, *rows], range(2, len(heads)))
+    if len(tested) > len(first):
+        aligned.append(f"and {len(tested) - len(first)} more, in contrasts.csv")
+    return aligned
+
+
+def comparison_row(line: Mapping[str, Any]) -> list[str]:
+    low, high = line["low"], line["high"]
+    return [
+        f"{line['left']} - {line['right']}",
+        line["place"],
+        f"{line['difference']:+.1f}",
+        f"{low:+.1f} to {high:+.1f}",
+        p_text(line["p"]).removeprefix("= "),
+        p_text(line["p_holm"]).removeprefix("= "),
+    ]
 
 
 def subsets_text(line: Mapping[str, Any]) -> str:
-    """Return the percent of drawn subsets in which the left side is better, with its interval."""
-    if line.get("beats") is None:
+    """Return the percent of drawn subsets whose left side is better, with its interval."""
+    share, low, high = line.get("beats"), line.get("beats_low"), line.get("beats_high")
+    if share is None:
         return ""
-    return f"{line['beats']:.0f} % ({line['beats_low']:.0f} to {line['beats_high']:.0f})"
+    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
 
 
 def missing_lines(results: Results) -> list[str]:
@@ -223,13 +247,11 @@ def missing_lines(results: Results) -> list[str]:
 
 
 def choice_lines(results: Results) -> list[str]:
-    """Each choice with its winner."""
-    winners = {key: choice["chosen"] for key, choice in results.choices.items()}
-    texts = {}
-    for key, winner in winners.items():
-        if winner:
-            texts[key] = " ".join(map(str, winner.values()))
-    return [
-        f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
-        for key, choice in results.choices.items()
-    ]
+    """Return each choice with its winner."""
+    lines = []
+    for key, choice in results.choices.items():
+        winner = "not computed yet"
+        if choice["chosen"]:
+            winner = " ".join(map(str, choice["chosen"].values()))
+        lines.append(f"{key}: {winner} (of {len(choice['candidates'])})")
+    return lines

@@ -11,8 +11,9 @@ from pipeline.report.templates import latex_text, render
 
 
 def cells_latex(results: Results) -> str:
-    """Return the text of a .tex file: the table's cells, with a caption, a label and the number of
-    seeds.
+    """Return the text of a .tex file with the table's cells.
+
+    It has a caption, a label and the number of seeds.
     """
     captions = [results.title.rstrip(".") + "."]
     if any(cell.best for cell in results.cells):
@@ -32,15 +33,18 @@ def cells_latex(results: Results) -> str:
 
 
 def cell_latex(cell: CellResult | None) -> str:
-    r"""\textbf{45.2}$^\dagger$ {\scriptsize [41.0, 49.3]} \textcolor{gray}{44.8}"""
+    r"""Return a cell: \textbf{45.2}$^\dagger$ {\scriptsize [41.0, 49.3]} \textcolor{gray}{44.8}."""
     if cell is None:
         return ""
     number = cell.decimal(cell.value) or "--"
-    parts = [(rf"\textbf{{{number}}}" if cell.best else number) + latex_text(cell.marks)]
+    if cell.best:
+        number = rf"\textbf{{{number}}}"
+    parts = [number + latex_text(cell.marks)]
     if cell.low is not None:
-        parts += [rf"{{\scriptsize [{cell.decimal(cell.low)}, {cell.decimal(cell.high)}]}}"]
+        low, high = cell.decimal(cell.low), cell.decimal(cell.high)
+        parts.append(rf"{{\scriptsize [{low}, {high}]}}")
     if cell.maximum is not None:
-        parts += [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"]
+        parts.append(rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}")
     if cell.published is not None:
-        parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"]
+        parts.append(rf"\textcolor{{gray}}{{{cell.published:g}}}")
     return " ".join(parts)

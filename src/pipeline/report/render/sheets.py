@@ -9,26 +9,27 @@ from typing import Any
 
 
 def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
-    """CSV text; a value that a spreadsheet would take for a formula is prefixed with an
-    apostrophe.
-    """
+    """Return CSV text, with an apostrophe before values that a spreadsheet reads as formulas."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(
-        [[_harmless(value) for value in row] for row in rows]
-    )
+    writer = csv.writer(buffer, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_harmless(value) for value in row])
     return buffer.getvalue()
 
 
 def lines_csv(lines: Sequence[Mapping[str, Any]], digits: int | None = None) -> str:
-    """CSV text of lines with the same keys, numbers with at most these decimals."""
-    rows = [
-        [
-            round(value, digits) if isinstance(value, float) and digits else value
-            for value in line.values()
-        ]
-        for line in lines
-    ]
-    return comma_separated([list(lines[0]) if lines else [], *rows])
+    """Return CSV text of lines with the same keys, numbers with at most these decimals."""
+    rows: list[list[Any]] = [[]]
+    if lines:
+        rows = [list(lines[0])]
+    for line in lines:
+        row = []
+        for value in line.values():
+            if digits and isinstance(value, float):
+                value = round(value, digits)
+            row.append(value)
+        rows.append(row)
+    return comma_separated(rows)
 
 
 def _harmless(value: Any) -> Any:

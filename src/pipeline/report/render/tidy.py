@@ -1,5 +1,6 @@
-"""results.csv: one tidy row per run, task, language and metric, with its table cells and run
-settings.
+"""The text of results.csv: one tidy row per run, task, language and metric.
+
+Each row has the run's cells in the table, and its settings.
 """
 
 from __future__ import annotations
@@ -20,22 +21,15 @@ COLUMNS = (
     " dtype value stderr low high n reason model knobs weights_root device threads torch"
     " transformers lm_eval attempt started seconds stale"
 ).split()
-NOT_KNOBS = (
-    "languages",
-    "seed",
-    "stage",
-    "eval.name",
-    "eval.tasks",
-    "eval.split",
-    "eval.dtype",
-)  # other columns
+# settings with other columns
+NOT_KNOBS = ("languages", "seed", "stage", "eval.name", "eval.tasks", "eval.split", "eval.dtype")
 
 
 def tidy_rows(results: Results) -> str:
     """Return the text of results.csv, sorted by run, task and language.
 
-    Values are in percent; BLEU, chrF++ and bits on their own scale. low and high: `score_interval`.
-    A run that is used in several rows, columns or seeds of the table lists them all.
+    Values are in percent, but BLEU, chrF++ and bits have their usual scale. `low` and `high` come
+    from `score_interval`. A run in several rows, columns or seeds of the table lists them all.
     """
     runs = {run.name: run for run in results.runs}
     places = places_of_runs(results)
@@ -43,23 +37,20 @@ def tidy_rows(results: Results) -> str:
     lines = []
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
-        knobs = {}
+        knobs = []
         for key, value in run.config.items():
             if key not in shared and not key.startswith(NOT_KNOBS):
-                knobs[key] = value
-        about_run = {
-            **vars(run),
-            **run.machine,
-            **run.versions,
-            "seed": joined(training_seeds(run, runs)),
-            **{key: joined(values) for key, values in places.get(name, {}).items()},
-            "lm_eval": run.versions.get("lm-eval"),
-            "table": results.table,
-            "run": name,
-            "split": run.config.get("eval.split", "test"),
-            "dtype": evaluation.settings.get("dtype"),
-            "knobs": joined(f"{key}={value}" for key, value in knobs.items()),
-        }
+                knobs.append(f"{key}={value}")
+        about_run = {**vars(run), **run.machine, **run.versions}
+        about_run["seed"] = joined(training_seeds(run, runs))
+        for key, values in places.get(name, {}).items():
+            about_run[key] = joined(values)
+        about_run["lm_eval"] = run.versions.get("lm-eval")
+        about_run["table"] = results.table
+        about_run["run"] = name
+        about_run["split"] = run.config.get("eval.split", "test")
+        about_run["dtype"] = evaluation.settings.get("dtype")
+        about_run["knobs"] = joined(knobs)
         for row in sorted(evaluation.rows, key=sort_key):
             line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
@@ -70,28 +61,27 @@ def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
     """Return run -> the rows, columns, roles and seeds of the cells that show it."""
     places: dict[str, dict[str, list[Any]]] = {}
     for cell in results.cells:
+        of_cell = {"row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
         for score in cell.scores:
             of_run = places.setdefault(score.run, {})
-            of_run.setdefault("row", []).append(cell.row)
-            of_run.setdefault("column", []).append(f"{cell.row} | {cell.column}")
-            of_run.setdefault("role", []).append(cell.role)
+            for name, value in of_cell.items():
+                of_run.setdefault(name, []).append(value)
             if "seed" in score.at:
                 of_run.setdefault("seed", []).append(score.at["seed"])
     return places
 
 
 def shared_settings(runs: Sequence[RunResult]) -> set[str]:
-    """Return the settings of evaluations that have one value in all of these runs."""
-    keys = set()
+    """Return the settings of evaluations that have the same value in all of these runs."""
+    keys: set[str] = set()
     for run in runs:
-        for key in run.config:
-            if key.startswith("eval."):
-                keys.add(key)
-    found = set()
+        keys.update(run.config)
+    shared = set()
     for key in keys:
-        if len({str(run.config.get(key)) for run in runs}) == 1:
-            found.add(key)
-    return found
+        values = {str(run.config.get(key)) for run in runs}
+        if key.startswith("eval.") and len(values) == 1:
+            shared.add(key)
+    return shared
 
 
 def joined(values: Iterable[Any]) -> str:
@@ -100,25 +90,24 @@ def joined(values: Iterable[Any]) -> str:
 
 
 def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
-    """Return the seeds of the trainings that a run's model is made of."""
+    """Return the seeds of the trainings behind a run's model."""
     if run.stage in TRAININGS:
         return [run.config.get("seed", TrainStage.seed)]
-    parents = (name.partition("@")[0] for name in run.parents.values())
-    found = []
-    for name in parents:
+    seeds = []
+    for parent in run.parents.values():
+        name = parent.partition("@")[0]
         if name in runs:
-            for seed in training_seeds(runs[name], runs):
-                found.append(seed)
-    return found
+            seeds += training_seeds(runs[name], runs)
+    return seeds
 
 
 def in_percent(row: ScoreRow) -> dict[str, Any]:
-    """Return a score with its interval, in percent; BLEU, chrF++ and bits on their own scale."""
+    """Return a score with its interval, in percent; BLEU, chrF++ and bits are not scaled."""
     low, high = score_interval(row) or (None, None)
     numbers = {"value": row.value, "stderr": row.stderr, "low": low, "high": high}
-    return vars(row) | {
-        key: scale_number(number, percent_factor(row.metric)) for key, number in numbers.items()
-    }
+    factor = percent_factor(row.metric)
+    scaled = {key: scale_number(number, factor) for key, number in numbers.items()}
+    return vars(row) | scaled
 
 
 def sort_key(score: ScoreRow) -> tuple[str, ...]:
@@ -126,7 +115,7 @@ def sort_key(score: ScoreRow) -> tuple[str, ...]:
 
 
 def scale_number(number: Any, scale: int) -> float | None:
-    """Return the scaled number rounded to ten digits, so that 100 * 0.07 is 7;
+    """Return the scaled number rounded to ten digits, so that 100 * 0.07 is 7.
 
     None if it is not finite.
     """
