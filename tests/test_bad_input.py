@@ -301,9 +301,9 @@ def test_training_in_bfloat16_raises_no_alarm(
     [
         (
             "merge=soup merge.weights=[0.2,0.3,0.5]",
-            "merge.weights has 3 numbers for 2 merge.experts: give one for",
+            "merge.weights has 3 numbers for 2 merge.experts. Give one number",
         ),
-        ("merge=soup merge.weights=[0.5,0.6]", "merge.weights must sum to 1, got [0.5, 0.6]"),
+        ("merge=soup merge.weights=[0.5,0.6]", "merge.weights=[0.5, 0.6] sum to 1.1. Give weights"),
         ("merge=ties merge.weights=[1,1,1]", "merge.weights has 3 numbers for 2 merge.experts"),
         (
             "merge=task_arithmetic merge.weights=[1]",
@@ -311,16 +311,16 @@ def test_training_in_bfloat16_raises_no_alarm(
         ),
         (
             "merge=layer_swap merge.bottom_layers=9 merge.top_layers=4 merge.top_transition=2",
-            "but the model has 14: ",
+            "but the model has 14. Lower",
         ),
         (
             "merge=layer_swap merge.bottom_layers=9 partition=A",
-            "give layer counts or a partition, not both",
+            "merge.bottom_layers=9 cannot be used with partition=A",
         ),
         ("merge=reset merge.layers=[0,14]", "merge.layers=[0, 14]: the model has layers 0 to 13"),
         (
             "merge=reset",
-            "merge=reset needs one of merge.side, merge.layers and merge.threshold, got none",
+            "merge=reset has no part to reset. Give one of merge.side",
         ),
     ],
 )
