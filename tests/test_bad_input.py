@@ -255,7 +255,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
 ) -> None:
     huge = ["sft.learning_rate=1e20", "sft.steps=6", "sft.max_grad_norm=1e30"]
     refused(
-        call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate"
+        call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "Lower sft.learning_rate"
     )
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
 
