@@ -249,7 +249,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
 ) -> None:
     huge = ["sft.learning_rate=1e20", "sft.steps=6", "sft.max_grad_norm=1e30"]
     refused(
-        call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate"
+        call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "Lower sft.learning_rate"
     )
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
 
@@ -296,9 +296,9 @@ def test_training_in_bfloat16_raises_no_alarm(
     [
         (
             "merge=soup merge.weights=[0.2,0.3,0.5]",
-            "merge.weights has 3 numbers for 2 merge.experts: give one for",
+            "merge.weights has 3 numbers for 2 merge.experts. Give one number",
         ),
-        ("merge=soup merge.weights=[0.5,0.6]", "merge.weights must sum to 1, got [0.5, 0.6]"),
+        ("merge=soup merge.weights=[0.5,0.6]", "merge.weights=[0.5, 0.6] sum to 1.1. Give weights"),
         ("merge=ties merge.weights=[1,1,1]", "merge.weights has 3 numbers for 2 merge.experts"),
         (
             "merge=task_arithmetic merge.weights=[1]",
@@ -306,16 +306,16 @@ def test_training_in_bfloat16_raises_no_alarm(
         ),
         (
             "merge=layer_swap merge.bottom_layers=9 merge.top_layers=4 merge.top_transition=2",
-            "but the model has 14: ",
+            "but the model has 14. Lower",
         ),
         (
             "merge=layer_swap merge.bottom_layers=9 partition=A",
-            "give layer counts or a partition, not both",
+            "merge.bottom_layers=9 cannot be used with partition=A",
         ),
         ("merge=reset merge.layers=[0,14]", "merge.layers=[0, 14]: the model has layers 0 to 13"),
         (
             "merge=reset",
-            "merge=reset needs one of merge.side, merge.layers and merge.threshold, got none",
+            "merge=reset has no part to reset. Give one of merge.side",
         ),
     ],
 )

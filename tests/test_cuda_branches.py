@@ -126,7 +126,7 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
     monkeypatch.setattr(load, "find_spec", lambda name: name in there)
     flash, kernel = "flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"
     load.check_kernels(kernels_of("sdpa", precision="tf32", compile=True))
-    refused("flash_attention_2: that FlashAttention is not installed: pip install fl", flash)
+    refused("flash_attention_2: this FlashAttention is not installed. Run pip install fl", flash)
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
     for attention in (flash, "sdpa"):
         load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
@@ -135,19 +135,19 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
             attention,
             padding_free=True,
         )
-    told = "give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"
+    told = "Give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"
     refused(told, "eager", padding_free=True, precision="bf16")
     refused(r"needs the package kernels \(pip install kernels\)", kernel)
     there.add("kernels")
-    refused("and that commit in the Hub's cache: fetch it on a node that reaches", kernel)
+    refused("and the commit in the Hub's cache. Fetch it on a node that reaches", kernel)
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
     load.check_kernels(kernels_of(kernel, padding_free=True, precision="bf16"))
-    refused("sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-m", liger=True)
+    refused("sft.liger=true needs a GPU and Liger. Run pip install 'cross-lingual-m", liger=True)
     there.add("liger_kernel")
     load.check_kernels(kernels_of("sdpa", liger=True))
     capability[0] = (7, 5)
     refused(
-        "sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32", precision="tf32"
+        "sft.precision=tf32 needs a GPU from the A100 on. Give sft.precision=fp32", precision="tf32"
     )
     there.discard("triton")
     refused("sft.compile=true needs Triton", compile=True)
@@ -158,16 +158,16 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
     monkeypatch.setattr(load, "which", lambda name: None)
     load.check_kernels(kernels_of("eager", padding_free=True))  # as tests do
     for attention in ("flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"):
-        refused("needs a GPU: give model.attn_implementation=sdpa", attention)
+        refused("needs a GPU. Give model.attn_implementation=sdpa", attention)
     refused("sft.precision=tf32 needs a GPU from the A100 on", precision="tf32")
     refused(
-        "sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back",
+        "sft.parallel=fsdp2 needs GPUs. On a CPU, give sft.parallel=ddp",
         parallel="fsdp2",
         processes=2,
     )
     refused("sft.compile=true needs a C.. compiler", compile=True)
     monkeypatch.setattr(load, "find_spec", lambda name: True)
-    refused("sft.liger=true needs a GPU and Liger: pip install", liger=True)
+    refused("sft.liger=true needs a GPU and Liger. Run pip install", liger=True)
 
 
 def test_attentions_are_those_of_transformers() -> None:

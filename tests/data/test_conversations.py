@@ -160,6 +160,4 @@ def test_a_marked_answer_is_no_answer_to_train_all_turns_on(chat: list[str], cal
     write(*several(TELL | {"weight": 0}, MORE, LAST))
     call("stage=sft", "sft.template=chat", *chat, status=0)
     refused = call("stage=sft", "sft.template=chat", "sft.loss_on=all", *chat, status=1).err
-    assert (
-        "it has a turn with weight: 0 or train: false, and sft.loss_on=all trains on it" in refused
-    )
+    assert "A turn has weight: 0 or train: false, but sft.loss_on=all trains on it" in refused

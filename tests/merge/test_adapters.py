@@ -130,15 +130,15 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
         ),
         (
             {"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))},
-            "it is of another base",
+            "trained on another base",
         ),
         (
             {"alpha_pattern": {"(([a-z_.0-9]+)+)+!": 3}},
-            "a pattern of alpha_pattern takes too long to match: name",
+            "a pattern of alpha_pattern takes too long to match. Name",
         ),
         (
             {"alpha_pattern": {"[": 3}},
-            r"a pattern of alpha_pattern is no regular expression \(unterminated",
+            r"a pattern of alpha_pattern is not a regular expression \(unterminated",
         ),
         (
             {"lora_alpha": "4"},
@@ -154,7 +154,7 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
     tensors = load_file(half / "adapter_model.safetensors")
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     save_file(tensors, half / "adapter_model.safetensors")
-    with pytest.raises(PipelineError, match="one factor of .* without the other"):
+    with pytest.raises(PipelineError, match="only one factor of .*, not A and B"):
         open_source(half)
     with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
         config = Ties(experts=["a", "b"], form="adapter")
@@ -237,11 +237,11 @@ def test_an_adapter_of_another_base_is_found_by_the_plan(lora, elsewhere, tmp_pa
     scored = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={folder}/math", f"eval.base={narrow}"]
     of_run = ["stage=merge", "merge=soup", f"merge.experts=[{run},{folder}/language]"]
     for stage, problem in (
-        (words(folder, f"merge.base={narrow}"), "it is of another base"),
-        (scored, "it is of another base"),
+        (words(folder, f"merge.base={narrow}"), "trained on another base"),
+        (scored, "trained on another base"),
         (
             [*of_run, f"merge.base={narrow}"],
-            f"{run} is an adapter of {folder}/base, merge.base is {narrow}",
+            f"{run} is an adapter of {folder}/base, but merge.base is {narrow}",
         ),
         ([*of_run, f"merge.base={folder}/base"], ""),
         (words(folder), ""),

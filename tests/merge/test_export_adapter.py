@@ -262,7 +262,7 @@ def with_whole_head(folder: Path, place: Path) -> Path:
             "merge=soup merge.experts=[F/all,F/some] merge.form=dense",
             "is a whole model, not an adapter",
         ),
-        ("HEAD", "head holds whole tensors, of modules_to_save, bias or a"),
+        ("HEAD", "head holds whole tensors, from modules_to_save, bias or a"),
     ],
 )
 def test_what_is_no_adapter_is_refused(

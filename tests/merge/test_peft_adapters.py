@@ -49,18 +49,18 @@ READ = {
     "random": {"target_modules": ["q_proj"], "init_lora_weights": False},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "dora": ({"use_dora": True}, "an adapter with use_dora=True: only plain LoRA"),
+    "dora": ({"use_dora": True}, "an adapter with use_dora=True. Only plain LoRA"),
     "a bias of B": ({"lora_bias": True}, "lora_bias=True"),
     "pissa": (
         {"init_lora_weights": "pissa"},
-        "init_lora_weights=pissa: it belongs to a base that its initialization",
+        "init_lora_weights=pissa, which changes the base",
     ),
     "pissa by steps": ({"init_lora_weights": "pissa_niter_2"}, "init_lora_weights=pissa_niter_2"),
     "olora": ({"init_lora_weights": "OLoRA"}, "init_lora_weights=olora"),
     "alora": ({"alora_invocation_tokens": [3, 4]}, r"alora_invocation_tokens=\[3, 4\]"),
     "embedding": (
         {"target_modules": ["embed_tokens"]},
-        "lora_embedding_A is no factor of a linear layer",
+        "lora_embedding_A is not a factor of a linear layer",
     ),
     "tokens": ({"trainable_token_indices": [1, 2]}, r"trainable_token_indices=\[1, 2\]"),
     "parameters": (
@@ -140,7 +140,7 @@ def test_what_a_later_peft_adds_is_refused_by_name(base: Path, tmp_path: Path) -
         file.read_text().replace("{", '{"use_better_lora": true, "use_other_lora": null, ', 1)
     )
     with pytest.raises(
-        PipelineError, match="an adapter with use_better_lora=True: only plain LoRA"
+        PipelineError, match="an adapter with use_better_lora=True. Only plain LoRA"
     ):
         open_source(folder)
 
@@ -155,7 +155,7 @@ def test_the_head_of_a_tied_model(tmp_path: Path) -> None:
     tied = tmp_path / "tied"
     LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)).save_pretrained(tied)
     with pytest.raises(
-        PipelineError, match=r"lm_head\S* is of an output head, and .* has a tied one"
+        PipelineError, match=r"lm_head\S* belongs to an output head, but the head of .* is tied"
     ):
         open_source(adapter(tied, tmp_path / "adapter", target_modules=["lm_head", "q_proj"]))
     with pytest.raises(PipelineError, match="modules_to_save"):

@@ -77,7 +77,7 @@ def test_disk_and_live_agree(models, tmp_path):
 
 
 def test_what_is_refused(sources, tmp_path):
-    with pytest.raises(PipelineError, match="merge=slerp is of two runs, name two"):
+    with pytest.raises(PipelineError, match="Give two for merge=slerp"):
         Slerp(experts=["a", "b", "c"]).references()
     with pytest.raises(PipelineError, match="merge.t must be at least 0 and at most 1, got 1.5"):
         compose("stage=merge merge=slerp merge.experts=[a,b] merge.t=1.5".split())

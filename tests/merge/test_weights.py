@@ -72,9 +72,7 @@ def test_soups():
     assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
     thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
-    with pytest.raises(
-        PipelineError, match=r"merge.weights must sum to 1, got \[0.5, 0.51\], which sum to 1.01"
-    ):
+    with pytest.raises(PipelineError, match=r"merge.weights=\[0.5, 0.51\] sum to 1.01"):
         Soup(experts=["a", "b"], weights=[0.5, 0.51]).shares()
 
 
@@ -116,7 +114,7 @@ def test_a_swap_is_named_by_its_layers_in_the_model() -> None:
 
 def test_scaling_is_advised_where_it_fits() -> None:
     for layers, advised in ((6, True), (1, False)):
-        with pytest.raises(PipelineError, match=f"the model has {layers}: lower them") as caught:
+        with pytest.raises(PipelineError, match=f"the model has {layers}. Lower them") as caught:
             METHODS["layer_swap"]().refuse(None, layers)
         assert ("or set merge.scale_to_depth=true" in str(caught.value)) == advised
 

@@ -38,7 +38,7 @@ def test_the_only_norm_of_a_cohere_layer_is_shared():
 )
 def test_a_mixture_of_experts_is_refused_with_the_reason(part):
     with pytest.raises(
-        PipelineError, match="belongs to a mixture of experts: .*; give a dense model"
+        PipelineError, match="belongs to a mixture of experts, .* Give a dense model"
     ):
         anatomy([*llama_names(1), f"model.layers.0.{part}"])
 

@@ -114,7 +114,7 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
     copy = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"].clone()}
     assert "lm_head.weight" not in Checkpoint.open(write(tmp_path / "same", copy)).names
     other = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"] + 1}
-    with pytest.raises(PipelineError, match="although the head is tied"):
+    with pytest.raises(PipelineError, match="but the head is tied"):
         Checkpoint.open(write(tmp_path / "other", other))
     assert (
         "lm_head.weight"
@@ -157,9 +157,7 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(PipelineError, match="has no model.safetensors"):
         Checkpoint.open(tmp_path / "empty")
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(
-        PipelineError, match=r"pytorch_model.bin\); only safetensors are read: convert"
-    ):
+    with pytest.raises(PipelineError, match=r"pytorch_model.bin\), but only safetensors are read"):
         Checkpoint.open(tmp_path / "empty")
     save_file(tensors(), tmp_path / "empty/model.safetensors")
     with pytest.raises(PipelineError, match="has no config.json"):
@@ -207,7 +205,7 @@ def test_headers_with_numbers_that_are_no_sizes_are_refused(tmp_path, shape, off
     header = json.dumps(entry).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
     with pytest.raises(
-        PipelineError, match="is truncated or has a broken safetensors header .*copy it again"
+        PipelineError, match="is truncated or has a broken safetensors header .*Copy it again"
     ):
         Checkpoint.open(tmp_path / "m")
 
@@ -266,7 +264,9 @@ def test_another_architecture_is_named(tmp_path):
             same_architecture(one, Checkpoint.open(write(folder, weights, **config)), keys)
 
     same_architecture(one, one, keys)
-    refused(r"merge.language: \S+ has 2 layers, merge.math: \S+ has 1 layers", num_hidden_layers=2)
+    refused(
+        r"merge.language: \S+ has 2 layers, but merge.math: \S+ has 1 layers", num_hidden_layers=2
+    )
     refused("has model_type qwen2, .* has model_type llama", model_type="qwen2")
     refused("vocab_size 4", vocab_size=4)
     refused(r"has hidden_act gelu, .* has hidden_act silu", hidden_act="gelu")

@@ -93,7 +93,7 @@ def test_without_the_hub_its_cache_serves(
     hub["answer"] = error
     with pytest.raises(
         PipelineError,
-        match="hub:a/b cannot be reached, and is not in its cache here: run stage=prefetch",
+        match="hub:a/b cannot be reached, and is not in the local cache. Run stage=prefetch",
     ):
         local_folder(Path("a/b"))
     hub["cached"] = True

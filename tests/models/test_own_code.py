@@ -122,17 +122,17 @@ def test_files_that_another_version_wrote_are_refused_by_their_name(
         settings = (folder / "generation_config.json").read_text()
         (folder / "generation_config.json").write_text("{")
         with pytest.raises(
-            PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"
+            PipelineError, match=r"generation_config.json of .* cannot be read \(.*Copy it again"
         ):
             load(folder)
         (folder / "generation_config.json").write_text(settings)
     change(folder / "tokenizer.json", model={"type": "of a later version"})
     with pytest.raises(
-        PipelineError, match=r"the tokenizer of .*model cannot be read \(.*, or update transformers"
+        PipelineError, match=r"The tokenizer of .*model cannot be read \(.*, or update transformers"
     ):
         load(folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(PipelineError, match="model has no tokenizer: put tokenizer.json"):
+    with pytest.raises(PipelineError, match="model has no tokenizer. Put tokenizer.json"):
         load(folder)
 
 

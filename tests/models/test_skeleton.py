@@ -69,14 +69,14 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         ),
         (
             "lacks model.layers.2.mlp.down_proj.weight and 2 more tensors, which its config.json"
-            " asks for"
+            " requires"
         ),
     ),
     "one tensor is gone": (
         lambda folder: rewrite(
             folder, lambda was: {n: t for n, t in was.items() if n != "model.norm.weight"}
         ),
-        "lacks model.norm.weight, which its config.json asks for",
+        "lacks model.norm.weight, which its config.json requires",
     ),
     "deeper": (
         lambda folder: reconfigure(folder, num_hidden_layers=6),
@@ -85,20 +85,20 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "shallower": (
         lambda folder: reconfigure(folder, num_hidden_layers=2),
         (
-            "holds model.layers.2.input_layernorm.weight and 17 more tensors, which its config.json"
-            " has no place for"
+            "holds model.layers.2.input_layernorm.weight and 17 more tensors, which transformers"
+            " would not load"
         ),
     ),
     "a bias": (
         lambda folder: rewrite(
             folder, lambda was: was | {"model.layers.0.self_attn.q_proj.bias": torch.ones(16)}
         ),
-        "holds model.layers.0.self_attn.q_proj.bias, which its config.json has no place for",
+        "holds model.layers.0.self_attn.q_proj.bias, which transformers would not load",
     ),
     "another shape": (
         lambda folder: reconfigure(folder, intermediate_size=48),
         (
-            r"holds model.layers.\d.mlp.\w+.weight of shape \[\d+, \d+\], its config.json asks for"
+            r"holds model.layers.\d.mlp.\w+.weight of shape \[\d+, \d+\], but its config.json requires"
             r" \[\d+, \d+\]"
         ),
     ),
@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: rewrite(
             folder, lambda was: {n: t for n, t in was.items() if n != "lm_head.weight"}
         ),
-        "has no lm_head.weight although tie_word_embeddings is false",
+        "has no lm_head.weight, but tie_word_embeddings is false",
     ),
     "no such architecture": (
         lambda folder: reconfigure(folder, model_type="poem", architectures=["Poem"]),
@@ -170,7 +170,7 @@ def test_a_quantized_model_is_not_compared_and_not_trained(tmp_path: Path) -> No
     )
     assert build_skeleton(folder, "checkpoint").config.num_hidden_layers == 4
     with pytest.raises(
-        PipelineError, match=f"model.path={folder} is quantized, as its config.json says"
+        PipelineError, match=f"model.path={folder} is quantized, according to its config.json"
     ):
         check_base(folder, sandbox_tokenizer())
 

@@ -358,7 +358,7 @@ def test_a_wrong_number_of_tasks_is_one_sentence(
     cluster: Cluster, base: Path, world: Path, tmp_path: Path
 ) -> None:
     refusal = (
-        "srun started 2 tasks: start a torchrun on each node, as slurm/several_nodes.sbatch does"
+        "srun started 2 tasks. Start one torchrun on each node, as slurm/several_nodes.sbatch does"
     )
     for asked in (["stage=plan"], ["stage=sft", "expert=math"]):
         words = [sys.executable, "-m", "pipeline", *asked, f"runs_dir={tmp_path}/runs"]

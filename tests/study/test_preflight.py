@@ -235,7 +235,7 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     assert (int(told[1]), int(told[3])) == (cut, lost)  # the same rows, before the data run
     short = mine("plan", "every.sft.seq_length=8", **TWO)
     with pytest.raises(
-        PipelineError, match=r"math-\S+: sft.seq_length=8 leaves no row with a loss: raise it above"
+        PipelineError, match=r"math-\S+: sft.seq_length=8 leaves no row with a loss. Raise it above"
     ):
         show_plan(short)
     line = (
@@ -245,7 +245,7 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     assert line in show_plan(config)
     (tmp_path / "base/chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
     with pytest.raises(
-        PipelineError, match=r"row 1 of train.jsonl: the chat template of .* \(no turns\)"
+        PipelineError, match=r"row 1 of train.jsonl: The chat template of .* \(no turns\)"
     ):
         show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
@@ -266,7 +266,7 @@ def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -
             show_plan, mine("plan", "every.sft.steps=11", "every.sft.batch_size=4", **TWO)
         )
         expected = (
-            r"math-\S+: sft.steps=11 of sft.batch_size=4 needs more rows than there are \(40 in"
+            r"math-\S+: sft.steps=11 with sft.batch_size=4 needs more rows than 40 in"
             r" each of sft."
         )
         assert sum(bool(re.match(expected, cause)) for cause in causes) == 1, causes
@@ -298,7 +298,7 @@ def test_copies_and_rows_with_blanks_are_no_rows_of_it(
     told = call(f"stage={stage}", *words)
     assert (
         told.status == 1
-        and "sft.steps=3 of sft.batch_size=4 needs more rows than there are (9 in each" in told.err
+        and "sft.steps=3 with sft.batch_size=4 needs more rows than 9 in each" in told.err
     )
 
 
@@ -346,7 +346,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
         "tracking.mode=disabled",
         "sft.seq_length=12",
     ]
-    told = "sft.seq_length=12 leaves no row with a loss: raise it above the prompts"
+    told = "sft.seq_length=12 leaves no row with a loss. Raise it above the length"
     for stage in ("plan", "sft"):
         assert told in call(f"stage={stage}", *words, status=1).err.splitlines()[-1]
 

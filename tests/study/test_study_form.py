@@ -696,7 +696,7 @@ def test_a_plan_tells_dtypes_and_bases_that_differ(
     experts["fits"] = {"run": str(tmp_path / "wide"), "side": "language"}
     (tmp_path / "s.yaml").write_text(json.dumps(study | {"experts": experts}))
     told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "it is of another base" in told.err
+    assert told.status == 1 and "trained on another base" in told.err
 
 
 TAKEN = "s.yaml, base: the base or an expert has this name already: rename"

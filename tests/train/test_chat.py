@@ -104,10 +104,10 @@ TURN = (
 )
 ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 OTHERWISE = (
-    "does not write the prompt as in generation, then the response: other tokens would be trained"
-    " on|what it drops would not be trained on"
+    "does not write the prompt as in generation before the response, so other tokens would be"
+    "|which would not be trained on"
 )
-ENDLESS = "does not end a response with </s> alone, where the model is to stop: correct it, or use"
+ENDLESS = "does not end a response with </s> alone, where the model should stop. Correct it, or use"
 BROKEN = {
     "prompt_differs": (
         "{% if add_generation_prompt %}Answer it! {% endif %}" + TURN + "{% endfor %}" + ASK,
@@ -142,11 +142,11 @@ BROKEN = {
     "raises": (
         "{{ raise_exception('Conversation roles must alternate') }}",
         (
-            r"raises on .* \(Conversation roles must alternate\): correct it, or use"
+            r"raises on .* \(Conversation roles must alternate\). Correct it, or use"
             r" sft.template=plain"
         ),
     ),
-    "raises_of_itself": ("{{ 1 / 0 }}", r"raises on .* \(division by zero\): correct it"),
+    "raises_of_itself": ("{{ 1 / 0 }}", r"raises on .* \(division by zero\). Correct it"),
     "does_not_parse": ("{% for m in messages %}", "raises on "),
     "asks_for_what_is_not_there": ("{{ messages[0].who.name }}", "raises on "),
 }
@@ -169,10 +169,10 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
         check_rows(ROWS, made, recipe())
     sentence = str(refused.value)
     assert (
-        sentence.startswith(f"row 1 of train.jsonl: the chat template of {tmp_path / file} ")
+        sentence.startswith(f"row 1 of train.jsonl: The chat template of {tmp_path / file} ")
         and "\n" not in sentence
     )
-    assert sentence.endswith("or use sft.template=plain")
+    assert sentence.endswith("or use sft.template=plain.")
 
 
 @pytest.mark.parametrize("at", [0, 24, 299])
@@ -234,9 +234,7 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
     assert "Today Date: 26 Jul 2024" in learnt_from(Sft(name="x").template_date)
     assert "Today Date: 01 Feb 2023" in learnt_from("2023-02-01")
     assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
-    with pytest.raises(
-        PipelineError, match="template_date=26 Jul 2024 is not a date: give one as 2024-07-26"
-    ):
+    with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is not a date. Give a date"):
         learnt_from("26 Jul 2024")
 
 
@@ -370,8 +368,8 @@ def test_each_row_is_rendered_once_before_training(
 
 
 MARKS = (
-    "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration"
-    " %}: correct it"
+    "does not mark the assistant's turns and their ends by {% generation %} and {% endgeneration"
+    " %}. Correct it"
 )
 
 
@@ -390,8 +388,6 @@ def test_turns_that_cannot_be_trained_on_are_refused(capsys: pytest.CaptureFixtu
     with_tools = [{**TALKS[0], "messages": [{"role": "tool", "content": "4"}]}]
     with pytest.raises(
         PipelineError,
-        match=(
-            "sft.template=plain: rows hold tool turns, which plain text .*: use sft.template=chat"
-        ),
+        match=("sft.template=plain cannot express tool turns, .* Use sft.template=chat"),
     ):
         check_rows(with_tools, tokenizer(FALCON3), plain)

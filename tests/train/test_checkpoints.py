@@ -249,7 +249,7 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
         assert told.status == status and told.out == ""
         assert (
             f"{number.name}: math-full-s0" in told.err
-            and told.err.count("rerun the same command to resume") == 1
+            and told.err.count("Rerun the same command to resume") == 1
         )
         ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         assert (
@@ -406,9 +406,9 @@ def test_weights_that_are_no_numbers_are_not_kept(
     told = call(*command)
     assert told.status == 1 and told.err.count("error: ") == 1
     assert (
-        "model.embed_tokens.weight is not finite after step 4: lower sft.learning_rate" in told.err
+        "model.embed_tokens.weight is not finite after step 4. Lower sft.learning_rate" in told.err
     )
-    assert "; the resume point after step 3 stays in" in told.err
+    assert "The resume point after step 3 stays in" in told.err
     record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
 

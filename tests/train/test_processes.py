@@ -387,7 +387,7 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(
-        PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"
+        PipelineError, match="sft.processes=2, but 4 processes were launched. Give sft.processes=4"
     ):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
@@ -403,7 +403,7 @@ def test_world_size_without_what_goes_with_it_is_refused(
     monkeypatch.delenv(missing)
     with pytest.raises(
         PipelineError,
-        match=f"WORLD_SIZE=2 is set without {missing}: unset WORLD_SIZE, or start with ",
+        match=f"WORLD_SIZE=2 is set without {missing}. Unset WORLD_SIZE, or start with ",
     ):
         check_launch(1)
     monkeypatch.setenv("WORLD_SIZE", "1"), monkeypatch.delenv("RANK", raising=False)

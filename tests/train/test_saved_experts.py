@@ -175,7 +175,7 @@ def test_experts_as_trained_merge_beside_the_base_of_the_hub(
     )
     live = Live(load_model(base), None)
     if kind in NOT_IN_MEMORY:
-        with pytest.raises(PipelineError, match="the model in memory has other parameters"):
+        with pytest.raises(PipelineError, match="model in memory has other parameters"):
             live.apply(open_merge(swap, sides, open_source(base)))
     else:
         live.apply(open_merge(swap, sides, open_source(base)))

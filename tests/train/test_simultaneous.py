@@ -191,7 +191,7 @@ def test_steps_stop_with_the_shorter_set() -> None:
         {"math": 32, "language": 36},
     )
     with pytest.raises(
-        PipelineError, match="sft.steps=6 of sft.batch_size=4.*40 math and 11 language in each"
+        PipelineError, match="sft.steps=6 with sft.batch_size=4.*40 math and 11 language in each"
     ):
         steps_of(tiny.recipe(method="simultaneous", steps=6), {"math": 40, "language": 11})
 
@@ -223,7 +223,7 @@ def test_shards_that_are_not_in_the_hash_are_refused(
 
     monkeypatch.setattr(trainers, "Trainer", Sharding)
     with pytest.raises(
-        PipelineError, match="asks for FSDP or DeepSpeed: leave it out there, and give sft.par"
+        PipelineError, match="enables FSDP or DeepSpeed. Remove it there, and give sft.par"
     ):
         tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
 

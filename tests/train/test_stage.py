@@ -93,7 +93,7 @@ def test_rows_that_do_not_say_their_side() -> None:
     rows = [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}]
     with pytest.raises(
         PipelineError,
-        match="rows of both sides, and these are of math and none: create the data with",
+        match="rows of both sides, but the rows are of math and none. Create the data with",
     ):
         datasets_of(rows, tiny.recipe(), ["math", "language"])
 

@@ -177,7 +177,7 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
         (
             {"method": "partial", "side": "math", "adapter": "lora", "lora_targets": ["q_proj"]},
             A,
-            "nothing that is trained",
+            "match no trained matrix",
         ),
     ],
 )

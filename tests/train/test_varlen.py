@@ -126,8 +126,8 @@ def test_autocast_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_it_cannot_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout, capped scores, chunks, and a model that does not hand over where rows begin."""
     refused = (
-        "sft.padding_free=true: llama's attention is more than torch's varlen_attn computes .*:"
-        " leave it out"
+        "sft.padding_free=true: the attention of llama .* torch's varlen_attn does not support."
+        " Leave it out"
     )
     for fields in ({"attention_dropout": 0.1}, {"layer_types": ["chunked_attention"] * 2}):
         with pytest.raises(PipelineError, match=refused):

@@ -59,10 +59,10 @@ REFUSED = {
         "is not a multiple of sft.micro_batch_size=4"
     ),
     "expert=math sft.batch_size=6 sft.processes=4": (
-        "sft.micro_batch_size=1 x sft.processes=4: give"
+        "sft.micro_batch_size=1 x sft.processes=4. Give"
     ),
     "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": (
-        "sft.processes=3: give sft.batch_size=36"
+        "sft.processes=3. Give sft.batch_size=36"
     ),
     "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": (
         "sft.micro_batch_size=4 x sft.processes=4"
@@ -77,7 +77,7 @@ REFUSED = {
         "ends before the language side"
     ),
     f"expert=math sft=partial {C} partition.all_attention=true partition.all_mlp=true": (
-        "none to math: set partition.a"
+        "none to math. Set partition.a"
     ),
 }
 

@@ -1,11 +1,12 @@
-"""LoRA experts: a base and its adapter as one checkpoint of float32 tensors, and merges that are
-adapters themselves.
+"""LoRA experts read as whole models, and merges that are adapters themselves.
 
-`base + scale x B A`, row by row, as PEFT adds it (tuners/lora/layer.py): neither the model nor a
-product of factors is ever whole in memory. Choosing layers keeps factors as they are; a weighted
-sum of adapters concatenates their ranks, with weight and scale in B alone. PEFT's
-add_weighted_adapter (0.21) does not give it: `linear` multiplies sums of factors, and `cat` of
-rsLoRA adapters scales their sum once more.
+A base and its adapter are one checkpoint of float32 tensors: `base + scale x B A`, as PEFT adds it
+(tuners/lora/layer.py). Rows are computed on demand, so memory holds neither the model nor a whole
+product of factors.
+
+Choosing layers keeps the factors unchanged. A weighted sum of adapters concatenates their ranks,
+and B alone is multiplied by weight and scale. PEFT's add_weighted_adapter (0.21) cannot do this:
+`linear` multiplies sums of factors, and `cat` of rsLoRA adapters scales their sum twice.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +41,7 @@ from pipeline.models.names import HEAD, has_row_per_token, plain_name, tensor_na
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
 
-# keys of adapter_config.json that say where, how large and how trained factors are: they may say
-# anything
+# Keys of adapter_config.json that may have any value: they do not change base + scale x B A
 PLAIN = {
     "peft_type",
     "peft_version",
@@ -68,11 +68,14 @@ PLAIN = {
     "megatron_core",
     "qalora_group_size",
     "init_lora_weights",
-    "fan_in_fan_out",  # PEFT sets it itself, by the class of the layer
+    "fan_in_fan_out",  # PEFT sets it by the class of the layer
 }
-PATTERN_SECONDS = 2  # of processor time for the patterns of an adapter
-MERGE_FIRST = "only plain LoRA of linear layers is read; merge it into its base first"
-OTHER_BASE = "it is of another base; give the one that it was trained from"
+PATTERN_SECONDS = 2  # processor time for matching alpha_pattern
+MERGE_FIRST = (
+    "Only plain LoRA of linear layers is supported. Merge the adapter into its base first."
+)
+OTHER_BASE = "It was trained on another base. Give that base."
+# Values of init_lora_weights that leave the base unchanged
 ON_THE_BASE = (
     True,
     False,
@@ -80,21 +83,33 @@ ON_THE_BASE = (
     "gaussian",
     "eva",
     "orthogonal",
-)  # init_lora_weights that leave the base as it is
+)
+FACTOR = re.compile(r"\.lora_([AB])(?:\.\w+)?\.weight$")
+
+
+class Part(NamedTuple):
+    """The factors of one adapter for one parameter, with a weight that is multiplied into B."""
+
+    weight: float
+    adapter: Checkpoint
+    name_of_a: str
+    name_of_b: str
 
 
 @dataclass(frozen=True)
 class Factors:
-    """LoRA factors of one parameter, whose change is scale x B A: those of `parts` side by side,
-    then zeros.
+    """The LoRA factors of one parameter, whose change is scale x B A.
 
-    parts: (weight multiplied into B, adapter, its name of A, its name of B); rank: rows of A,
-        columns of B.
-    shape: of the parameter, (outputs, inputs); transposed: it is stored as (inputs, outputs), as
-    GPT-2's, so that its change is the transpose of B A.
+    Args:
+        parts: factors that are placed side by side. Zeros fill the remaining ranks.
+        rank: rows of A and columns of B.
+        shape: the parameter's shape.
+        scale: the factor of B A.
+        transposed: the parameter is stored as (inputs, outputs), as in GPT-2, so its change is the
+            transpose of B A.
     """
 
-    parts: tuple[tuple[float, Checkpoint, str, str], ...]
+    parts: tuple[Part, ...]
     rank: int
     shape: tuple[int, ...]
     scale: float = 1.0
@@ -102,25 +117,31 @@ class Factors:
 
     def matrices(self) -> tuple[np.ndarray, np.ndarray]:
         """Return A (rank, inputs) and B (outputs, rank) in float32."""
-        if self.transposed:
-            outputs, inputs = reversed(self.shape)
-        else:
-            outputs, inputs = self.shape
-        a, b, place = (
-            np.zeros((self.rank, inputs), np.float32),
-            np.zeros((outputs, self.rank), np.float32),
-            0,
-        )
-        for weight, adapter, name_of_a, name_of_b in self.parts:
-            own = all_rows(adapter, name_of_a)
-            a[place : place + len(own)] = own
-            b[:, place : place + len(own)] = all_rows(adapter, name_of_b) * np.float32(weight)
-            place += len(own)
+        outputs, inputs = features(self.shape, self.transposed)
+        a = np.zeros((self.rank, inputs), np.float32)
+        b = np.zeros((outputs, self.rank), np.float32)
+        start = 0
+        for part in self.parts:
+            own_a = all_rows(part.adapter, part.name_of_a)
+            own_b = all_rows(part.adapter, part.name_of_b)
+            stop = start + len(own_a)
+            a[start:stop] = own_a
+            b[:, start:stop] = own_b * np.float32(part.weight)
+            start = stop
         return a, b
 
-    def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
-        """Return the parts with weight and scale multiplied into B."""
-        return tuple((own * weight * self.scale, *names) for own, *names in self.parts)  # type: ignore[misc]
+    def scaled(self, weight: float) -> tuple[Part, ...]:
+        """Return the parts with `weight` and the scale multiplied into B."""
+        return tuple(part._replace(weight=part.weight * weight * self.scale) for part in self.parts)
+
+
+def features(shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
+    """Return the output and input features of a matrix."""
+    if transposed:
+        inputs, outputs = shape
+    else:
+        outputs, inputs = shape
+    return outputs, inputs
 
 
 def all_rows(adapter: Checkpoint, name: str) -> np.ndarray:
@@ -128,17 +149,17 @@ def all_rows(adapter: Checkpoint, name: str) -> np.ndarray:
 
 
 def is_transposed(base: Checkpoint, name: str) -> bool:
-    """Whether a matrix is stored as (inputs, outputs): those of GPT-2's Conv1D."""
-    return base.config.get("model_type") in ("gpt2", "openai-gpt") and bool(
-        re.search(r"\.c_(attn|proj|fc)\.", name)
-    )
+    """Return True if a matrix is stored as (inputs, outputs), as in GPT-2's Conv1D."""
+    if base.config.get("model_type") not in ("gpt2", "openai-gpt"):
+        return False
+    return re.search(r"\.c_(attn|proj|fc)\.", name) is not None
 
 
 @dataclass
 class Adapted(Checkpoint):
-    """A base and an adapter, read as one checkpoint of float32 tensors, laid out as the base.
+    """A base and an adapter, read as one checkpoint of float32 tensors with the base's layout.
 
-    `replaced`: the tensors that the adapter holds whole. `uniform`: the factors are those of
+    `replaced` holds the tensors that the adapter stores whole. `uniform` marks factors made by
     `with_uniform_rank`.
     """
 
@@ -163,7 +184,7 @@ class Adapted(Checkpoint):
         return self.base.later_heads
 
     def stored(self, name: str) -> TensorInfo | None:
-        """Return the base's bytes, of a float32 base's tensor that the adapter leaves alone."""
+        """Return where the base stores a float32 tensor that the adapter leaves alone, or None."""
         info = self.base.info(name)
         if name in self.factors or name in self.replaced.infos or info.dtype != "F32":
             return None
@@ -174,22 +195,20 @@ class Adapted(Checkpoint):
             holder = self.replaced
         else:
             holder = self.base
-        rows = holder.rows(
-            name, start, stop
-        )  # an adapter of the head holds its base's head beside the factors
+        # An adapter of the head stores the base's head in addition to the factors
+        rows = holder.rows(name, start, stop)
         factors = self.factors.get(name)
         if factors:
             a, b = self._matrices(name)
+            left, right = b, a
             if factors.transposed:
-                left, right = (a.T, b.T)
-            else:
-                left, right = (b, a)
+                left, right = a.T, b.T
             rows += left[start:stop] @ right * np.float32(factors.scale)
         return rows
 
     @cached_property
     def _matrices(self) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
-        """The factors of a parameter; of the last few, one for each thread."""
+        """Return a function that caches the matrices of the last few parameters."""
         return lru_cache(maxsize=16)(lambda name: self.factors[name].matrices())
 
 
@@ -197,12 +216,12 @@ Source = Checkpoint  # or Adapted
 
 
 def open_source(folder: str | Path, base: Path | None = None) -> Source:
-    """Open a checkpoint, or an adapter on its base, by headers alone.
+    """Open a checkpoint, or an adapter on its base, by reading headers only.
 
-    A name on the Hub is looked up there.
-
-    Args: base: stands in place of what the adapter_config.json of an adapter from elsewhere names.
-    One that a run made has the base of its manifest.
+    Args:
+        folder: a folder, or a name on the Hub.
+        base: replaces the base that adapter_config.json names. An adapter that a run trained always
+            uses the base of its manifest.
     """
     folder = local_folder(Path(folder))
     if not is_adapter(folder):
@@ -210,163 +229,190 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
     if base is None or read_manifest(folder) is not None:
         return open_adapter(folder, local_folder(base_folder(folder)))
     adapted = open_adapter(folder, local_folder(base))
-    folder_of_base = adapted.base.folder.resolve()
-    if (
-        hub_cache().resolve() not in folder_of_base.parents
-    ):  # files written elsewhere name the base that was used
-        adapted.settings["base_model_name_or_path"] = str(folder_of_base)
+    base_used = adapted.base.folder.resolve()
+    # Adapters that a merge writes name the base that it used
+    if hub_cache().resolve() not in base_used.parents:
+        adapted.settings["base_model_name_or_path"] = str(base_used)
     return adapted
 
 
 def open_adapter(folder: Path, base: Path) -> Adapted:
-    """Open a PEFT LoRA adapter on its base, by headers.
+    """Open a PEFT LoRA adapter on its base by reading headers only.
 
-    Raises: PipelineError: it is no plain LoRA, or does not fit.
+    Raises:
+        PipelineError: the adapter is not plain LoRA, or does not fit the base.
     """
     settings = adapter_settings(folder)
     refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(
-            f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again"
+            f"{folder} has no {ADAPTER_WEIGHTS}. Save the adapter again as safetensors."
         )
-    full, adapter = (
-        Checkpoint.open(base),
-        Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS)),
-    )
-    pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
-    plain = {stored: plain_name(stored) for stored in adapter.infos}
-    names = tensor_names(
-        [*full.infos, *plain.values()]
-    )  # the whole model's: an adapter may be of its decoder alone
-    # PEFT stores the head of a base that ties it as well, where the vocabulary grew
-    ends = []
-    for stored, info in adapter.infos.items():
-        if names[plain[stored]] in (HEAD, full.embedding):
-            ends.append(info)
-    is_copied = full.tied_head and len(ends) == 2 and ends[0].digest() == ends[1].digest()
-    for stored, info in adapter.infos.items():
-        name = names[plain[stored]]
-        if is_copied and name == HEAD:
-            continue
-        part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
-        resized = has_row_per_token(name)  # a vocabulary may have grown in training
-        problem = ""
-        if "lora_" in stored and not part:
-            problem = f"is no factor of a linear layer: {MERGE_FIRST}"
-        elif name == HEAD and full.tied_head:
-            problem = f"is of an output head, and {base} has a tied one: {MERGE_FIRST}"
-        elif name not in full.infos:
-            problem = f"changes no parameter of {base}: {OTHER_BASE}"
-        elif not part and info.shape[resized:] != full.infos[name].shape[resized:]:
-            problem = (
-                f"is {list(info.shape)}, its base's is {list(full.infos[name].shape)}: {OTHER_BASE}"
-            )
-        if problem:
-            raise PipelineError(f"{folder}: {stored} {problem}")
-        if part:
-            pairs[name][part[1]] = stored
-        else:
-            whole[name] = info
-    embedding = whole.get(full.embedding or "")
-    if full.tied_head and embedding and not (is_copied or settings.get("ensure_weight_tying")):
+    full = Checkpoint.open(base)
+    adapter = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
+    tensors = _sort_tensors(adapter, full, base)
+    embedding = tensors.whole.get(full.embedding or "")
+    is_tied = tensors.has_copied_head or settings.get("ensure_weight_tying")
+    if full.tied_head and embedding and not is_tied:
         raise PipelineError(
-            f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied"
-            " head, which PEFT then leaves as it was: train it with ensure_weight_tying, or merge"
-            " it into its base first"
+            f"{folder} has modules_to_save={settings.get('modules_to_save')}, but its base has a"
+            " tied head, which PEFT does not train with it. Train it with ensure_weight_tying, or"
+            " merge it into its base first."
         )
-    config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {
-        "dtype": "float32"
-    }
+    config = {**full.config, "dtype": "float32"}
+    config.pop("torch_dtype", None)
     if embedding:
         config = with_rows(config, embedding.shape[0])
-    infos = {
-        name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
-        for name, info in full.infos.items()
-        for shape in [whole.get(name, info).shape]
-    }
-    problem = f"{folder / ADAPTER_CONFIG}: a pattern of alpha_pattern"
-    try:
-        with time_limit(
-            PATTERN_SECONDS, f"{problem} takes too long to match: name the modules without * and +"
-        ):
-            factors = {
-                name: _read_factors(adapter, full, name, pair, settings)
-                for name, pair in pairs.items()
-            }
-    except re.error as error:
-        raise PipelineError(f"{problem} is no regular expression ({error}): correct it") from error
+    infos = {}
+    for name, info in full.infos.items():
+        shape = tensors.whole.get(name, info).shape
+        infos[name] = replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
     return Adapted(
         folder,
         config,
         infos,
         base=full,
-        factors=factors,
-        replaced=Checkpoint(folder, {}, whole),
+        factors=_read_all_factors(adapter, full, tensors.pairs),
+        replaced=Checkpoint(folder, {}, tensors.whole),
         settings=settings,
     )
 
 
+@dataclass
+class _Tensors:
+    """The tensors of an adapter by the base's names: pairs of factors, and whole tensors."""
+
+    pairs: dict[str, dict[str, str]]
+    whole: dict[str, TensorInfo]
+    has_copied_head: bool
+
+
+def _sort_tensors(adapter: Checkpoint, full: Checkpoint, base: Path) -> _Tensors:
+    """Sort an adapter's tensors into factors and whole tensors, and check that they fit."""
+    plain = {stored: plain_name(stored) for stored in adapter.infos}
+    # Names of the whole model: the adapter may be of its decoder only
+    names = tensor_names([*full.infos, *plain.values()])
+    stored_names = {stored: names[name] for stored, name in plain.items()}
+    # If the vocabulary grew, PEFT stores a tied head next to the embedding
+    ends = []
+    for stored, info in adapter.infos.items():
+        if stored_names[stored] in (HEAD, full.embedding):
+            ends.append(info)
+    has_copied_head = False
+    if full.tied_head and len(ends) == 2:
+        has_copied_head = ends[0].digest() == ends[1].digest()
+    pairs = defaultdict[str, dict[str, str]](dict)
+    whole: dict[str, TensorInfo] = {}
+    for stored, info in adapter.infos.items():
+        name = stored_names[stored]
+        if has_copied_head and name == HEAD:
+            continue
+        problem = _why_unfit(stored, name, info, full, base)
+        if problem:
+            raise PipelineError(f"{adapter.folder}: {stored} {problem}")
+        factor = FACTOR.search(stored)
+        if factor:
+            pairs[name][factor[1]] = stored
+        else:
+            whole[name] = info
+    return _Tensors(pairs, whole, has_copied_head)
+
+
+def _why_unfit(stored: str, name: str, info: TensorInfo, full: Checkpoint, base: Path) -> str:
+    """Return why an adapter's tensor cannot be applied to the base, or an empty text."""
+    is_factor = FACTOR.search(stored) is not None
+    if "lora_" in stored and not is_factor:
+        return f"is not a factor of a linear layer. {MERGE_FIRST}"
+    if name == HEAD and full.tied_head:
+        return f"belongs to an output head, but the head of {base} is tied. {MERGE_FIRST}"
+    if name not in full.infos:
+        return f"changes no parameter of {base}. {OTHER_BASE}"
+    if is_factor:
+        return ""
+    first = int(has_row_per_token(name))  # the vocabulary may have grown in training
+    shape = full.infos[name].shape
+    if info.shape[first:] != shape[first:]:
+        return f"has shape {list(info.shape)}, but its base has {list(shape)}. {OTHER_BASE}"
+    return ""
+
+
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise PipelineError, naming the key of adapter_config.json, unless the weights are base +
-    scale x B A.
+    """Raise PipelineError unless an adapter's weights are base + scale x B A.
+
+    The error names the key of adapter_config.json.
     """
-    if settings.get("peft_type") != "LORA":
-        raise PipelineError(
-            f"{folder} is an adapter with peft_type={settings.get('peft_type')}: {MERGE_FIRST}"
-        )
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise PipelineError(f"{folder} is an adapter with peft_type={kind}. {MERGE_FIRST}")
     start = settings.get("init_lora_weights")
     if isinstance(start, str):
         start = start.lower()
-    if (
-        start not in ON_THE_BASE
-    ):  # PiSSA, OLoRA and others take factors out of the base, and train what is left
+    # PiSSA, OLoRA and others move part of the base into the factors
+    if start not in ON_THE_BASE:
         raise PipelineError(
-            f"{folder} has init_lora_weights={start}: it belongs to a base that its initialization"
-            " changed. Save it with PEFT's path_initial_model_for_weight_conversion, or merge it"
-            " into that base first"
+            f"{folder} has init_lora_weights={start}, which changes the base. Save it with PEFT's"
+            " path_initial_model_for_weight_conversion, or merge it into the changed base first."
         )
-    unsupported = next((key for key, value in settings.items() if value and key not in PLAIN), None)
-    if unsupported:
+    for key, value in settings.items():
+        if value and key not in PLAIN:
+            raise PipelineError(f"{folder} is an adapter with {key}={value}. {MERGE_FIRST}")
+
+
+def _read_all_factors(
+    adapter: Checkpoint, base: Checkpoint, pairs: Mapping[str, dict[str, str]]
+) -> dict[str, Factors]:
+    problem = f"{adapter.folder / ADAPTER_CONFIG}: a pattern of alpha_pattern"
+    too_slow = f"{problem} takes too long to match. Name the modules without * and +."
+    try:
+        with time_limit(PATTERN_SECONDS, too_slow):
+            return {name: _read_factors(adapter, base, name, pair) for name, pair in pairs.items()}
+    except re.error as error:
         raise PipelineError(
-            f"{folder} is an adapter with {unsupported}={settings[unsupported]}: {MERGE_FIRST}"
-        )
+            f"{problem} is not a regular expression ({error}). Correct it."
+        ) from error
 
 
 def _read_factors(
-    adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]
+    adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str]
 ) -> Factors:
     if set(pair) != {"A", "B"}:
         raise PipelineError(
-            f"{adapter.folder} holds one factor of {name} without the other: copy it again"
+            f"{adapter.folder} has only one factor of {name}, not A and B. Copy it again."
         )
-    a, b = adapter.infos[pair["A"]], adapter.infos[pair["B"]]
-    shape, transposed = base.info(name).shape, is_transposed(base, name)
+    a = adapter.infos[pair["A"]].shape
+    b = adapter.infos[pair["B"]].shape
+    rank = a[0]
+    shape = base.info(name).shape
+    transposed = is_transposed(base, name)
+    expected = shape
     if transposed:
-        outputs, inputs = reversed(shape)
-    else:
-        outputs, inputs = shape
-    if (*b.shape, *a.shape) != (outputs, *a.shape[:1], *a.shape[:1], inputs):
+        expected = shape[::-1]
+    if len(expected) != 2 or b != (expected[0], rank) or a != (rank, expected[1]):
         raise PipelineError(
-            f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
-            f"its base's is {list(shape)}: {OTHER_BASE}"
+            f"{adapter.folder}: the factors of {name} have shapes {list(b)} and {list(a)}, but its"
+            f" base has {list(shape)}. {OTHER_BASE}"
         )
-    rank, module = a.shape[0], name.removesuffix(".weight")
-    alpha = _pattern_value(
-        settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank)
-    )
-    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape, scale, transposed)
+    settings = adapter.config
+    patterns = settings.get("alpha_pattern") or {}
+    module = name.removesuffix(".weight")
+    alpha = _pattern_value(patterns, module, settings.get("lora_alpha", rank))
+    divisor: float = rank
+    if settings.get("use_rslora"):
+        divisor = math.sqrt(rank)
+    parts = (Part(1.0, adapter, pair["A"], pair["B"]),)
+    return Factors(parts, rank, shape, alpha / divisor, transposed)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """PEFT's rule: the first pattern that matches the end of the module's name."""
-    return next(
-        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default
-    )
+    """Return the value of the first pattern that matches a module's end, as PEFT does."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
 
 
 def recorded_key(folder: Path) -> str | None:
-    """Return the key of a merge, else the root over its tensors, of a run; None of no run."""
+    """Return the key of a merge or the weights' root of another run, or None without a manifest."""
     manifest = read_manifest(folder)
     if manifest:
         return manifest.weights.get("made_of") or manifest.weights_root
@@ -374,24 +420,26 @@ def recorded_key(folder: Path) -> str | None:
 
 
 def root_of(folder: Path) -> str:
-    """Return what was recorded when a model was written: of a merge its key, else the root over its
-    tensors.
+    """Return what identifies a model's weights: a merge's key, or the root over the tensors.
 
-    Of an adapter it is the root over its own tensors.
+    For an adapter it is the root over the adapter's own tensors.
     """
     return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
-# --- adapter out ---
+# --- writing adapters ---
 
 
 def combine_adapters(
     sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]
 ) -> Adapted:
-    """Return the weighted sum of adapters on one base as an adapter: each parameter's ranks side by
-    side.
+    """Return the weighted sum of adapters on one base as an adapter, with concatenated ranks.
 
-    A single adapter with weight 1 keeps its factors as they are, whatever its rank.
+    If a parameter has a single adapter with weight 1, its factors are kept unchanged.
+
+    Args:
+        sources: the sources by role, one of them an adapter.
+        changes: for each parameter, the weight of each role.
     """
     adapted = {}
     for role, source in sources.items():
@@ -400,69 +448,69 @@ def combine_adapters(
     first = next(iter(adapted.values()))
     factors = {}
     for name, weights in changes.items():
-        found = (
-            (weight, adapted[role].factors.get(name))
-            for role, weight in weights.items()
-            if role in adapted
-        )
-        parts = []
-        for weight, part in found:
-            if weight and part:
-                parts.append((weight, part))
-        if [weight for weight, _ in parts] == [1]:
-            _, only = parts[0]
-            factors[name] = replace(
-                only, scale=only.scale * only.rank / only.rank
-            )  # rounded as on disk: alpha / rank
-        elif parts:
-            joined = tuple(piece for weight, part in parts for piece in part.scaled(weight))
-            factors[name] = replace(
-                parts[0][1], parts=joined, rank=sum(part.rank for _, part in parts), scale=1.0
-            )
+        weighted = []
+        for role, weight in weights.items():
+            if role in adapted and weight and name in adapted[role].factors:
+                weighted.append((weight, adapted[role].factors[name]))
+        if weighted:
+            factors[name] = _sum_of_factors(weighted)
     return replace(first, factors=factors)
 
 
-def with_uniform_rank(adapter: Adapted) -> Adapted:
-    """The same adapter with the largest rank and scale 1 everywhere, and with all modules of a name
-    (q_proj) or none.
+def _sum_of_factors(weighted: Sequence[tuple[float, Factors]]) -> Factors:
+    weight, first = weighted[0]
+    if len(weighted) == 1 and weight == 1:
+        # Rounded as on disk, where alpha is scale x rank
+        return replace(first, scale=first.scale * first.rank / first.rank)
+    parts: list[Part] = []
+    rank = 0
+    for weight, part in weighted:
+        parts += part.scaled(weight)
+        rank += part.rank
+    return replace(first, parts=tuple(parts), rank=rank, scale=1.0)
 
-    Scales are multiplied into B, ranks filled up with zeros; a module that the adapter leaves alone
-    gets zeros. vLLM reads r, lora_alpha and use_rslora of adapter_config.json
-    (vllm/lora/peft_helper.py) and ignores rank_pattern and
-    alpha_pattern: it would scale modules wrongly without an error.
+
+def with_uniform_rank(adapter: Adapted) -> Adapted:
+    """Return the same adapter with the largest rank and scale 1 in all modules of a name (q_proj).
+
+    Scales are multiplied into B, and zeros fill the ranks. A module that the adapter does not
+    change gets zeros if another module of its name is changed. vLLM reads r, lora_alpha and
+    use_rslora (vllm/lora/peft_helper.py) but ignores rank_pattern and alpha_pattern, so it would
+    silently scale modules wrongly.
     """
+    base = adapter.base
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
     factors = {}
-    for name in adapter.base.names:
-        if name.endswith(".weight") and module_name(name) in targets:
-            for part in [adapter.factors.get(name)]:
-                factors[name] = Factors(
-                    part.scaled(1.0) if part else (),
-                    rank,
-                    adapter.base.info(name).shape,
-                    transposed=is_transposed(adapter.base, name),
-                )
+    for name in base.names:
+        if not name.endswith(".weight") or module_name(name) not in targets:
+            continue
+        parts: tuple[Part, ...] = ()
+        if name in adapter.factors:
+            parts = adapter.factors[name].scaled(1.0)
+        transposed = is_transposed(base, name)
+        factors[name] = Factors(parts, rank, base.info(name).shape, transposed=transposed)
     return replace(adapter, factors=factors, uniform=True)
 
 
 def module_name(name: str) -> str:
-    """Return the last part of the name of a weight's module: q_proj."""
+    """Return the last part of the name of a weight's module, such as q_proj."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
-    """adapter_model.safetensors and adapter_config.json as PEFT reads them, in float32; {tensor:
-    digest}.
-    """
+    """Write an adapter in float32 as PEFT reads it, and return {tensor: digest}."""
     from safetensors.numpy import save_file
 
     tensors: dict[str, np.ndarray] = {}
     for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
-        tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = part.matrices()
+        a, b = part.matrices()
+        tensors[f"{module}.lora_A.weight"] = a
+        tensors[f"{module}.lora_B.weight"] = b
     save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
-    rank = max(part.rank for part in adapter.factors.values())
+    parts = adapter.factors.values()
+    rank = max(part.rank for part in parts)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -473,26 +521,25 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         "use_dora": False,
         "r": rank,
         "lora_alpha": rank,
-        "fan_in_fan_out": any(part.transposed for part in adapter.factors.values()),
+        "fan_in_fan_out": any(part.transposed for part in parts),
         "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
-        **(
-            {"revision": revision} if (revision := adapter.settings.get("revision")) else {}
-        ),  # of the base
-        **_target_settings(adapter),
     }
+    revision = adapter.settings.get("revision")  # the base's
+    if revision:
+        settings["revision"] = revision
+    settings |= _target_settings(adapter)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
     return digest_tensors(folder)
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:
-    """Return the keys of adapter_config.json that name the modules, with ranks and scales where
-    these differ.
-    """
+    """Return the keys of adapter_config.json that name modules, and their ranks and scales."""
     if adapter.uniform:
         return {"target_modules": sorted({module_name(name) for name in adapter.factors})}
-    modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}
-    return {
-        "target_modules": list(modules),
-        "rank_pattern": {module: part.rank for module, part in modules.items()},
-        "alpha_pattern": {module: part.scale * part.rank for module, part in modules.items()},
-    }
+    ranks = {}
+    alphas = {}
+    for name, part in sorted(adapter.factors.items()):
+        module = name.removesuffix(".weight")
+        ranks[module] = part.rank
+        alphas[module] = part.scale * part.rank
+    return {"target_modules": list(ranks), "rank_pattern": ranks, "alpha_pattern": alphas}

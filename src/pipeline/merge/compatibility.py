@@ -16,38 +16,20 @@ from pipeline.models.checkpoint import DTYPES, text_settings
 
 
 def key_of(role: str) -> str:
-    """Return the key that names a source: merge.math, merge.language[1], merge.experts[0]."""
-    side, _, index = role.partition(".")
+    """Return the key that names a source, such as merge.math or merge.experts[0]."""
     if role.isdigit():
         return f"merge.experts[{role}]"
+    side, _, index = role.partition(".")
     if index:
         return f"merge.{side}[{index}]"
     return f"merge.{role}"
 
 
 def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of) -> None:
-    """Raise PipelineError for sources whose tensors or tokenizers do not fit each other."""
+    """Raise PipelineError if the sources' tensors or tokenizers do not fit each other."""
     for role, source in sources.items():
-        quantized = source.config.get("quantization_config")
-        if quantized:
-            if isinstance(quantized, dict):
-                quantization = quantized.get("quant_method", quantized)
-            else:
-                quantization = quantized
-            raise PipelineError(
-                f"{key_for(role)}: config.json of {source.folder} has quantization_config"
-                f" ({quantization}), so its tensors are not the weights that it computes with: name"
-                " the model before it was quantized, or dequantize it"
-            )
-        for name, info in source.infos.items():
-            if info.dtype not in DTYPES.values():
-                raise PipelineError(
-                    f"{source.folder}: {name} is stored as {info.dtype}, not as a float"
-                )
-    experts = {}
-    for role, source in sources.items():
-        if role != "base":
-            experts[role] = source
+        _refuse_quantized(source, key_for(role))
+    experts = experts_of(sources)
     first_role, first = next(iter(experts.items()))
     for role, source in sources.items():
         keys = key_for(first_role), key_for(role)
@@ -58,34 +40,57 @@ def check_sources(sources: Mapping[str, Source], key_for: Callable[[str], str] =
             refuse_another_base(source, sources["base"].folder, key_for(role))
 
 
+def experts_of(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return the sources without the base."""
+    experts = dict(sources)
+    experts.pop("base", None)
+    return experts
+
+
+def _refuse_quantized(source: Source, key: str) -> None:
+    quantization = source.config.get("quantization_config")
+    if quantization:
+        if isinstance(quantization, dict):
+            quantization = quantization.get("quant_method", quantization)
+        raise PipelineError(
+            f"{key}: config.json of {source.folder} has quantization_config ({quantization}), so"
+            " its tensors are not its weights. Name the model before it was quantized, or"
+            " dequantize it."
+        )
+    for name, info in source.infos.items():
+        if info.dtype not in DTYPES.values():
+            raise PipelineError(
+                f"{source.folder}: {name} is stored as {info.dtype}, which is not supported. Save"
+                f" it as {', '.join(DTYPES)}."
+            )
+
+
 def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Return models that also see as their decoders if another source is a decoder alone, as
-    trained from one.
-    """
+    """Return models that also see as their decoders, if another source is only a decoder."""
     opened = dict(sources)
     if all("text_config" in source.config for source in opened.values()):
         return opened
     for role, source in sources.items():
-        if "text_config" in source.config and not isinstance(source, Adapted):
-            beside = set(towers(source.names))
-            infos = {}
-            for name, info in source.infos.items():
-                if name not in beside:
-                    infos[name] = info
-            opened[role] = replace(source, infos=infos, config=source.config["text_config"])
+        if "text_config" not in source.config or isinstance(source, Adapted):
+            continue
+        infos = dict(source.infos)
+        for name in towers(source.names):
+            del infos[name]
+        opened[role] = replace(source, infos=infos, config=source.config["text_config"])
     return opened
 
 
 def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
-    """Give a merge's configuration the base's number of positions, without a base the smallest of
-    its experts.
+    """Set the number of positions in the configuration of a merge.
+
+    It is the base's number. Without a base it is the smallest number of the experts.
 
     Returns:
-        A sentence for the plan and the card if the sources differ in it, otherwise nothing.
+        A sentence for the plan and the card if the sources differ in the number, otherwise nothing.
     """
-    counts = {role: text_settings(source.config).get(POSITIONS) for role, source in sources.items()}
     known = {}
-    for role, count in counts.items():
+    for role, source in sources.items():
+        count = text_settings(source.config).get(POSITIONS)
         if isinstance(count, int):
             known[role] = count
     if len(set(known.values())) < 2:
@@ -98,12 +103,16 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
-    """Raise PipelineError for an adapter that was trained on another base than merge.base.
+    """Raise PipelineError if an adapter was trained on another base than merge.base.
 
-    key: of the expert.
+    Args:
+        expert: the adapter.
+        base: the folder of merge.base.
+        key: the configuration key of the expert.
     """
-    if expert.base.folder.resolve() != base.resolve():
+    trained_on = expert.base.folder
+    if trained_on.resolve() != base.resolve():
         raise PipelineError(
-            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}:"
-            " merge experts of one base"
+            f"{key}: {expert.folder} is an adapter of {trained_on}, but merge.base is {base}. Merge"
+            " experts of one base."
         )

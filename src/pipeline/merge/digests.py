@@ -1,6 +1,4 @@
-"""What a merge's sources and the merge itself are known by: digests on record, else computed once
-and cached.
-"""
+"""Digests that identify a merge and its sources, recorded by runs or computed once and cached."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.files import FileState
 from pipeline.merge.adapters import Adapted, Source, recorded_key, root_of
+from pipeline.merge.compatibility import experts_of
 from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import KIND, TensorInfo, read_header, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
@@ -28,68 +27,67 @@ Known = dict[str, dict[str, str]]  # source -> tensor -> digest
 
 
 def known_digests(merge: Merging, runs_dir: Path) -> Known:
-    """Digests of a merge's sources, of an adapter its base's, for what it leaves alone: those that
-    a run recorded, of other files all tensors are read once. Tensors that are not finite have none.
+    """Return the digests of the tensors of a merge's sources.
+
+    They are the digests that a run recorded. Files without recorded digests are read once. For an
+    adapter they are its base's digests. Tensors that are not finite have no digest.
     """
     return {role: _digests(source, runs_dir) for role, source in _sources(merge).items()}
 
 
 def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
-    manifest = read_manifest(source.model.folder)
-    recorded = {}
-    if manifest:
-        recorded = manifest.weights.get("digests", {})
     known = {}
-    for name, digest in recorded.items():
+    for name, digest in _recorded_digests(source.model.folder).items():
         if digest.startswith(KIND):
             known[name] = digest
     for file, names in source.files.items():
-        if not known.keys() >= set(names):
-            of_file = file_digests(file, runs_dir)["tensors"]
-            for name in names:
-                key = source.model.info(name).key
-                if key in of_file:
-                    known[name] = of_file[key]
+        if known.keys() >= set(names):
+            continue
+        of_file = file_digests(file, runs_dir)["tensors"]
+        for name in names:
+            key = source.model.info(name).key
+            if key in of_file:
+                known[name] = of_file[key]
     return known
 
 
+def _recorded_digests(folder: Path) -> dict[str, str]:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return {}
+    digests: dict[str, str] = manifest.weights.get("digests", {})
+    return digests
+
+
 def equal_to_base(merge: Merging, known: Known) -> list[str]:
-    """Return the roles of experts whose tensors are all equal to those of the base that the merge
-    reads.
-    """
+    """Return the roles of experts whose tensors all equal the base's tensors."""
     if "base" not in merge.sources:
         return []
-    experts = {}
-    for role, source in merge.sources.items():
-        if role != "base":
-            experts[role] = source
-    names = merge.names
+    of_base = known["base"]
     equal = []
-    for role, source in experts.items():
-        pairs = [(known[role].get(name), known["base"].get(name)) for name in names]
-        if not isinstance(source, Adapted) and all(
-            one is not None and one == other for one, other in pairs
-        ):
+    for role, source in experts_of(merge.sources).items():
+        if isinstance(source, Adapted):
+            continue
+        of_expert = known[role]
+        if all(name in of_base and of_expert.get(name) == of_base[name] for name in merge.names):
             equal.append(role)
     return equal
 
 
-_verified: set[tuple[FileState, str]] = set()  # tensors of files that this process has read
+_verified: set[tuple[FileState, str]] = set()  # tensors that this process has verified
 
 
 def verify_sources(merge: Merging, threads: int | None = None) -> None:
-    """Raise PipelineError if a tensor that a merge reads is not the one that its run wrote."""
+    """Raise PipelineError if a tensor that a merge reads has changed since its run wrote it."""
     for role, source in _sources(merge).items():
-        verify_source(
-            source, [name for name in source.model.infos if merge.reads(role, name)], threads
-        )
+        needed = [name for name in source.model.infos if merge.reads(role, name)]
+        verify_source(source, needed, threads)
 
 
 def verify_source(source: Source, names: Sequence[str], threads: int | None = None) -> None:
-    """Raise PipelineError if one of these tensors of a model, or one of its adapter, is not the one
-    that its run wrote.
+    """Raise PipelineError if these tensors or an adapter's have changed since their run wrote them.
 
-    Tensors without a digest on record, such as those of models from elsewhere, are not verified.
+    Tensors without a recorded digest, such as those of downloaded models, are not verified.
     """
     model = source.model
     _verify(model.folder, {name: model.infos[name] for name in names}, threads)
@@ -98,70 +96,86 @@ def verify_source(source: Source, names: Sequence[str], threads: int | None = No
 
 
 def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) -> None:
-    manifest = read_manifest(folder)
-    recorded = {}
-    if manifest:
-        recorded = manifest.weights.get("digests", {})
+    recorded = _recorded_digests(folder)
 
     def verify(name: str) -> None:
         info = infos[name]
         seen = FileState.now(info.file), name
         if seen not in _verified and info.digest() != recorded[name]:
-            problem = f"{name} is not the tensor that the run wrote"
             raise PipelineError(
-                f"{info.file}: {problem}: restore the file, or rerun {folder.name} with redo=true"
+                f"{info.file}: {name} is not the tensor that the run wrote. Restore the file, or"
+                f" rerun {folder.name} with redo=true."
             )
         _verified.add(seen)
 
-    in_threads(verify, [name for name in infos if recorded.get(name, "").startswith(KIND)], threads)
+    comparable = [name for name in infos if recorded.get(name, "").startswith(KIND)]
+    in_threads(verify, comparable, threads)
 
 
 def _sources(merge: Merging) -> dict[str, Source]:
-    return merge.sources | (merge.padding.whole if merge.padding else {})
+    if merge.padding:
+        return merge.sources | merge.padding.whole
+    return merge.sources
 
 
 def weights_key(merge: Merging, known: Known) -> str:
-    """What a merge's weights are known by before and after they are computed: `merge:...`, over
-    what each tensor is made of; where all are one source's unchanged, the key of that source.
+    """Return the key of a merge's weights, which is known before they are computed.
 
-    Of a linear merge that is {tensor: ([(digest of the source's tensor, share)], dtype)}, else
-    knobs and roots. Raises PipelineError, naming it, for a tensor that is not finite.
+    It is `merge:...`, a hash over what each tensor is computed from. For a linear merge that is
+    {tensor: ([(digest of the source's tensor, share)], dtype)}; for other merges, the knobs and the
+    roots of the sources. If all tensors are one source's, it is the key of that source.
+
+    Raises:
+        PipelineError: a tensor is not finite.
     """
-    sources = _sources(merge)
-
-    def digest_of(role: str, name: str) -> str:
-        return known[role].get(name) or sources[role].model.info(name).digest()
-
-    @cache
-    def own_root(role: str) -> list[str]:
-        """Return the root over an adapter's own tensors; empty for a whole model."""
-        source = sources[role]
-        if isinstance(source, Adapted):
-            return [root_of(source.folder)]
-        return []
-
-    @cache
-    def identity(role: str, name: str | None) -> Any:
-        """Return the digest of a source's tensor, or the root over all, and an adapter's own
-        root.
-        """
-        if name is None:
-            return " ".join(
-                [
-                    weights_root({each: digest_of(role, each) for each in sources[role].names}),
-                    *own_root(role),
-                ]
-            )
-        found = [digest_of(role, name), *own_root(role)]
-        if found[1:]:
-            return found
-        return found[0]
-
+    identities = _Identities(_sources(merge), known)
     role = merge.sole_source()
     if role:
-        return recorded_key(sources[role].folder) or (own_root(role) or [identity(role, None)])[0]
-    tensors = {name: merge.decided_by(name, identity) for name in merge.names}
-    text = json.dumps(
-        [tensors, "adapter" if merge.adapter else "dense"], sort_keys=True, default=str
-    )
+        return identities.key_of(role)
+    tensors = {name: merge.decided_by(name, identities.of) for name in merge.names}
+    form = "dense"
+    if merge.adapter:
+        form = "adapter"
+    text = json.dumps([tensors, form], sort_keys=True, default=str)
     return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class _Identities:
+    """The digests and roots that identify sources and their tensors."""
+
+    def __init__(self, sources: Mapping[str, Source], known: Known) -> None:
+        self.sources = sources
+        self.known = known
+        self.of = cache(self._of)
+        self.adapter_root = cache(self._adapter_root)
+
+    def key_of(self, role: str) -> str:
+        """Return the key of a whole source."""
+        key = recorded_key(self.sources[role].folder) or self.adapter_root(role)
+        return key or self.model_root(role)
+
+    def _of(self, role: str, name: str | None) -> Any:
+        """Return the digest of a tensor or the root of a source, and an adapter's own root."""
+        adapter_root = self.adapter_root(role)
+        if name is None:
+            return f"{self.model_root(role)} {adapter_root}".rstrip()
+        digest = self.digest_of(role, name)
+        if adapter_root:
+            return [digest, adapter_root]
+        return digest
+
+    def digest_of(self, role: str, name: str) -> str:
+        digest = self.known[role].get(name)
+        if digest:
+            return digest
+        return self.sources[role].model.info(name).digest()
+
+    def model_root(self, role: str) -> str:
+        return weights_root({name: self.digest_of(role, name) for name in self.sources[role].names})
+
+    def _adapter_root(self, role: str) -> str:
+        """Return the root over an adapter's own tensors, or an empty text for a whole model."""
+        source = self.sources[role]
+        if isinstance(source, Adapted):
+            return root_of(source.folder)
+        return ""

@@ -1,14 +1,12 @@
-"""What the rows of one tensor of a merge are, in float32, as functions of the same rows of its
-sources.
+"""Formulas that compute the rows of a merged tensor in float32 from the sources' rows.
 
-A formula takes a parameter's name, may look at the whole tensor, and gives a function of a range of
-its rows (`arrays.matrix`), which gives a fresh array, (rows, columns). Order is stated where it
-decides bits: sources in the order of the merge, sums from the left.
+A formula takes the name of a parameter and may look at the whole tensor. It returns a function of a
+range of rows (`arrays.matrix`), which returns a new array, (rows, columns). The order of operations
+decides bits: sources are in the order of the merge, and sums run from the left.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,16 +29,19 @@ keep_freed_memory()
 def weighted_sum(
     parts: Sequence[tuple[float, Source]], name: str, start: int, stop: int
 ) -> np.ndarray:
-    """w1 x1 + w2 x2 + ... in float32, from the left, each product and sum rounded once together.
+    """Return w1 x1 + w2 x2 + ... in float32, summed from the left.
 
-    That is a fused multiply-add, as torch's addcmul (and so mergekit) computes it. Where a weight
-    is a power of two the product is exact and nothing needs fusing; else it is exact in float64.
+    Each product and sum are rounded together, as in torch's addcmul (and so mergekit), which is a
+    fused multiply-add. Products with a power of two are exact in float32. Other products are
+    computed in float64, where they are exact.
     """
     (weight, source), *further = parts
     total = source.rows(name, start, stop) * np.float32(weight)
     for weight, source in further:
-        single, rows = np.float32(weight), source.rows(name, start, stop)
-        if abs(math.frexp(single)[0]) == 0.5:
+        single = np.float32(weight)
+        rows = source.rows(name, start, stop)
+        is_power_of_two = abs(math.frexp(single)[0]) == 0.5
+        if is_power_of_two:
             total += rows * single
         else:
             total = (rows * np.float64(single) + total).astype(np.float32)
@@ -50,7 +51,7 @@ def weighted_sum(
 def task_vectors(
     experts: Iterable[Source], base: Source, name: str, start: int, stop: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the base's rows, and expert - base for each."""
+    """Return rows of the base, and expert - base for each expert."""
     origin = base.rows(name, start, stop)
     return origin, [expert.rows(name, start, stop) - origin for expert in experts]
 
@@ -58,9 +59,7 @@ def task_vectors(
 def vector_pieces(
     experts: Sequence[Source], base: Source, name: str
 ) -> Iterator[tuple[int, int, np.ndarray, list[np.ndarray]]]:
-    """Yield a tensor a piece at a time: the range of its rows, the base's, and expert - base for
-    each.
-    """
+    """Yield pieces of a tensor: start and stop of the rows, the base's rows, the task vectors."""
     for piece in pieces(base.info(name).shape):
         yield *piece, *task_vectors(experts, base, name, *piece)
 
@@ -71,8 +70,9 @@ def squared_norm(values: np.ndarray) -> float:
 
 
 def relative_change(expert: Source, base: Source, name: str, smallest: float) -> float:
-    """Return the Frobenius norm of a tensor's change divided by that of the base's tensor, if that
-    is not near 0.
+    """Return the Frobenius norm of a tensor's change, relative to the base's norm.
+
+    It is not divided if the base's norm is at most `smallest`.
     """
     change = whole = 0.0
     for _, _, origin, (vector,) in vector_pieces([expert], base, name):
@@ -87,7 +87,7 @@ def relative_change(expert: Source, base: Source, name: str, smallest: float) ->
 
 
 def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Their sum, from the left, in the first of them."""
+    """Return the sum from the left. It overwrites the first vector."""
     total = vectors[0]
     for vector in vectors[1:]:
         total += vector
@@ -95,7 +95,7 @@ def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def onto(origin: np.ndarray, change: np.ndarray, scale: float) -> np.ndarray:
-    """origin + scale x change, in the place of `change`."""
+    """Return origin + scale x change. It overwrites `change`."""
     if scale != 1:
         change *= np.float32(scale)
     change += origin
@@ -103,35 +103,36 @@ def onto(origin: np.ndarray, change: np.ndarray, scale: float) -> np.ndarray:
 
 
 def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
-    """Raise PipelineError, naming file and tensor, where a source holds NaN or infinite values.
+    """Raise PipelineError with file and tensor if a source holds NaN or infinite values.
 
-    Reads the tensors again: called when a result shows that one of them is broken.
+    It reads the tensors again, so call it only after a result was not finite.
     """
     for source in sources:
-        if isinstance(source, Adapted):
-            parts: list[Source] = [source.base, source]
-        else:
-            parts = [source]
-        for part, name in itertools.product(parts, names):
-            if name in part.infos and not all(
-                np.isfinite(part.rows(name, *piece)).all()
-                for piece in pieces(part.info(name).shape)
-            ):
-                if isinstance(part, Adapted):
-                    file = part.folder / ADAPTER_WEIGHTS
-                else:
-                    file = part.info(name).file
-                raise PipelineError(
-                    f"{file}: {name} holds NaN or infinite values: copy it again, or name another"
-                )
+        for name in names:
+            if isinstance(source, Adapted):
+                _refuse_tensor(source.base, name)
+            _refuse_tensor(source, name)
+
+
+def _refuse_tensor(source: Source, name: str) -> None:
+    info = source.infos.get(name)
+    if info is None:
+        return
+    if all(np.isfinite(source.rows(name, *piece)).all() for piece in pieces(info.shape)):
+        return
+    file = info.file
+    if isinstance(source, Adapted):
+        file = source.folder / ADAPTER_WEIGHTS
+    raise PipelineError(
+        f"{file}: {name} holds NaN or infinite values. Copy the file again, or name another model."
+    )
 
 
 def are_columns(base: Source, name: str, axis: str) -> bool:
     """Return True if the rows that changes are measured by are columns of the stored matrix.
 
-    axis: `input` takes a row to be an input feature, as the published maps do
-    (papers/decisions.md); `output` takes it to be an output feature. A matrix is stored as
-    (outputs, inputs), GPT-2's as (inputs, outputs).
+    With axis=`input` a row is an input feature, as in the published maps (papers/decisions.md);
+    with `output` it is an output feature. Matrices are stored as (outputs, inputs), except GPT-2's.
     """
     if len(base.info(name).shape) < 2:
         return False
@@ -139,8 +140,9 @@ def are_columns(base: Source, name: str, axis: str) -> bool:
 
 
 def rows_in(base: Source, name: str, axis: str) -> tuple[int, int]:
-    """Return how many rows a tensor has by which changes are measured, and how many entries each; a
-    vector is one row.
+    """Return the number of rows that changes are measured by, and the entries of each row.
+
+    A vector is one row.
     """
     rows, columns = matrix(base.info(name).shape)
     if are_columns(base, name, axis):
@@ -151,7 +153,7 @@ def rows_in(base: Source, name: str, axis: str) -> tuple[int, int]:
 def add_to_rows(
     sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, by_column: bool
 ) -> None:
-    """Add the magnitudes of a piece of a tensor to the sums, float64, of its rows or columns."""
+    """Add the magnitudes of a piece of a tensor to the sums of its rows or columns."""
     if by_column:
         sums += sizes.sum(axis=0, dtype=np.float64)
     else:
@@ -159,9 +161,10 @@ def add_to_rows(
 
 
 def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarray:
-    """Return the mean absolute change of each row of a tensor (`rows_in`), float64."""
+    """Return the mean absolute change of each row of a tensor (`rows_in`) in float64."""
     count, length = rows_in(base, name, axis)
-    sums, by_column = np.zeros(count), are_columns(base, name, axis)
+    sums = np.zeros(count)
+    by_column = are_columns(base, name, axis)
     for start, stop, _, (vector,) in vector_pieces([expert], base, name):
         add_to_rows(sums, np.abs(vector), start, stop, by_column)
     if not np.isfinite(sums).all():
@@ -170,32 +173,41 @@ def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarra
 
 
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None) -> float:
-    """Return the mean over all rows of all tensors of their mean absolute change (`layer_swapping`,
-    section 4.3).
+    """Return the mean absolute change of the rows of all tensors (`layer_swapping`, section 4.3).
 
-    The expert is the weighted sum of `parts`: of a side that is souped, its soup. It is measured
-    once in a process for the same files, as each merge of a table asks for it.
+    The expert is the weighted sum of `parts`, such as the soup of a side. A process measures the
+    same files once, because every merge of a table needs the result.
     """
-    key = tuple((weight, source.state) for weight, source in [*parts, (1.0, base)])
+    states = [(weight, source.state) for weight, source in parts]
+    key = (*states, base.state)
     if key in _mean_changes:
         return _mean_changes[key]
 
-    def row_means(name: str) -> tuple[float, int]:
-        """Return the sum of the means of a tensor's rows, and how many there are."""
-        count, length = rows_in(base, name, "input")
-        ranges = pieces(base.info(name).shape)
-        changes = (
-            np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in ranges
-        )
-        total = sum(float(change.sum(dtype=np.float64)) for change in changes)
-        if not math.isfinite(total):
-            refuse_not_finite([base, *(source for _, source in parts)], [name])
-        return total / max(1, length), count
+    def measure_tensor(name: str) -> tuple[float, int]:
+        return _row_means(parts, base, name)
 
-    means, counts = zip(*in_threads(row_means, by_size(base), threads), strict=True)
-    return _mean_changes.setdefault(key, math.fsum(means) / sum(counts))
+    measured = in_threads(measure_tensor, by_size(base), threads)
+    total = math.fsum(means for means, _ in measured)
+    rows = sum(count for _, count in measured)
+    return _mean_changes.setdefault(key, total / rows)
+
+
+def _row_means(parts: Sequence[tuple[float, Source]], base: Source, name: str) -> tuple[float, int]:
+    """Return the sum of the mean changes of a tensor's rows, and the number of rows."""
+    count, length = rows_in(base, name, "input")
+    total = 0.0
+    for piece in pieces(base.info(name).shape):
+        change = np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece))
+        total += float(change.sum(dtype=np.float64))
+    if not math.isfinite(total):
+        refuse_not_finite([base, *(source for _, source in parts)], [name])
+    return total / max(1, length), count
 
 
 def by_size(source: Source) -> list[str]:
-    """Return the names, largest tensors first: threads end at about the same time."""
-    return sorted(source.names, key=lambda name: (-math.prod(source.info(name).shape), name))
+    """Return the names, largest tensors first, so that threads finish at about the same time."""
+
+    def order(name: str) -> tuple[int, str]:
+        return -math.prod(source.info(name).shape), name
+
+    return sorted(source.names, key=order)

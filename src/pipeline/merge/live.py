@@ -1,8 +1,7 @@
-"""A merge in a model in memory: what differs from what the model holds is copied in place, nothing
-else is touched.
+"""Merges applied in place to a model in memory, copying only the tensors that change.
 
-Parameters are copied into, never rebound: a tensor mapped from a file is read-only memory, and to
-write there ends the process. Going back is applying another merge.
+Parameters are overwritten, never rebound: a tensor that is mapped from a file is read-only memory,
+and writing to it ends the process. To undo a merge, apply another merge.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from pipeline.models.names import tensor_names
 from pipeline.models.products import BF16X3, IEEE, SplitLinear, split_layers, split_products
 from pipeline.models.skeleton import build_skeleton
 
-COPY = 2**23  # entries of a source's tensor that are copied at once
+COPY = 2**23  # entries of a tensor that are copied at once
 
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds.
+    """A model in memory, and what each of its parameters holds.
 
-    `kind`: what else decides its answers, and its dtype.
+    `kind` is what two models must share, besides their parameters, to become one another.
     """
 
     model: Any
@@ -49,76 +48,76 @@ class Live:
     holds: dict[str, str] = field(default_factory=dict)
 
     def apply(self, merge: Merging, threads: int | None = None) -> list[str]:
-        """Make the model the merge; gives the names of the parameters that changed.
+        """Turn the model into the merge, and return the names of the parameters that changed.
 
-        Where it fails midway, what was half copied is not taken for anything, and the next merge
-        copies it anew.
+        If it fails midway, the next merge copies the unfinished parameters again.
         """
         parameters = self._parameters(merge)
         signatures = {name: merge.signature(name) for name in parameters}
         changed = [name for name in parameters if self.holds.get(name) != signatures[name]]
-        if changed:
-            verify_sources(merge, threads)
-            merge.ready(threads)
+        if not changed:
+            return []
+        verify_sources(merge, threads)
+        merge.ready(threads)
 
         def put_tensor(name: str) -> None:
             self.holds.pop(name, None)
             _put_tensor(merge, name, parameters[name])
             self.holds[name] = signatures[name]
 
-        in_threads(put_tensor, sorted(changed, key=lambda name: -prod(merge.shape(name))), threads)
-        if changed and merge.layout.tied_head:
+        largest_first = sorted(changed, key=lambda name: -prod(merge.shape(name)))
+        in_threads(put_tensor, largest_first, threads)
+        if merge.layout.tied_head:
             tie_head(self.model)
         return changed
 
     def _parameters(self, merge: Merging) -> dict[str, torch.Tensor | SplitLinear]:
-        """Return the model's tensors by the merge's names, or the layers that hold them split.
+        """Return the model's tensors by the merge's names; for split layers, the layer.
 
         Towers that the model does not have are left out.
 
-        Raises: PipelineError: the model has other parameters than the merge.
+        Raises:
+            PipelineError: the model has other parameters than the merge.
         """
-        held = {
-            name: parameter.data for name, parameter in self.model.named_parameters()
-        } | split_layers(self.model)
+        trained: dict[str, torch.Tensor | SplitLinear] = {}
+        for name, parameter in self.model.named_parameters():
+            trained[name] = parameter.data
+        trained |= split_layers(self.model)
         if merge.layout.tied_head:
-            held = {
-                name: target
-                for name, target in held.items()
-                if target is not self.model.get_output_embeddings()
-            }
-        in_memory = dict(self.model.named_buffers()) | held
-        places = {name: in_memory[own] for own, name in tensor_names(in_memory).items()}
-        needed, wanted = set(tensor_names(held).values()), set(merge.names)
-        different = sorted((needed - wanted) | (wanted - places.keys() - set(towers(wanted))))
-        if different:
+            head = self.model.get_output_embeddings()
+            trained = {name: target for name, target in trained.items() if target is not head}
+        in_memory = dict(self.model.named_buffers()) | trained
+        places = {}
+        for own_name, name in tensor_names(in_memory).items():
+            places[name] = in_memory[own_name]
+        wanted = set(merge.names)
+        unexpected = set(tensor_names(trained).values()) - wanted
+        missing = wanted - places.keys() - set(towers(wanted))
+        if unexpected or missing:
             raise PipelineError(
-                f"the model in memory has other parameters than {merge.layout.folder}:"
-                f" {different[0]}"
+                f"The model in memory has other parameters than {merge.layout.folder}:"
+                f" {min(unexpected | missing)}. Merge models of one architecture."
             )
-        found = {}
-        for name in merge.names:
-            if name in places:
-                found[name] = places[name]
-        return found
+        return {name: places[name] for name in merge.names if name in places}
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -> None:
-    """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch
-    casts.
-    """
-    dtype, place = torch_dtype(merge.stored_dtype(name)), 0
+    """Copy a tensor of a merge into a parameter, cast by torch if the dtypes differ."""
+    dtype = torch_dtype(merge.stored_dtype(name))
+    start = 0
     for piece in merge.pieces(name, COPY):
-        part = torch.from_numpy(piece.reshape(-1).view(np.uint8)).view(dtype)
+        raw = torch.from_numpy(piece.reshape(-1).view(np.uint8))
+        part = raw.view(dtype)
+        stop = start + part.numel()
         if isinstance(target, SplitLinear):
-            target.write(place, part)
+            target.write(start, part)
         else:
-            target.view(-1)[place : place + part.numel()].copy_(part)
-        place += part.numel()
+            target.view(-1)[start:stop].copy_(part)
+        start = stop
 
 
 def tie_head(model: Any) -> None:
-    """Give an output head the embeddings' values, which it shares or holds split."""
+    """Give an output head the values of the embeddings, which it shares or holds split."""
     head = model.get_output_embeddings()
     if isinstance(head, SplitLinear):
         head.write(0, model.get_input_embeddings().weight.data)
@@ -127,7 +126,7 @@ def tie_head(model: Any) -> None:
 
 
 def merge_of_one(folder: Path) -> Merging:
-    """Return a checkpoint or adapter by itself, as a merge of one."""
+    """Return a checkpoint or an adapter as a merge of one source."""
     return _alone(open_source(folder))
 
 
@@ -136,22 +135,25 @@ def _alone(source: Source) -> Merging:
     return Merging(Soup(experts=[str(source.folder)]), {"0": source}, Linear(weights))
 
 
-# --- a model for it ---
+# --- loading a model ---
 
 
 def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> Live:
-    """Build the merge as a model in memory, with the tokenizer and generation config of the side
-    that gives them.
+    """Return the merge as a model in memory, with its tokenizer and generation config.
 
-    Args: dtype: `auto` is that of the written merge; torch's name else. products: of its linear
-    layers (models/products.py).
+    Args:
+        merge: the merge. `merge.giver` gives the tokenizer and the generation config.
+        dtype: torch's name, or `auto` for the dtype of the written merge.
+        device: torch's name of the device.
+        products: how linear layers multiply (models/products.py).
 
-    Raises: PipelineError: the files of the source cannot be loaded.
+    Raises:
+        PipelineError: the files of the source cannot be loaded.
     """
     kind = (*kind_of(merge.giver, merge.dtype, dtype, device), products)
-    live_model = next((live for live in LIVE_MODELS if live.kind == kind), None)
+    live_model = _resident(kind)
     if live_model is None:
-        release_models()  # before the next takes its room
+        release_models()  # frees memory for the new model
         live_model = _load_live(merge, dtype, device)
         if products == BF16X3:
             split_products(live_model.model)
@@ -162,52 +164,57 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
     return live_model
 
 
+def _resident(kind: tuple[Any, ...]) -> Live | None:
+    for live in LIVE_MODELS:
+        if live.kind == kind:
+            return live
+    return None
+
+
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
-    """Return what models in memory must share for one to become the other: all but their
-    weights.
-    """
-    dtypes = [giver.config.get(key) for key in ("dtype", "torch_dtype")]
-    unread = ("dtype", "torch_dtype", "_name_or_path", "transformers_version")
-    settings = {}
-    for key, value in giver.config.items():
-        if key not in unread:
-            settings[key] = value
+    """Return what two models in memory must share to become one another: all but weights."""
+    settings = dict(giver.config)
+    dtypes = [settings.pop(key, None) for key in ("dtype", "torch_dtype")]
+    for unread in ("_name_or_path", "transformers_version"):
+        settings.pop(unread, None)
     as_stored = None
     if dtype == "auto":
         as_stored = (stored, dtypes, isinstance(giver, Adapted))
     texts = tokenizer_folder(giver)
-    places = [
-        (texts if name != "generation_config.json" else giver.folder) / name
-        for name in BESIDE_WEIGHTS[1:]
-    ]
-    digests = [sha256(path) if path.is_file() else None for path in places]
+    digests = []
+    for name in BESIDE_WEIGHTS[1:]:
+        path = texts / name
+        if name == "generation_config.json":
+            path = giver.folder / name
+        digest = None
+        if path.is_file():
+            digest = sha256(path)
+        digests.append(digest)
     return json.dumps(settings, sort_keys=True), as_stored, tuple(digests), dtype, device
 
 
 def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     giver = merge.giver
     folder = giver.model.folder
-    stored = merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")
+    is_adapter = isinstance(giver, Adapted)
+    if dtype == "auto":
+        dtype = merge.dtype or ("float32" if is_adapter else "auto")
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))
-    model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
-    if isinstance(giver, Adapted):
-        rows = text_settings(giver.config).get("vocab_size")
-        if rows:
-            model.resize_token_embeddings(
-                rows, mean_resizing=False
-            )  # of a vocabulary that grew in training
+    model = load_model(folder, dtype=dtype)
+    rows = text_settings(giver.config).get("vocab_size")
+    if is_adapter and rows:  # the vocabulary may have grown in training
+        model.resize_token_embeddings(rows, mean_resizing=False)
     take_generation_config(model, giver.folder)
-    for parameter in model.parameters():  # memory of our own: what was loaded may be mapped
+    for parameter in model.parameters():  # copied, as the loaded memory may be mapped
         if device != "cpu":
             parameter.data = parameter.data.to(device)
         else:
             parameter.data = parameter.data.clone()
     model.to(device)
     model.tie_weights()
-    loaded = _alone(giver)
-    if isinstance(giver, Adapted):
-        holds = {}
-    else:
+    holds = {}
+    if not is_adapter:
+        loaded = _alone(giver)
         holds = {name: loaded.signature(name) for name in giver.names}
     return Live(model, tokenizer, holds=holds)

@@ -1,9 +1,7 @@
-"""Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to
-disk or into a model.
+"""Merges, decided from headers and computed a piece of a tensor at a time, to disk or into a model.
 
-One object serves both: `Merging.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs
-a whole model in memory, and nothing here imports torch: a layer swap is over before torch would be
-loaded.
+`Merging.pieces(name)` computes a tensor for both. No whole model is held in memory, and this module
+does not import torch: a layer swap finishes before torch would be imported.
 """
 
 from __future__ import annotations
@@ -22,7 +20,12 @@ import numpy as np
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
-from pipeline.merge.compatibility import as_decoders, check_sources, settle_positions
+from pipeline.merge.compatibility import (
+    as_decoders,
+    check_sources,
+    experts_of,
+    settle_positions,
+)
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.padding import Padding, align_padding
 from pipeline.merge.summary import Row, group_weights
@@ -36,14 +39,13 @@ if TYPE_CHECKING:
     from pipeline.config.training import Partition
 
 
-Measured = Callable[
-    [int | None], dict[str, float]
-]  # numbers of a merge that its run records, by that many threads
+# Takes a number of threads, and returns the numbers of a merge that its run records
+Measured = Callable[[int | None], dict[str, float]]
 
 
 @dataclasses.dataclass
 class Linear:
-    """A merge in which each parameter is a weighted sum of sources: parameter -> role -> weight."""
+    """A merge whose parameters are weighted sums of sources: parameter -> role -> weight."""
 
     weights: Weights
     measured: Measured = lambda threads: {}
@@ -60,13 +62,16 @@ class Linear:
 
 @dataclasses.dataclass
 class Computed:
-    """A merge by a formula, and its plan: a text, or rows.
+    """A merge that a formula computes.
 
-    `weights`: of parameters that have some all the same.
-
-    `prepare` finds what the formula needs to know of whole models, by the number of threads.
-    `changes` says how much of each expert's change from the base a parameter has, where it is a sum
-    of such. `measured` gives numbers of the merge that its run records.
+    Args:
+        formula: gives the rows of each parameter.
+        rows: the rows of the plan, or a text that describes the formula.
+        weights: the weights of parameters that are weighted sums nevertheless.
+        changes: for each parameter, the weight of each expert's change from the base, if the
+            parameter is such a sum.
+        prepare: finds what the formula needs from whole models, with a number of threads.
+        measured: returns the numbers of the merge that its run records.
     """
 
     formula: Formula
@@ -85,9 +90,18 @@ class Computed:
 
 @dataclasses.dataclass
 class Merging:
-    """A merge that is decided but not computed: what its method decided, of these sources by role,
-    the base included where it is read. `adapter` is set where the merge is one. `lost`: what casts
-    cost, tensor -> [sum of squared errors, sum of squares], filled by writing.
+    """A merge that is decided but not yet computed.
+
+    Args:
+        config: the configuration of the method.
+        sources: the sources by role, with the base if the merge reads it.
+        method: the decisions of the method.
+        adapter: the merge itself if it is an adapter.
+        padding: how rows of padding are merged.
+        base: the base of the experts, even if the merge does not read it.
+        note: the number of positions, if the sources differ in it.
+        lost: the cost of casts, tensor -> [sum of squared errors, sum of squares]. Writing fills
+            it.
     """
 
     config: Merge
@@ -95,41 +109,44 @@ class Merging:
     method: Linear | Computed
     adapter: Adapted | None = None
     padding: Padding | None = None
-    base: Source | None = None  # of the experts, read or not
-    note: str = ""  # on the number of positions, where the sources differ in it
+    base: Source | None = None
+    note: str = ""
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def dtype(self) -> str | None:
-        """Return torch's name of the dtype in which all tensors are stored, or None to store each
-        as the experts do.
+        """The dtype of all tensors (torch's name), or None to store each tensor as the experts do.
 
         merge.dtype has priority. If the experts store some tensor in several dtypes, it is the
         base's dtype, or float32 without a base or if the base has several.
         """
-        experts = []
-        for role, source in self.sources.items():
-            if role != "base" and source is not self.base:
-                experts.append(source)
-        of_tensors = [
-            {source.info(name).dtype for source in [self.layout, *experts]} for name in self.names
-        ]
-        if self.config.result_dtype() or all(len(dtypes) == 1 for dtypes in of_tensors):
-            return self.config.result_dtype()
+        chosen = self.config.result_dtype()
+        if chosen or not self._has_mixed_dtypes():
+            return chosen
         of_base = set()
         if self.base:
-            of_base = {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()}
+            stored = {info.dtype for info in self.base.infos.values()}
+            of_base = {TORCH_NAMES.get(dtype, dtype) for dtype in stored}
         return self.config.dtype_of_several(of_base)
+
+    def _has_mixed_dtypes(self) -> bool:
+        """Return True if the experts store some tensor in several dtypes."""
+        sources = [self.layout]
+        for role, source in self.sources.items():
+            if role != "base" and source is not self.base:
+                sources.append(source)
+        return any(len({source.info(name).dtype for source in sources}) > 1 for name in self.names)
 
     @property
     def stored_as(self) -> str:
-        """The dtype or dtypes of the result, in words."""
+        """The dtypes of the result, in words."""
         if self.adapter:
             return "float32"
-        return " and ".join(sorted({TORCH_NAMES[self.stored_dtype(name)] for name in self.names}))
+        dtypes = {TORCH_NAMES[self.stored_dtype(name)] for name in self.names}
+        return " and ".join(sorted(dtypes))
 
     def described(self, partition: Partition | None) -> str:
-        """Describe what the merge does, in the layers of its model."""
+        """Describe what the merge does, in terms of its model's layers."""
         layers = set()
         for site in anatomy(self.names).values():
             if site.layer is not None:
@@ -138,45 +155,48 @@ class Merging:
 
     @property
     def layout(self) -> Source:
-        """The source whose tensor names and files the result takes over: the first."""
+        """The first source, whose tensor names and files the result has."""
         return next(iter(self.sources.values()))
 
     @property
     def giver_role(self) -> str:
-        role = self.config.files_from or (
-            self.padding.role if self.padding else next(iter(self.sources))
-        )
+        role = self.config.files_from
+        if not role and self.padding:
+            role = self.padding.role
+        if not role:
+            role = next(iter(self.sources))
         if role not in self.sources:
             raise PipelineError(
-                f"merge.files_from={role} is no source: there are {', '.join(self.sources)}"
+                f"merge.files_from={role} is not a source. Choose from {', '.join(self.sources)}."
             )
         return role
 
     @property
     def giver(self) -> Source:
-        """The source whose tokenizer, template and configs the result takes over."""
-        return (self.padding.whole if self.padding else self.sources)[self.giver_role]
+        """The source whose tokenizer, template and configs the result has."""
+        if self.padding:
+            return self.padding.whole[self.giver_role]
+        return self.sources[self.giver_role]
 
     @property
     def names(self) -> list[str]:
         return self.layout.names
 
     def stored_dtype(self, name: str) -> str:
-        """Return the safetensors dtype that a tensor of the result is stored in."""
+        """Return the safetensors dtype of a tensor of the result."""
         if self.dtype:
             return DTYPES[self.dtype]
         return self.layout.info(name).dtype
 
     def _padded(self, name: str) -> Padding | None:
-        """Return how a tensor's rows of padding are merged, or None for a tensor without such
-        rows.
-        """
+        """Return how a tensor's rows of padding are merged, or None if it has no such rows."""
         if self.padding and name in self.padding.names:
             return self.padding
         return None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        padded, shape = self._padded(name), self.layout.info(name).shape
+        shape = self.layout.info(name).shape
+        padded = self._padded(name)
         if padded:
             return (padded.rows, *shape[1:])
         return shape
@@ -185,10 +205,7 @@ class Merging:
         return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
 
     def copied_from(self, name: str) -> tuple[str, TensorInfo] | None:
-        """Return the one source whose tensor this is, unchanged, and where its bytes are;
-
-        None if it is to be computed.
-        """
+        """Return the role of the source whose unchanged tensor this is, and its bytes, or None."""
         weights = self.method.weights.get(name, {})
         if list(weights.values()) != [1.0] or self._padded(name):
             return None
@@ -199,60 +216,68 @@ class Merging:
         return None
 
     def reads(self, role: str, name: str) -> bool:
-        """Return True if a tensor is made of this source's, or may be."""
-        return bool(self.method.weights.get(name, {role: 1.0}).get(role))
+        """Return True if the merge may read this source's tensor."""
+        weights = self.method.weights.get(name)
+        if weights is None:
+            return True
+        return bool(weights.get(role))
 
     def sole_source(self) -> str | None:
-        """Return the one source that the merge is, all tensors unchanged, or None."""
-        rows = list(((self.method.changes or {}) if self.adapter else self.method.weights).values())
-        unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
-        alike = (
-            unchanged
-            and rows
-            and list(rows[0].values()) == [1.0]
-            and rows.count(rows[0]) == len(rows)
-        )
-        if alike:
-            return next(iter(rows[0]))
-        return None
+        """Return the role of the source that the whole merge equals, or None."""
+        if self.adapter:
+            rows = list((self.method.changes or {}).values())
+        elif all(map(self.copied_from, self.names)):
+            rows = list(self.method.weights.values())
+        else:
+            return None
+        if not rows or list(rows[0].values()) != [1.0]:
+            return None
+        if any(row != rows[0] for row in rows):
+            return None
+        return next(iter(rows[0]))
 
     def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
-        """What decides a tensor: two merges of one layout that agree here agree on the tensor.
+        """Return what decides a tensor.
 
-        of(role, name) identifies a tensor of a source; of(role, None) the whole source.
+        If this value is equal for two merges of one layout, they have the same tensor.
+
+        Args:
+            name: the tensor.
+            of: of(role, name) identifies a tensor of a source, and of(role, None) a whole source.
         """
+        dtype = self.stored_dtype(name)
+        padding: list[Any] = []
         padded = self._padded(name)
-        form = self.stored_dtype(name), [padded.common, padded.role] if padded else []
+        if padded:
+            padding = [padded.common, padded.role]
         if name in self.method.weights:
-            return [
-                [of(role, name), weight] for role, weight in self.method.weights[name].items()
-            ], *form
+            weights = self.method.weights[name]
+            return [[of(role, name), weight] for role, weight in weights.items()], dtype, padding
         knobs = {}
         for item in dataclasses.fields(self.config):
             if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form"):
                 knobs[item.name] = getattr(self.config, item.name)
         sources = {role: of(role, None) for role in self.sources}
-        return [knobs, self.config.beyond_knobs(), sources, self.method.rows, name], *form
+        parts = [knobs, self.config.beyond_knobs(), sources, self.method.rows, name]
+        return parts, dtype, padding
 
     def signature(self, name: str) -> str:
-        """Return what decides a tensor, by the files of the sources."""
-        states = {role: source.state for role, source in self.sources.items()}
-        return json.dumps(
-            self.decided_by(name, lambda role, _: states[role]), sort_keys=True, default=str
-        )
+        """Return what decides a tensor, with sources identified by their files."""
+        decided = self.decided_by(name, lambda role, _: self.sources[role].state)
+        return json.dumps(decided, sort_keys=True, default=str)
 
     def ready(self, threads: int | None = None) -> None:
-        """Find what the method needs to know of whole models, once."""
-        prepare, self.method.prepare = self.method.prepare, None
+        """Run the method's preparation, which reads whole models, once."""
+        prepare = self.method.prepare
+        self.method.prepare = None
+        if prepare is None:
+            return
         with self._naming_what_is_not_finite(self.names):
-            if prepare:
-                prepare(threads)
+            prepare(threads)
 
     @contextlib.contextmanager
     def _naming_what_is_not_finite(self, names: Sequence[str]) -> Iterator[None]:
-        """Where merging these tensors fails and one of a source is not finite, the error names its
-        file.
-        """
+        """On an error, raise an error with the file of a source whose tensors are not finite."""
         try:
             yield
         except PipelineError:
@@ -260,94 +285,92 @@ class Merging:
             raise
 
     def _rows(self, name: str) -> Rows:
-        """Return the rows of a tensor of the result that all sources have, in float32."""
+        """Return the float32 rows of a tensor of the result, without padding."""
         method, package = self.method, self.config.package
         if method.formula is None or name in method.weights:
             parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
             return partial(weighted_sum, parts, name)
-        if not package:
-            return method.formula(name)
-        place = f"merge={self.config.method} of package {package}"
         computed = method.formula(name)
+        if not package:
+            return computed
         columns = arrays.matrix(self.layout.info(name).shape)[1]
 
         def checked(start: int, stop: int) -> np.ndarray:
             values = computed(start, stop)
-            got, expected = (
-                (getattr(values, "dtype", type(values).__name__), np.shape(values)),
-                (stop - start, columns),
-            )
-            if not isinstance(values, np.ndarray) or got != (np.float32, expected):
+            expected = (stop - start, columns)
+            dtype = getattr(values, "dtype", type(values).__name__)
+            shape = np.shape(values)
+            is_array = isinstance(values, np.ndarray)
+            if not is_array or dtype != np.float32 or shape != expected:
                 raise PipelineError(
-                    f"{place}: {name} became {got[0]} {got[1]}, not float32 {expected}: report it"
-                    " to its authors"
+                    f"merge={self.config.method} of package {package}: {name} is {dtype} {shape},"
+                    f" not float32 {expected}. Report it to the package's authors."
                 )
             return values
 
         return checked
 
     def _values(self, name: str) -> Iterator[np.ndarray]:
-        """One tensor of the result in float32, piece by piece: the rows that all sources have, then
-        padding.
-        """
+        """Yield a tensor of the result in float32, piece by piece, padding last."""
         rows = self._rows(name)
-        yield from (rows(*piece) for piece in arrays.pieces(self.layout.info(name).shape))
+        for piece in arrays.pieces(self.layout.info(name).shape):
+            yield rows(*piece)
         padded = self._padded(name)
-        if padded:
-            common, shape = padded.common, (padded.rows - padded.common, *self.shape(name)[1:])
-            yield from (
-                padded.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape)
-            )
+        if padded is None:
+            return
+        first = padded.common
+        further = padded.rows - first
+        for start, stop in arrays.pieces((further, *self.shape(name)[1:])):
+            yield padded.giver.rows(name, first + start, first + stop)
 
     def pieces(self, name: str, copied_entries: int | None = None) -> Iterator[np.ndarray]:
-        """One tensor of the result as stored, (rows, columns) by (rows, columns).
+        """Yield a tensor of the result in its stored dtype, in pieces of (rows, columns).
 
-        As its source stores it, about `copied_entries` at once, or computed in float32 and cast
-        once. Raises PipelineError where the result is not finite: naming the source's file where
-        that is not, else float16 overflows.
+        A copied tensor comes in pieces of about `copied_entries` entries. Other tensors are
+        computed in float32 and cast once.
+
+        Raises:
+            PipelineError: the result is not finite. The error names the source's file if the source
+                is not finite; otherwise float16 overflows.
         """
-        dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
+        info = self.layout.info(name)
         copied = self.copied_from(name)
         if copied:
             source = self.sources[copied[0]]
-            yield from (
-                source.stored_rows(name, *piece)
-                for piece in arrays.pieces(info.shape, copied_entries)
-            )
+            for piece in arrays.pieces(info.shape, copied_entries):
+                yield source.stored_rows(name, *piece)
             return
+        dtype = self.stored_dtype(name)
+        loses_precision = dtype not in ("F32", info.dtype)
+        lost = np.zeros(2)
         with self._naming_what_is_not_finite([name]):
             for values in self._values(name):
                 stored = arrays.narrow(values, dtype, name)
-                if dtype not in ("F32", info.dtype):
-                    lost += squared_norm(stored.astype(np.float32) - values), squared_norm(values)
+                if loses_precision:
+                    error = stored.astype(np.float32) - values
+                    lost += squared_norm(error), squared_norm(values)
                 yield stored
         self.lost[name] = lost
 
     def cast(self) -> dict[str, Any]:
-        """Return what merge.dtype cost, once it is written: the relative error of the whole.
+        """Return the relative error of the written merge that merge.dtype causes.
 
-        Empty if it cost nothing.
+        Empty if there is no error.
         """
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
-        if error:
-            return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}}
-        return {}
+        if not error:
+            return {}
+        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}}
 
     def bytes(self) -> dict[str, int]:
-        """Bytes that are copied from a source as they are, and that are written."""
+        """Return the bytes that are copied from a source, and the bytes that are written."""
         if self.adapter:
-            factors = self.adapter.factors.items()
-            return {
-                "copied": 0,
-                "written": sum(
-                    4 * part.rank * sum(self.layout.info(n).shape) for n, part in factors
-                ),
-            }
-        copied = filter(self.copied_from, self.names)
-        return {
-            "copied": sum(map(self.bytes_of, copied)),
-            "written": sum(map(self.bytes_of, self.names)),
-        }
+            written = 0
+            for name, part in self.adapter.factors.items():
+                written += 4 * part.rank * sum(self.layout.info(name).shape)
+            return {"copied": 0, "written": written}
+        copied = sum(map(self.bytes_of, filter(self.copied_from, self.names)))
+        return {"copied": copied, "written": sum(map(self.bytes_of, self.names))}
 
     def write(
         self,
@@ -355,12 +378,16 @@ class Merging:
         recorded: Mapping[str, Mapping[str, str]] | None = None,
         threads: int | None = None,
     ) -> dict[str, str]:
-        """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor:
-        digest}.
+        """Write the merged checkpoint or adapter into a folder, and return {tensor: digest}.
 
         Shards are laid out as in the first source. Config, generation config, tokenizer and chat
-        template come from `giver`. `recorded` holds digests of sources, source -> name -> digest: a
-        tensor copied from one inherits it, and is then not read at all.
+        template come from `giver`.
+
+        Args:
+            folder: where to write.
+            recorded: digests on record, source -> tensor -> digest. A copied tensor inherits its
+                digest, and is then not read.
+            threads: the number of threads.
         """
         self.ready(threads)
         self.lost.clear()
@@ -381,99 +408,108 @@ def open_merge(
     partition: Partition | None = None,
     threads: int | None = None,
 ) -> Merging:
-    """Decide a merge from headers; weights by magnitude then also read the experts.
+    """Decide a merge by reading headers only; weights by magnitude also read the experts.
 
-    `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each
-    other or the method.
+    Args:
+        config: the configuration of the method.
+        sources: the sources by role (`Merge.references`).
+        base: the model that the experts were trained from. By default it is an adapter's base.
+        partition: the layers of the sides.
+        threads: the number of threads.
+
+    Raises:
+        PipelineError: the sources do not fit each other or the method.
     """
-    experts = {role: sources[role] for role in config.references()}
-    if base is None:
-        base = next(
-            (source.base for source in experts.values() if isinstance(source, Adapted)), None
-        )
-    if base is None and (config.needs_base() or config.control):
+    opened = {role: sources[role] for role in config.references()}
+    base = base or base_of_adapters(opened)
+    if base is not None:
+        opened["base"] = base
+    elif config.needs_base() or config.control:
         raise PipelineError(
-            f"merge={config.method} needs merge.base, the model that the experts were trained from"
+            f"merge={config.method} needs merge.base, the model that the experts were trained from."
         )
-    opened = as_decoders(experts | ({"base": base} if base else {}))
-    opened, padding = align_padding(opened, config.files_from)
+    opened, padding = align_padding(as_decoders(opened), config.files_from)
     check_sources(opened)
-    sources, base = {role: opened[role] for role in experts}, opened.get("base")
-    method: Linear | Computed = config.decide(sources, base, partition, threads)
+    base = opened.get("base")
+    experts = experts_of(opened)
+    method: Linear | Computed = config.decide(experts, base, partition, threads)
     controlled = config.controlled_roles()
     if controlled:
         assert base is not None
         if method.weights:
             method = Linear(weights_on_base(method.weights, controlled))
         else:
-            sources = {
-                role: base if role in controlled else source for role, source in sources.items()
-            }
-            method = config.decide(sources, base, partition, threads)
-    reads_base = (method.formula and config.needs_base()) or any(
-        "base" in row for row in method.weights.values()
-    )
-    if base is not None and reads_base:
-        sources = {**sources, "base": base}
-    merge = Merging(config, dict(sources), method, padding=padding, base=base)
-    giver = merge.giver_role
+            experts |= dict.fromkeys(controlled, base)
+            method = config.decide(experts, base, partition, threads)
+    merge = Merging(config, experts, method, padding=padding, base=base)
+    if base is not None and reads_base(config, method):
+        merge.sources = {**experts, "base": base}
     merge.note = settle_positions(merge.giver, opened)
+    _add_further_tensors(merge, experts_of(opened))
+    return _as_adapter(merge)
+
+
+def base_of_adapters(sources: Mapping[str, Source]) -> Source | None:
+    """Return the base of the first adapter, or None without an adapter."""
+    for source in sources.values():
+        if isinstance(source, Adapted):
+            return source.base
+    return None
+
+
+def reads_base(config: Merge, method: Linear | Computed) -> bool:
+    """Return True if the formula or a weight of the merge reads the base."""
+    if method.formula and config.needs_base():
+        return True
+    return any("base" in weights for weights in method.weights.values())
+
+
+def _add_further_tensors(merge: Merging, experts: Mapping[str, Source]) -> None:
+    """Add what the method does not decide to the plan: towers, padding, heads of later tokens."""
+    method, giver = merge.method, merge.giver_role
+    rows: list[Row] = []
     beside = towers(merge.names)
     if beside:
         method.weights.update({name: {giver: 1.0} for name in beside})
         if method.formula:
-            method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
-    if padding is not None:
-        method.rows = [*method.rows, padding.describe()]
-    with_heads = []
-    for role in experts:
-        if opened[role].later_heads:
-            with_heads.append(role)
+            rows.append({"where": TOWER, "what": "all", "weights": {giver: 1.0}})
+    if merge.padding is not None:
+        rows.append(merge.padding.describe())
+    with_heads = [role for role, source in experts.items() if source.later_heads]
     if with_heads:
         left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
-        method.rows = [
-            *method.rows,
-            {"where": "later tokens", "what": "all", "weights": {}, "formula": left_out},
-        ]
-    return _as_adapter(merge)
+        rows.append({"where": "later tokens", "what": "all", "weights": {}, "formula": left_out})
+    if rows:
+        method.rows = [*method.rows, *rows]
 
 
 def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
-    """Return the weights of a merge's control: those of the experts in `controlled` are the
-    base's.
-    """
-
-    def moved(row: Mapping[str, float]) -> dict[str, float]:
-        kept = {}
-        for role, weight in row.items():
-            if role not in controlled:
-                kept[role] = weight
-        share = math.fsum(weight for role, weight in row.items() if role in controlled)
-        return kept | ({"base": kept.get("base", 0.0) + share} if share else {})
-
-    return {name: moved(row) for name, row in weights.items()}
+    """Return a merge's weights with the `controlled` experts' weights moved to the base."""
+    moved = {}
+    for name, row in weights.items():
+        kept = dict(row)
+        share = math.fsum(kept.pop(role) for role in row if role in controlled)
+        if share:
+            kept["base"] = kept.get("base", 0.0) + share
+        moved[name] = kept
+    return moved
 
 
 def why_dense(merge: Merging) -> str | None:
-    """Why a merge is not an adapter of the base; None where it is one exactly."""
-    experts = []
-    for role, source in merge.sources.items():
-        if role != "base":
-            experts.append(source)
-    whole = []
-    for expert in experts:
-        if not isinstance(expert, Adapted):
-            whole.append(expert)
-    if whole:
-        return f"{whole[0].folder.name} is a whole model, not an adapter"
+    """Return why a merge is not an adapter of the base, or None if it is exactly one."""
+    adapters = []
+    for source in experts_of(merge.sources).values():
+        if not isinstance(source, Adapted):
+            return f"{source.folder.name} is a whole model, not an adapter"
+        adapters.append(source)
     if merge.method.changes is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
-    for expert in experts:
-        if isinstance(expert, Adapted) and expert.replaced.infos:
-            tensor = min(expert.replaced.infos)
+    for adapter in adapters:
+        if adapter.replaced.infos:
+            tensor = min(adapter.replaced.infos)
             return (
-                f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained"
-                f" head ({tensor})"
+                f"{adapter.folder.name} holds whole tensors, from modules_to_save, bias or a"
+                f" trained head ({tensor})"
             )
     if merge.dtype:
         return f"merge.dtype={merge.dtype} rounds the merged weights"
@@ -481,28 +517,25 @@ def why_dense(merge: Merging) -> str | None:
 
 
 def _as_adapter(merge: Merging) -> Merging:
-    """Return the same merge as an adapter on the base, where that is exact and wanted."""
-    form, method, changes, why = (
-        merge.config.form,
-        merge.method,
-        merge.method.changes,
-        why_dense(merge),
-    )
+    """Return the same merge as an adapter on the base, if that is exact and wanted."""
+    form, method = merge.config.form, merge.method
+    why = why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(
-            f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense"
+            f"merge.form=adapter is not possible: {why}. Leave it out, or give merge.form=dense."
         )
-    if form == "dense" or why or changes is None:
+    if form == "dense" or why or method.changes is None:
         return merge
-    merge.adapter = adapter = combine_adapters(merge.sources, changes)
+    adapter = combine_adapters(merge.sources, method.changes)
     if not adapter.factors:
         raise PipelineError(
-            "the merge is the base itself: no adapter is left in it; choose fewer layers"
+            "The merge equals the base, so the adapter would be empty. Choose fewer layers."
         )
+    merge.adapter = adapter
     merge.method = Computed(
         lambda name: partial(adapter.rows, name),
         method.rows,
-        changes=changes,
+        changes=method.changes,
         measured=method.measured,
     )
     return merge

@@ -1,4 +1,4 @@
-"""Experts of one tokenizer whose embeddings are padded to different numbers of rows."""
+"""Merges of models with one tokenizer whose embeddings are padded to different numbers of rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from pipeline.models.names import has_row_per_token
 
 @dataclass
 class Padding:
-    """How the tensors `names` are merged: the first `common` rows like any other tensor, and the
-    rows after them, which are padding, are those of the source `role`. `whole` holds the sources
-    with all of their rows.
+    """How rows of padding are merged.
+
+    Args:
+        common: the number of rows that all sources have. They are merged as other tensors are.
+        role: the source whose rows the result has after the common rows.
+        names: the tensors with rows of padding.
+        whole: the sources with all of their rows.
     """
 
     common: int
@@ -40,13 +44,17 @@ class Padding:
 def align_padding(
     sources: Mapping[str, Source], files_from: str | None = None
 ) -> tuple[dict[str, Source], Padding | None]:
-    """Return the sources with the rows that all of them have, and how the padding is merged.
+    """Return the sources cut to their common rows, and how the padding is merged.
 
-    The padding is None if all sources have as many rows. Otherwise the expert with the most rows
-    gives it.
+    The padding is None if all sources have the same number of rows. Otherwise it is the padding of
+    the expert with the most rows.
+
+    Args:
+        sources: the sources by role.
+        files_from: merge.files_from.
 
     Raises:
-        PipelineError: merge.files_from names an expert with another number of rows than the merge.
+        PipelineError: merge.files_from names an expert with fewer rows than the merge.
     """
     names = differing_rows(sources)
     if not names:
@@ -65,38 +73,38 @@ def align_padding(
 
 
 def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
-    """Return the embedding and the head if they differ between sources in their number of rows and
-    in nothing else.
-    """
-    names = []
-    for name in next(iter(sources.values())).names:
-        if has_row_per_token(name):
-            names.append(name)
+    """Return the embedding and the head if only their number of rows differs between sources."""
+    first = next(iter(sources.values()))
+    names = [name for name in first.names if has_row_per_token(name)]
     counts = set()
     for name in names:
         shapes = []
         for source in sources.values():
-            if name in source.infos:
-                shapes.append(source.infos[name].shape)
-        if len(shapes) < len(sources) or len({shape[1:] for shape in shapes}) > 1:
+            if name not in source.infos:
+                return ()
+            shapes.append(source.infos[name].shape)
+        columns = {shape[1:] for shape in shapes}
+        if len(columns) > 1:
             return ()
         counts.add(tuple(shape[0] for shape in shapes))
-    if len(counts) != 1 or len(set(counts.pop())) == 1:
+    if len(counts) != 1:
+        return ()
+    (of_sources,) = counts
+    if len(set(of_sources)) == 1:
         return ()
     return tuple(names)
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
-    """Return the model with the first rows of these tensors."""
+    """Return a model with only the first rows of these tensors."""
     infos = dict(source.infos)
     for name in infos.keys() & set(names):
         info = infos[name]
-        infos[name] = replace(
-            info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0]
-        )
+        stored_rows, *columns = info.shape
+        nbytes = info.nbytes * rows // stored_rows
+        infos[name] = replace(info, shape=(rows, *columns), nbytes=nbytes)
     clipped = replace(source, infos=infos, config=with_rows(source.config, rows))
     if isinstance(clipped, Adapted):
-        clipped.base, clipped.replaced = (
-            _clip(part, names, rows) for part in (clipped.base, clipped.replaced)
-        )
+        clipped.base = _clip(clipped.base, names, rows)
+        clipped.replaced = _clip(clipped.replaced, names, rows)
     return clipped

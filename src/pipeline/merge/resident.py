@@ -1,6 +1,6 @@
-"""Models that stay in memory from one merge to the next.
+"""The models that stay in memory between merges.
 
-A process without evaluations imports no torch for it.
+It is a separate module, so that a process without evaluations does not import torch.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LIVE_MODELS: list[Any] = []  # of merge.live.Live
+LIVE_MODELS: list[Any] = []  # merge.live.Live
 _keeping = False
 
 
 @contextmanager
 def keep_models_resident() -> Iterator[None]:
-    """Context in which a model stays in memory from one merge to the next, whatever their sources:
-    a base, its experts and all their merges are one model, of which only the parameters that differ
-    are copied anew.
+    """Keep a model in memory from one merge to the next within this context.
+
+    A base, its experts and all their merges share one model. Only parameters that differ are
+    copied.
     """
     global _keeping
     _keeping = True
@@ -29,7 +30,7 @@ def keep_models_resident() -> Iterator[None]:
 
 
 def release_models() -> None:
-    """Free the memory of resident models, for a training for instance."""
+    """Free the memory of resident models, for example for a training."""
     LIVE_MODELS.clear()
 
 

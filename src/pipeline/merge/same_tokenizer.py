@@ -11,7 +11,7 @@ from pipeline.models.checkpoint import read_json
 
 
 def tokenizer_folder(source: Source) -> Path:
-    """Folder of a source's tokenizer: for an adapter it may be its base's."""
+    """Return the folder of a source's tokenizer; for an adapter it may be its base's folder."""
     has_tokenizer = any(
         (source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")
     )
@@ -27,16 +27,17 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
     of the tokenizers library are equal. An expert without a tokenizer fits every other expert.
     """
     for name in ("tokenizer.json", "tokenizer.model"):
-        files = [tokenizer_folder(source) / name for source in (first, second)]
-        if all(file.is_file() for file in files):
-            one, other = (_read_vocabulary(file) for file in files)
-            if one != other:
-                raise PipelineError(
-                    f"{keys[1]}: the tokenizer of {second.folder} has another vocabulary than that"
-                    f" of {keys[0]}: {first.folder}. mergekit-tokensurgeon transplants a"
-                    " vocabulary."
-                )
-            return
+        file = tokenizer_folder(first) / name
+        other_file = tokenizer_folder(second) / name
+        if not (file.is_file() and other_file.is_file()):
+            continue
+        if _read_vocabulary(file) != _read_vocabulary(other_file):
+            raise PipelineError(
+                f"{keys[1]}: the tokenizers of {second.folder} and of {keys[0]} ({first.folder})"
+                " have different vocabularies. Transplant a vocabulary with"
+                " mergekit-tokensurgeon."
+            )
+        return
 
 
 def _read_vocabulary(file: Path) -> Any:
@@ -46,12 +47,14 @@ def _read_vocabulary(file: Path) -> Any:
     content = read_json(file)
     try:
         model = content.get("model") or {}
-        merges = [
-            pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []
-        ]
+        merges = []
+        for pair in model.get("merges") or []:
+            if not isinstance(pair, str):
+                pair = " ".join(pair)
+            merges.append(pair)
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
         return model.get("vocab"), merges, added
     except (AttributeError, KeyError, TypeError) as error:
         raise PipelineError(
-            f"{file} is no file of the tokenizers library ({error!r}): copy it again"
+            f"{file} is not a file of the tokenizers library ({error!r}). Copy it again."
         ) from error

@@ -1,4 +1,4 @@
-"""The merge stage: open the parents, state the plan, write the merged checkpoint."""
+"""The merge stage, which writes a merged checkpoint."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Run the merge stage: open the parents, state the plan, write the merged checkpoint."""
-    if run.config.merge.writes_folder:
+    """Run the merge stage: open the parents, print the plan, write the merged checkpoint."""
+    config = run.config
+    if config.merge.writes_folder:
         return write_elsewhere(run, work)
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
-    plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
-    known = known_digests(merge, Path(run.config.runs_dir))
-    notes = [merge.note] if merge.note else []
+    known = known_digests(merge, Path(config.runs_dir))
+    notes = []
+    if merge.note:
+        notes.append(merge.note)
     for role in equal_to_base(merge, known):
         notes.append(
             f"  note: {run.parents[role].name} is equal to its base, so it adds nothing to the"
             " merge"
         )
+    plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
     print("\n".join([plan, *notes]), file=sys.stderr)
     key = weights_key(merge, known)
-    verify_sources(merge, run.config.threads)
-    digests = merge.write(work, known, run.config.threads)
+    verify_sources(merge, config.threads)
+    digests = merge.write(work, known, config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
-    facts: dict[str, Any] = {**measure_merge(merge, key, run.config.threads)}
-    done = merge.described(run.config.partition)
+    facts: dict[str, Any] = {**measure_merge(merge, key, config.threads)}
+    done = merge.described(config.partition)
     if notes:
         facts["note"] = "\n".join(notes)
     return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
-_facts: dict[
-    str, dict[str, float]
-] = {}  # by the key of the merge: each evaluation of it in memory asks
+# Measured numbers by the key of the merge: each of its evaluations in memory needs them
+_facts: dict[str, dict[str, float]] = {}
 
 
 def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
@@ -65,21 +67,20 @@ def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, fl
         _facts[key] = merge.method.measured(threads)
     facts = _facts[key]
     for name, value in facts.items():
-        print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
+        words = name.replace("_", " ")
+        print(f"  {words}: {value:.4g}", file=sys.stderr)
     return facts
 
 
 def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
-    """Return the merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers
-    read, nothing computed.
-    """
+    """Return the merge of a run of stage=merge or stage=eval, decided but not computed."""
     config = run.config
     assert config.merge is not None
     folders = folders_of(run)
-    sources = {role: open_source(folder, folders.get("base")) for role, folder in folders.items()}
-    return open_merge(
-        config.merge, sources, sources.pop("base", None), config.partition, config.threads
-    )
+    base_folder = folders.get("base")
+    sources = {role: open_source(folder, base_folder) for role, folder in folders.items()}
+    base = sources.pop("base", None)
+    return open_merge(config.merge, sources, base, config.partition, config.threads)
 
 
 def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
@@ -90,22 +91,22 @@ def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
     """
     merge = run.config.merge
     assert merge is not None
-    if any(run.decided_by[key] != value for key, value in decided_beyond_knobs(run.config).items()):
-        raise PipelineError(
-            f"{run.label}: what merge={merge.method} reads changed meanwhile: rerun the command"
-        )
+    for key, value in decided_beyond_knobs(run.config).items():
+        if run.decided_by[key] != value:
+            raise PipelineError(
+                f"{run.label}: a file that merge={merge.method} reads has changed. Rerun the"
+                " command."
+            )
     roles = (*merge.references(), "base")  # an evaluation has other parents too
-    found = {}
+    folders = {}
     for role, parent in run.parents.items():
         if role in roles:
-            found[role] = parent.folder
-    return found
+            folders[role] = parent.folder
+    return folders
 
 
 def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict[str, Any]:
-    """Have the program of a method write the merged checkpoint, and return the facts of the
-    merge.
-    """
+    """Let a method's own program write the merged checkpoint, and return the facts of the merge."""
     merge = run.config.merge
     assert merge is not None
     folders = {role: local_folder(source) for role, source in folders_of(run).items()}

@@ -19,39 +19,39 @@ Row = dict[str, Any]
 
 
 def group_weights(weights: Weights) -> list[Row]:
-    """Return the weights as a table, from the embeddings up; adjacent layers that are alike share a
-    row.
-    """
-    places = defaultdict[int | str, dict[str, set[str]]](
-        lambda: defaultdict(set)
-    )  # place -> weights -> kinds
+    """Return the weights as a table from the embeddings up; equal adjacent layers share a row."""
+    # place -> weights as JSON -> kinds of parameters
+    places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))
     for name, site in anatomy(weights).items():
-        places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(
-            site.kind
-        )
-    tables = {
-        place: sorted(
-            ("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items()
-        )
-        for place, of in places.items()
-    }
+        place: int | str = site.kind
+        if site.layer is not None:
+            place = site.layer
+        places[place][json.dumps(weights[name])].add(site.kind)
+    tables = {place: _table(of_place) for place, of_place in places.items()}
     layers = sorted(place for place in places if isinstance(place, int))
-    rows: list[Row] = []
-    in_order: list[int | str] = ["embedding", *layers, "final_norm", "head", TOWER]
-    for (_, table), block in itertools.groupby(
-        in_order, key=lambda place: (isinstance(place, int) or place, tables.get(place, []))
-    ):
+    rows = _rows("embedding", tables.get("embedding", []))
+    for table, block in itertools.groupby(layers, key=tables.__getitem__):
         first, *further = block
-        if isinstance(first, str):
-            label = first
-        else:
-            if further:
-                label = f"layers {first}-{further[-1]}"
-            else:
-                label = f"layer {first}"
-        rows += [
-            {"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in table
-        ]
+        label = f"layer {first}"
+        if further:
+            label = f"layers {first}-{further[-1]}"
+        rows += _rows(label, table)
+    for name in ("final_norm", "head", TOWER):
+        rows += _rows(name, tables.get(name, []))
+    return rows
+
+
+def _table(of_place: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    """Return (kinds of parameters, their weights as JSON), sorted."""
+    if len(of_place) == 1:
+        return [("all", weights) for weights in of_place]
+    return sorted((", ".join(sorted(kinds)), weights) for weights, kinds in of_place.items())
+
+
+def _rows(label: str, table: list[tuple[str, str]]) -> list[Row]:
+    rows = []
+    for kinds, weights in table:
+        rows.append({"where": label, "what": kinds, "weights": json.loads(weights)})
     return rows
 
 
@@ -62,27 +62,36 @@ def plan_text(
     size: Mapping[str, int],
     dtype: str,
 ) -> str:
-    """Return the plan of a merge: its sources in order, what becomes of which parameters, and what
-    is written in which dtype.
+    """Return the plan of a merge as text: its sources, its parameters, and what is written.
 
-    Experts that have no role but their number are shown by the names of their runs.
+    Experts whose role is only a number are shown by the names of their runs.
+
+    Args:
+        config: the configuration of the method.
+        parents: the runs by role.
+        rows: the rows of the plan.
+        size: the bytes that are copied and written.
+        dtype: the dtypes of the result.
     """
-    roles = []
+    sources = []
     for role in (*config.references(), "base"):
         if role in parents:
-            roles.append(role)
+            parent = parents[role]
+            sources.append(f"{role} = {getattr(parent, 'hub', None) or parent.name}")
     names = {}
     for role, parent in parents.items():
         if role.isdigit():
             names[role] = parent.name
-    lines = []
+    lines = [f"merge {config.method}: {', '.join(sources)}"]
     for row in rows:
-        sum_ = " + ".join(
-            f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items()
-        )
-        lines.append(f"  {row['where']:<14} {row['what']:<24} {row.get('formula', sum_)}")
-    given = ", ".join(
-        f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles
-    )
-    sizes = ", ".join(f"{count / 1e6:,.1f} MB {done}" for done, count in size.items())
-    return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
+        terms = []
+        for role, weight in row["weights"].items():
+            terms.append(f"{weight:g} {names.get(role, role)}")
+        where, what = row["where"], row["what"]
+        formula = row.get("formula", " + ".join(terms))
+        lines.append(f"  {where:<14} {what:<24} {formula}")
+    sizes = []
+    for done, count in size.items():
+        sizes.append(f"{count / 1e6:,.1f} MB {done}")
+    lines.append(f"  {', '.join(sizes)}, in {dtype}")
+    return "\n".join(lines)

@@ -1,9 +1,7 @@
-"""The form that merges of task vectors share: base + scale x an elementwise function of the task
-vectors.
+"""The common form of merges of task vectors: base + scale x a function of the task vectors.
 
-A method is a file in `methods/` with a subclass of `TaskVectors` that defines `change`, a function
-on float32 arrays. Reading the base and the experts, dtypes and writing are done here and by the
-caller.
+A method is a file in `methods/` with a subclass of `TaskVectors`. The subclass defines `change`, a
+function of float32 arrays. Reading, casting and writing are done here and by the caller.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ if TYPE_CHECKING:
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
-    Change = Callable[
-        [Sequence[np.ndarray], int], np.ndarray
-    ]  # rows of the task vectors, the first one's place
+    # Takes rows of the task vectors, and the index of the first row
+    Change = Callable[[Sequence[np.ndarray], int], np.ndarray]
 
 
 @dataclass
@@ -35,7 +32,7 @@ class TaskVectors(Merge):
 
     experts: list[str] = knob(run=True)
     scale: float = 1.0
-    weights: list[float] | None = None  # a number an expert; null: 1 each
+    weights: list[float] | None = None  # one number per expert; null: 1 each
 
     def references(self) -> References:
         return numbered_references(self.experts)
@@ -50,38 +47,44 @@ class TaskVectors(Merge):
         expert_weights(self.weights, len(self.experts))
 
     def numbers(self, roles: Sequence[str]) -> dict[str, float]:
-        """Role -> its number in `weights`."""
+        """Return the number of each role in `weights`."""
         return dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
 
     def formula(self, roles: Sequence[str]) -> str:
-        """What is added to the base, in words, for the printed plan.
+        """Describe what is added to the base, for the printed plan.
 
-        Of a method of another package: its name.
+        For a method of another package, it starts with the method's name.
         """
         if not type(self).__module__.startswith("pipeline."):
-            return f"{self.method}({', '.join(f'task vector {role}' for role in roles)})"
+            vectors = ", ".join(f"task vector {role}" for role in roles)
+            return f"{self.method}({vectors})"
         terms = [f"{number:g} task vector {role}" for role, number in self.numbers(roles).items()]
         return f"({' + '.join(terms)})"
 
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
-        """The change of the base, before `scale`, of the rows from `start` on of the parameter
-        `name`.
+        """Return the change of the base, before `scale`, for some rows of a parameter.
 
-        vectors: the same rows of each expert's task vector, (rows, columns) in float32; they may be
-            overwritten.
+        Args:
+            vectors: the rows of each expert's task vector, (rows, columns) in float32. They may be
+                overwritten.
+            name: the parameter.
+            start: the index of the first row.
         """
-        raise NotImplementedError(f"merge={self.method} defines no change()")
+        raise NotImplementedError(
+            f"merge={self.method} defines no change(). Define it in its class."
+        )
 
     def weighted_sum(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """w1 x t1 + w2 x t2 + ..., from the left, with `weights`."""
+        """Return w1 x t1 + w2 x t2 + ..., summed from the left, with `weights`."""
         import numpy as np
 
         from pipeline.merge.formulas import add_up
 
         numbers = expert_weights(self.weights, len(vectors))
-        return add_up(
-            [vector * np.float32(number) for vector, number in zip(vectors, numbers, strict=True)]
-        )
+        terms = []
+        for vector, number in zip(vectors, numbers, strict=True):
+            terms.append(vector * np.float32(number))
+        return add_up(terms)
 
     def decide(
         self,
@@ -104,11 +107,13 @@ class TaskVectors(Merge):
 def changed_base(
     experts: Sequence[Source], base: Source, change_of: Callable[[str], Change], scale: float
 ) -> Callable[[str], Rows]:
-    """Return the formula of each parameter: base + scale x the change that its task vectors give.
+    """Return a function that gives the formula of a parameter: base + scale x change.
 
     Args:
-        change_of: gives the change of a parameter, from the rows of its task vectors and the first
-            row's place.
+        experts: the experts, in order.
+        base: the base.
+        change_of: gives the change of a parameter.
+        scale: the factor of the change.
     """
     from pipeline.merge.formulas import onto, task_vectors
 

@@ -1,7 +1,7 @@
-"""TIES merging (Yadav et al., 2023): trim, elect sign, disjoint mean.
+"""TIES merging (Yadav et al., 2023): trim, elect the sign, average the experts that agree.
 
-A task vector is expert - base, in float32. The definition is the paper's: one threshold for the
-whole model, and one scale at the end.
+A task vector is expert - base in float32. As in the paper, one threshold applies to the whole
+model, and one scale is applied at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,13 +29,14 @@ from pipeline.merge.formulas import (
 from pipeline.models.arrays import in_threads, pieces
 
 Vectors = list[np.ndarray]
-_NOT_FINITE = 0x7F80  # the upper half of the bits of infinity; those of NaNs are above
+HALVES = 2**16
+_NOT_FINITE = 0x7F80  # the upper half of infinity's bits; NaNs are above
 
 
 def kept_count(density: float, size: int) -> int:
-    """k = floor(density x size), at least 1.
+    """Return k = floor(density x size), at least 1.
 
-    The decimal as typed counts: 0.29 of 100 is 29, not 28.
+    The decimal number as typed counts: 0.29 of 100 is 29, not 28.
     """
     return max(1, int(Fraction(str(density)) * size))
 
@@ -45,65 +47,83 @@ def kth_largest(
     k: int,
     threads: int | None = None,
 ) -> list[float]:
-    """The k-th largest magnitude of each vector over the named tensors, exactly, in two passes.
+    """Return the exact k-th largest magnitude of each vector over the named tensors.
 
-    Magnitudes sort like the bits of float32: one pass counts them by their upper 16 bits, a second
-    those in the bin of the k-th by their lower 16. vectors_of(name) gives the pieces of each
-    vector. Raises PipelineError for NaN and for infinite entries.
+    Magnitudes sort like the bits of float32. The first pass counts the upper 16 bits. The second
+    pass counts the lower 16 bits of the magnitudes in the bin of the k-th.
+
+    Args:
+        vectors_of: yields the pieces of each vector for a tensor.
+        names: the tensors.
+        k: the rank.
+        threads: the number of threads.
+
+    Raises:
+        PipelineError: an entry is NaN or infinite.
     """
-    lock = threading.Lock()
-
-    def count(bins: Sequence[int | None]) -> np.ndarray:
-        """(vectors, halves): how many entries have each upper half, or each lower half in a bin of
-        the upper.
-        """
-        counts = np.zeros((len(bins), 2**16), np.int64)
-
-        def add_tensor(name: str) -> None:
-            own = np.zeros_like(counts)
-            for vectors in vectors_of(name):
-                for row, vector, upper in zip(own, vectors, bins, strict=True):
-                    bits = np.abs(vector).view(np.uint32).reshape(-1)
-                    halves = bits >> 16
-                    row += np.bincount(
-                        halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=2**16
-                    )
-            with lock:
-                np.add(counts, own, out=counts)
-
-        in_threads(add_tensor, names, threads)
-        return counts
-
-    uppers = count([None] * len(next(vectors_of(names[0]))))
-    if uppers[:, _NOT_FINITE:].any():
+    count = partial(_count_halves, vectors_of, names, threads)
+    vectors = len(next(vectors_of(names[0])))
+    upper_counts = count([None] * vectors)
+    if upper_counts[:, _NOT_FINITE:].any():
         raise PipelineError(
-            "a task vector holds NaN or infinite values: an expert or the base is broken"
+            "A task vector holds NaN or infinite values. Copy the experts and the base again."
         )
-    found = [_descend(row, k) for row in uppers]
-    lowers = count([upper for upper, _ in found])
-    bits = [
-        upper << 16 | _descend(row, rest)[0]
-        for row, (upper, rest) in zip(lowers, found, strict=True)
-    ]
+    places = [_descend(row, k) for row in upper_counts]
+    lower_counts = count([upper for upper, _ in places])
+    bits = []
+    for row, (upper, rest) in zip(lower_counts, places, strict=True):
+        lower, _ = _descend(row, rest)
+        bits.append(upper << 16 | lower)
     return [float(value) for value in np.array(bits, np.uint32).view(np.float32)]
 
 
+def _count_halves(
+    vectors_of: Callable[[str], Iterator[Vectors]],
+    names: Sequence[str],
+    threads: int | None,
+    bins: Sequence[int | None],
+) -> np.ndarray:
+    """Return how many magnitudes have each upper half, (vectors, halves).
+
+    For a vector with a bin, count the lower halves of the magnitudes whose upper half is the bin.
+    """
+    counts = np.zeros((len(bins), HALVES), np.int64)
+    lock = threading.Lock()
+
+    def add_tensor(name: str) -> None:
+        own = np.zeros_like(counts)
+        for vectors in vectors_of(name):
+            for row, vector, upper in zip(own, vectors, bins, strict=True):
+                bits = np.abs(vector).view(np.uint32).reshape(-1)
+                halves = bits >> 16
+                if upper is not None:
+                    halves = bits[halves == upper] & 0xFFFF
+                row += np.bincount(halves, minlength=HALVES)
+        with lock:
+            np.add(counts, own, out=counts)
+
+    in_threads(add_tensor, names, threads)
+    return counts
+
+
 def _descend(counts: np.ndarray, k: int) -> tuple[int, int]:
-    """Return the bin that holds the k-th largest, and its place from the top within that bin."""
+    """Return the bin of the k-th largest, and its rank within the bin."""
     seen = np.cumsum(counts[::-1])
     place = int(np.searchsorted(seen, k))
-    return len(counts) - 1 - place, k - (int(seen[place - 1]) if place else 0)
+    above = 0
+    if place:
+        above = int(seen[place - 1])
+    return len(counts) - 1 - place, k - above
 
 
 def elected_mean(
     vectors: Sequence[np.ndarray], majority: float = 1.0, weights: Sequence[float] | None = None
 ) -> np.ndarray:
-    """Elect the sign of the sum, then return the mean of the vectors whose entry is not 0 and has
-    that sign.
+    """Elect the sign of the sum, and return the mean of the entries with that sign.
 
     Args:
-        vectors: the trimmed task vector of each expert.
-        majority: the sign (1 or -1) that is elected where the sum is 0.
+        vectors: the trimmed task vector of each expert. Entries of 0 are left out of the mean.
+        majority: the sign (1 or -1) that is elected if the sum is 0.
         weights: a factor for each expert's entries, applied after the election. The mean divides by
             the number of experts that agree, not by their weights.
     """
@@ -117,11 +137,19 @@ def elected_mean(
     return add_up(parts) / np.where(count == 0, np.float32(1), count)
 
 
-class TiesMerge:
-    """TIES of experts. `prepare` finds the thresholds and the majority sign of the whole model.
+class Trimmed(NamedTuple):
+    """Rows of the base, of each expert's trimmed task vector, and masks of the kept entries."""
 
-    `kept`: tensor -> entries of each expert that are not 0 after the trim, counted while the tensor
-    is computed.
+    origin: np.ndarray
+    vectors: Vectors
+    kept: Vectors
+
+
+class TiesMerge:
+    """A TIES merge of experts. `prepare` finds the thresholds and the majority sign of the model.
+
+    `kept` counts, for each tensor that was computed, the entries of each expert that are not 0
+    after the trim.
     """
 
     def __init__(self, config: Any, sources: Sources, base: Source) -> None:
@@ -137,9 +165,7 @@ class TiesMerge:
         return sum(math.prod(self.base.info(name).shape) for name in self.base.names)
 
     def prepare(self, threads: int | None) -> None:
-        """Find the magnitude from which on each expert's entries are kept, and the sign that most
-        sums have.
-        """
+        """Find the threshold of each expert's entries, and the sign that most sums have."""
         names = by_size(self.base)
         limits = [0.0] * len(self.experts)
         if self.size:
@@ -155,38 +181,37 @@ class TiesMerge:
     def vectors_of(self, name: str) -> Iterator[Vectors]:
         return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))
 
-    def trimmed(self, name: str) -> Callable[[int, int], tuple[np.ndarray, Vectors, Vectors]]:
-        """Return a function of a range of rows: the base's rows, each expert's trimmed vector, and
-        where it keeps its entries.
+    def trimmed(self, name: str) -> Callable[[int, int], Trimmed]:
+        """Return a function that trims a range of rows of a tensor.
 
-        Entries at or above the threshold stay, so entries that are tied with it all stay.
+        Entries at the threshold are kept, so all tied entries are kept.
         """
         assert self.limits is not None
         limits = self.limits
         counts = self.kept[name] = np.zeros(len(self.experts), np.int64)
 
-        def rows(start: int, stop: int) -> tuple[np.ndarray, Vectors, Vectors]:
+        def rows(start: int, stop: int) -> Trimmed:
             origin, vectors = task_vectors(self.experts, self.base, name, start, stop)
             kept = []
             for index, vector in enumerate(vectors):
                 mask = np.abs(vector) >= limits[index]
                 vector *= mask
-                counts[index] += np.count_nonzero(
-                    vector != 0
-                )  # of bools: seven times as fast as of floats
+                # count_nonzero is seven times as fast on bools as on floats
+                counts[index] += np.count_nonzero(vector != 0)
                 kept.append(mask)
-            return origin, vectors, kept
+            return Trimmed(origin, vectors, kept)
 
         return rows
 
     def sign_balance(self, name: str) -> int:
-        """Return how many more entries of a tensor have a positive sum over the trimmed experts
-        than a negative one.
-        """
-        rows, balance = self.trimmed(name), 0
+        """Return how many more sums of a tensor's trimmed entries are positive than negative."""
+        rows = self.trimmed(name)
+        balance = 0
         for piece in pieces(self.base.info(name).shape):
-            total = add_up(rows(*piece)[1])
-            balance += int(np.count_nonzero(total > 0)) - int(np.count_nonzero(total < 0))
+            total = add_up(rows(*piece).vectors)
+            positive = int(np.count_nonzero(total > 0))
+            negative = int(np.count_nonzero(total < 0))
+            balance += positive - negative
         return balance
 
     def formula(self, name: str) -> Rows:
@@ -206,18 +231,20 @@ class TiesMerge:
         """
         if self.weights:
             return elected_mean(vectors, self.majority, self.weights)
-        places = np.flatnonzero(add_up([mask.astype(np.uint8) for mask in kept]) > 1)
+        experts_with_entry = add_up([mask.astype(np.uint8) for mask in kept])
+        places = np.flatnonzero(experts_with_entry > 1)
         elected = elected_mean([vector.reshape(-1)[places] for vector in vectors], self.majority)
         total = add_up(vectors)
         total.reshape(-1)[places] = elected
         return total
 
     def kept_density(self, threads: int | None) -> dict[str, Any]:
-        """Return the share of entries that are not 0 after the trim, in all and of each expert."""
+        """Return the shares of entries that are not 0 after the trim, and their mean."""
         if self.limits is None:
             self.prepare(threads)
-        shares = sum(self.kept.values(), np.zeros(len(self.experts))) / max(1, self.size)
-        return {
-            "kept_density": float(shares.mean()),
-            **{f"kept_density_{i}": float(s) for i, s in enumerate(shares)},
-        }
+        counts = sum(self.kept.values(), np.zeros(len(self.experts)))
+        shares = counts / max(1, self.size)
+        densities = {"kept_density": float(shares.mean())}
+        for index, share in enumerate(shares):
+            densities[f"kept_density_{index}"] = float(share)
+        return densities

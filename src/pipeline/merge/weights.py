@@ -1,6 +1,6 @@
-"""Weights of experts: arithmetic on numbers, no tensors.
+"""Weights of experts: arithmetic on numbers, without tensors.
 
-The methods spread them over parameters.
+The merge methods assign the weights to parameters.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
 
-# parameter -> source -> weight; 1 for a single source means that the parameter is that source's,
-# byte for byte
+# parameter -> source -> weight; a single source with weight 1 is copied byte for byte
 Weights = dict[str, dict[str, float]]
-MOST_WEIGHT = 1e30  # times a weight of a model, still below the largest float32
+MOST_WEIGHT = 1e30  # its product with a parameter stays below the largest float32
 
 
 def inverse_weights(magnitudes: Mapping[str, float]) -> dict[str, float]:
-    """Weights in proportion to 1 / mean absolute change, summing to 1 (`layer_swapping`, section
-    4.3).
+    """Return weights in proportion to 1 / mean absolute change (`layer_swapping`, section 4.3).
 
-    Raises PipelineError for an expert that did not move.
+    They sum to 1.
+
+    Raises:
+        PipelineError: an expert does not differ from its base.
     """
+    inverses = {}
     for role, size in magnitudes.items():
         if not size > 0:
             raise PipelineError(
-                f"{role} does not differ from its base: it has no weight by magnitude; leave it out"
+                f"{role} does not differ from its base, so it has no weight by magnitude. Leave it"
+                " out."
             )
-    total = math.fsum(1 / size for size in magnitudes.values())
-    return {role: 1 / size / total for role, size in magnitudes.items()}
+        inverses[role] = 1 / size
+    total = math.fsum(inverses.values())
+    return {role: inverse / total for role, inverse in inverses.items()}
 
 
 def weights_by_owner(
@@ -38,14 +42,12 @@ def weights_by_owner(
     owner_of: Callable[[Site], str],
     shares: Mapping[str, Mapping[str, float]],
 ) -> Weights:
-    """Return the weights of each parameter: the shares of the owner of its site, without weights of
-    zero.
-    """
-    owned = {
-        owner: {role: weight for role, weight in share.items() if weight}
-        for owner, share in shares.items()
-    }
-    return {name: dict(owned[owner_of(site)]) for name, site in sites.items()}
+    """Return the weights of each parameter: the shares of its owner that are not 0."""
+    weights = {}
+    for name, site in sites.items():
+        share = shares[owner_of(site)]
+        weights[name] = {role: weight for role, weight in share.items() if weight}
+    return weights
 
 
 def weights_over_depth(
@@ -54,27 +56,37 @@ def weights_over_depth(
     """Return the weight of each expert in each parameter.
 
     An expert has a number, or a list of numbers that are interpolated from the first to the last
-    layer. Parameters outside the layers have the first number, as with a gradient in a file of
-    mergekit.
+    layer. Parameters outside the layers have the first number, as with mergekit's gradients.
+
+    Args:
+        weights: merge.weights.
+        count: the number of experts.
+        default: the weight of each expert without merge.weights.
+        sites: the parameters.
 
     Raises:
-        PipelineError: as `expert_weights`, and for an empty list.
+        PipelineError: as in `expert_weights`, and for an empty list.
     """
     if not isinstance(weights, list):
         weights = expert_weights(weights, count, default)
-    if len(weights) != count:
-        expert_weights([0.0] * len(weights), count)  # raises
-    lists = [entry if isinstance(entry, list) else [entry] for entry in weights]
-    for numbers in lists:
+    refuse_other_count(weights, count)
+    lists = []
+    for entry in weights:
+        numbers: list[float] = [entry]
+        if isinstance(entry, list):
+            numbers = entry
         if not numbers:
             raise PipelineError(
                 f"merge.weights={weights} has an empty list. Give numbers from first to last layer."
             )
-        expert_weights(numbers, len(numbers))
-    last = max((site.layer for site in sites.values() if site.layer is not None), default=0)
-    at_layer: dict[int | None, list[float]] = {None: [float(numbers[0]) for numbers in lists]}
+        lists.append(expert_weights(numbers, len(numbers)))
+    layers = [site.layer for site in sites.values() if site.layer is not None]
+    last = max(layers, default=0)
+    at_layer: dict[int | None, list[float]] = {None: [numbers[0] for numbers in lists]}
     for layer in range(last + 1):
-        depth = layer / last if last else 1.0
+        depth = 1.0
+        if last:
+            depth = layer / last
         at_layer[layer] = [interpolate(numbers, depth) for numbers in lists]
     return {name: at_layer[site.layer] for name, site in sites.items()}
 
@@ -91,26 +103,32 @@ def interpolate(numbers: Sequence[float], depth: float) -> float:
 def expert_weights(
     weights: Sequence[float] | None, count: int, default: float = 1.0
 ) -> list[float]:
-    """merge.weights as a number for each expert.
+    """Return merge.weights as a number for each expert.
 
-    Raises PipelineError where there is not one for each.
+    Raises:
+        PipelineError: merge.weights is not a list with one number for each expert, or a number is
+            too large.
     """
     if weights is None:
         return [default] * count
-    if not isinstance(weights, list) or not all(
-        isinstance(weight, int | float) for weight in weights
-    ):
+    is_list = isinstance(weights, list)
+    if not is_list or not all(isinstance(weight, int | float) for weight in weights):
         raise PipelineError(
-            f"merge.weights must be a list of numbers, one for each expert, got {weights!r}"
+            f"merge.weights={weights!r} is not a list of numbers. Give one number for each expert."
         )
+    refuse_other_count(weights, count)
+    for weight in weights:
+        if abs(weight) > MOST_WEIGHT:
+            raise PipelineError(
+                f"merge.weights={weights}: {weight:g} overflows float32. Give at most"
+                f" {MOST_WEIGHT:g}."
+            )
+    return [float(weight) for weight in weights]
+
+
+def refuse_other_count(weights: Sequence[Any], count: int) -> None:
     if len(weights) != count:
         raise PipelineError(
-            f"merge.weights has {len(weights)} numbers for {count} merge.experts: give one for each"
-            " expert"
+            f"merge.weights has {len(weights)} numbers for {count} merge.experts. Give one number"
+            " for each expert."
         )
-    large = next((weight for weight in weights if abs(weight) > MOST_WEIGHT), None)
-    if large:
-        raise PipelineError(
-            f"merge.weights={weights}: {large:g} is above {MOST_WEIGHT:g}, where float32 overflows"
-        )
-    return [float(weight) for weight in weights]

@@ -1,8 +1,7 @@
-"""A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a
-time.
+"""Merges written to disk: the kernel copies unchanged tensors, the others are computed in pieces.
 
-Files are laid out as the first source's. Each tensor is a task of its own, written to its own place
-in its file, so that threads wait for nothing but the end. Nothing here imports torch.
+Files are laid out as in the first source. Each tensor is a task with its own place in its file, so
+threads never wait for each other. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -34,13 +33,23 @@ from pipeline.progress import Bar
 
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
+# Errors that mean that the system cannot copy ranges of files
 _NO_RANGES = (
     errno.EXDEV,
     errno.ENOSYS,
     errno.EINVAL,
     errno.EOPNOTSUPP,
     errno.EPERM,
-)  # the system cannot; others fail
+)
+
+
+class Task(NamedTuple):
+    """A tensor to write, and its place in its file."""
+
+    size: int
+    name: str
+    target: BinaryIO
+    place: int
 
 
 def write_weights(
@@ -48,70 +57,89 @@ def write_weights(
 ) -> dict[str, str]:
     """Write the weight files of a merge into an existing folder, and return {tensor: digest}.
 
-    A copied tensor inherits the digest on record, which also says that it is finite. One without a
-    record passes through memory, and is hashed and checked on its way.
+    A copied tensor inherits its recorded digest, which also proves that it is finite. A tensor
+    without a record is read, hashed and checked.
 
-    Raises: PipelineError: values are not finite.
+    Args:
+        merge: the merge.
+        folder: where to write.
+        recorded: digests on record, source -> tensor -> digest.
+        threads: the number of threads.
+
+    Raises:
+        PipelineError: values are not finite.
     """
     with contextlib.ExitStack() as streams:
-        tasks = []
+        tasks: list[Task] = []
         for file, names in merge.layout.files.items():
             target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
-            stored = {
-                merge.layout.written_name(name): (merge.stored_dtype(name), merge.shape(name))
-                for name in names
-            }
-            target.write(header_bytes(stored))
-            place = target.tell()
-            for name in names:
-                tasks.append((merge.bytes_of(name), name, target, place))
-                place += merge.bytes_of(name)
-            target.truncate(place)
-        tasks.sort(key=lambda task: -task[0])  # largest first
-        with Bar("merge", sum(size for size, *_ in tasks), "byte") as bar:
+            tasks += _lay_out(merge, names, target)
+        tasks.sort(key=lambda task: -task.size)
+        with Bar("merge", sum(task.size for task in tasks), "byte") as bar:
 
-            def write_tensor(task: tuple[int, str, BinaryIO, int]) -> tuple[str, str]:
-                size, name, target, place = task
-                digest = _put_tensor(merge, recorded, name, target, place)
-                bar.update(size)
-                return name, digest
+            def write_tensor(task: Task) -> tuple[str, str]:
+                digest = _put_tensor(merge, recorded, task)
+                bar.update(task.size)
+                return task.name, digest
 
             return dict(sorted(in_threads(write_tensor, tasks, threads)))
 
 
-def _put_tensor(merge: Merging, recorded: Known, name: str, target: BinaryIO, place: int) -> str:
-    """One tensor to its place; its digest, on record or taken while a piece is in the cache."""
-    role, info = merge.copied_from(name) or ("", None)
-    if info and name in recorded.get(role, {}) and _copy_in_kernel(info, target, place):
-        return recorded[role][name]
+def _lay_out(merge: Merging, names: list[str], target: BinaryIO) -> list[Task]:
+    """Write a file's header, reserve its size, and return its tensors as tasks."""
+    stored = {}
+    for name in names:
+        stored[merge.layout.written_name(name)] = (merge.stored_dtype(name), merge.shape(name))
+    target.write(header_bytes(stored))
+    place = target.tell()
+    tasks = []
+    for name in names:
+        task = Task(merge.bytes_of(name), name, target, place)
+        tasks.append(task)
+        place += task.size
+    target.truncate(place)
+    return tasks
+
+
+def _put_tensor(merge: Merging, recorded: Known, task: Task) -> str:
+    """Write a tensor to its place, and return its digest."""
+    name = task.name
+    label = name
+    copied = merge.copied_from(name)
+    if copied:
+        role, info = copied
+        digest = recorded.get(role, {}).get(name)
+        if digest is not None and _copy_in_kernel(info, task.target, task.place):
+            return digest
+        label = f"{info.file}: {name}"
 
     def written() -> Iterator[memoryview]:
-        begin = place
+        place = task.place
         for part in merge.pieces(name):
             piece = part.reshape(-1).view(np.uint8).data
-            _write_at(target, piece, begin)
-            begin += len(piece)
+            _write_at(task.target, piece, place)
+            place += len(piece)
             yield piece
 
-    label = f"{info.file}: {name}" if info else name
     return digest_tensor(merge.stored_dtype(name), merge.shape(name), written(), label)
 
 
 def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:
-    """Copy a tensor's bytes by copy_file_range (by reference where supported); False where the
-    system cannot.
+    """Copy a tensor's bytes with copy_file_range, and return False if the system cannot.
+
+    File systems that can share blocks between files copy by reference.
     """
     if not hasattr(os, "copy_file_range"):
         return False
+    source_file, target_file = info.stream.fileno(), target.fileno()
     done = 0
     try:
         while done < info.nbytes:
-            start, rest = info.offset + done, info.nbytes - done
-            count = os.copy_file_range(
-                info.stream.fileno(), target.fileno(), rest, start, place + done
-            )
+            rest = info.nbytes - done
+            start, target_start = info.offset + done, place + done
+            count = os.copy_file_range(source_file, target_file, rest, start, target_start)
             if not count:
-                raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
+                raise PipelineError(f"{info.file} became shorter while it was read. Copy it again.")
             done += count
     except OSError as error:
         if error.errno in _NO_RANGES:
@@ -130,34 +158,37 @@ def _write_at(target: BinaryIO, data: memoryview, place: int) -> None:
 
 
 def write_index(merge: Merging, folder: Path) -> None:
-    """Write the index of a checkpoint in shards, one or more, as transformers reads it."""
-    if [file.name for file in merge.layout.files] == ["model.safetensors"]:
+    """Write the index of a sharded checkpoint as transformers reads it."""
+    layout = merge.layout
+    if [file.name for file in layout.files] == ["model.safetensors"]:
         return
-    index = {
-        "metadata": {"total_size": sum(map(merge.bytes_of, merge.names))},
-        "weight_map": {
-            merge.layout.written_name(name): merge.layout.info(name).file.name
-            for name in merge.names
-        },
-    }
+    total_size = sum(map(merge.bytes_of, merge.names))
+    weight_map = {layout.written_name(name): layout.info(name).file.name for name in merge.names}
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
-    """Copy config, generation config, tokenizer and chat template of one source; an adapter has no
-    config.json.
+    """Copy config, generation config, tokenizer and chat template of a source.
 
-    The config is written anew if the merge has settled a value of it, if it declares a head of
-    later tokens, which no merge has, or if it names another dtype than `dtype` (torch's name of the
-    merge's): transformers loads in the dtype that config.json names, so that a stale one would
-    round the merge again.
+    The config is written anew if the merge changes it, if it declares a head of later tokens, which
+    no merge has, or if it names another dtype. transformers loads in the dtype of config.json, so
+    an old value would round the merge again.
+
+    Args:
+        source: the source of the files.
+        folder: where to write.
+        dtype: torch's name of the merge's dtype, or None if it has several.
+        adapter: the merge is an adapter, which has no config.json.
     """
     for name in BESIDE_WEIGHTS:
-        files = (one.folder / name for one in (source, source.model))
-        file = next(filter(Path.is_file, files), None)
-        if file and not (adapter and name == "config.json"):
-            refuse_link_outside(file)
-            shutil.copyfile(file, folder / name)
+        if adapter and name == "config.json":
+            continue
+        for own in (source.folder / name, source.model.folder / name):
+            if own.is_file():
+                refuse_link_outside(own)
+                shutil.copyfile(own, folder / name)
+                break
     if adapter:
         return
     config = without_later_heads(source.config)
@@ -165,31 +196,28 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     if source.model is not source or (dtype and stated != dtype):
         config.pop("torch_dtype", None)
         if dtype:
-            config |= {"dtype": dtype}
+            config["dtype"] = dtype
     if config != read_json(source.model.folder / "config.json"):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def refuse_link_outside(file: Path) -> None:
-    """Raise PipelineError for a file of a model that is a link to one elsewhere, unless a cache of
-    the Hub has it.
-    """
+    """Raise PipelineError if a file links outside its model and the Hub's cache."""
     folder = file.parent.resolve()
-    # of a cache elsewhere
-    if folder.parent.name == "snapshots":
-        blobs = folder.parents[1] / "blobs"
-    else:
-        blobs = folder
-    target, allowed = file.resolve(), [folder, blobs, hub_cache().resolve()]
+    allowed = [folder, hub_cache().resolve()]
+    if folder.parent.name == "snapshots":  # another cache of the Hub
+        allowed.append(folder.parents[1] / "blobs")
+    target = file.resolve()
     if not any(place in target.parents for place in allowed):
         raise PipelineError(
-            f"{file} is a link to {target}, outside of its model: copy the file that is meant there"
+            f"{file} is a link to {target}, outside of its model. Copy the intended file there."
         )
 
 
 def make_readable(folder: Path) -> None:
-    """Make files readable by the group that shares the runs: safetensors and umasks restrict them
-    to their owner.
+    """Make files readable by the group that shares the runs.
+
+    safetensors and umasks restrict them to their owner.
     """
     folder.chmod(folder.stat().st_mode | 0o055)
     for path in folder.iterdir():

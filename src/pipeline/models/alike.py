@@ -1,6 +1,4 @@
-"""Whether the tensors of two models can be combined by name, decided from their headers and
-config.json alone.
-"""
+"""Checks by headers and config.json that the tensors of two models can be combined by name."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
 
-HARMLESS = {  # two models that differ here alone compute the same
-    # where the file is from, and how a model is held in memory
+HARMLESS = {  # keys that do not change what a model computes
+    # the file's origin, and the form of the model in memory
     "_name_or_path",
     "name_or_path",
     "transformers_version",
@@ -28,19 +26,19 @@ HARMLESS = {  # two models that differ here alone compute the same
     "gradient_checkpointing",
     "tokenizer_class",
     "torchscript",
-    # read by training alone
+    # only read by training
     "initializer_range",
     "attention_dropout",
     "router_aux_loss_coef",
     "output_router_logits",
-    # which token ends or fills a text; generation_config.json has them too
+    # tokens that end or pad a text; generation_config.json has them too
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
     "unk_token_id",
     "sep_token_id",
     "decoder_start_token_id",
-    # what a call returns, and labels of classifiers
+    # outputs of a call, and labels of classifiers
     "output_attentions",
     "output_hidden_states",
     "return_dict",
@@ -51,7 +49,7 @@ HARMLESS = {  # two models that differ here alone compute the same
     "chunk_size_feed_forward",
     "finetuning_task",
     "task_specific_params",
-    # of generation, which transformers 4 kept here
+    # settings of generation, which transformers 4 stored here
     "max_length",
     "min_length",
     "do_sample",
@@ -60,81 +58,88 @@ HARMLESS = {  # two models that differ here alone compute the same
     "top_p",
     "num_beams",
     "repetition_penalty",
-    # judged on its own: its default is the class's, or what the weights hold
+    # compared separately: its default depends on the class or the weights
     "tie_word_embeddings",
 }
 POSITIONS = "max_position_embeddings"
-_BY_POSITIONS = (
-    "dynamic",
-    "longrope",
-    "yarn",
-)  # rotary embeddings that are computed from the number of positions
+# Rotary embeddings that are computed from the number of positions
+_BY_POSITIONS = ("dynamic", "longrope", "yarn")
 _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
 
 
 def same_architecture(first: Checkpoint, second: Checkpoint, keys: tuple[str, str]) -> None:
-    """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by
-    name.
+    """Raise PipelineError unless the tensors of two models can be combined by name.
 
-    That is: the same values of all keys that both config.json have and that decide arithmetic, and
-    tensors of the same names and shapes, whatever their dtype. `keys` are the knobs to name in the
-    sentence.
+    The models must have equal values of all keys that both config.json have and that change what a
+    model computes, and tensors of the same names and shapes. Dtypes may differ.
+
+    Args:
+        first: a model.
+        second: another model.
+        keys: the configuration keys of both, for the message.
     """
     for a, b in find_differences(first, second):
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be"
-            " alike"
+            f"{keys[1]}: {second.folder} has {b}, but {keys[0]}: {first.folder} has {a}. Give"
+            " models of one architecture."
         )
 
 
 def find_differences(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[str, str]]:
-    """For each difference, a description of the first model's value and of the second's."""
-    read = _flat(first.config) != _flat(second.config)  # else transformers need not be imported
-    one, other = _facts(first, read), _facts(second, read)
+    """Yield descriptions of the two models' values for each difference."""
+    configs_differ = _flat(first.config) != _flat(second.config)
+    one, other = _facts(first, configs_differ), _facts(second, configs_differ)
     for text, a in one.items():
         b = other.get(text, a)
-        if a != b:  # as JSON where both print the same: the string "1e-06" and the number 1e-06
-            a, b = (json.dumps(value) if str(a) == str(b) else value for value in (a, b))
-            yield text.replace("{}", str(a)), text.replace("{}", str(b))
+        if a == b:
+            continue
+        if str(a) == str(b):  # JSON distinguishes the string "1e-06" and the number 1e-06
+            a, b = json.dumps(a), json.dumps(b)
+        yield text.replace("{}", str(a)), text.replace("{}", str(b))
     for name in sorted(first.infos.keys() ^ second.infos.keys()):
-        absent = f"no {name}", f"a {name}"
-        yield absent if name in second.infos else absent[::-1]  # type: ignore[misc]
+        if name in second.infos:
+            yield f"no {name}", f"a {name}"
+        else:
+            yield f"a {name}", f"no {name}"
 
 
-def _facts(model: Checkpoint, read: bool) -> dict[str, Any]:
-    """A text with a place for the value -> the value, of all that two models must share where both
-    have it.
+def _facts(model: Checkpoint, with_settings: bool) -> dict[str, Any]:
+    """Return the values that two models must share, by a text with a place for the value.
+
+    Without settings, transformers need not be imported.
     """
     settings = {}
-    if read:
+    if with_settings:
         settings = arithmetic_settings(model.config)
-    order = sorted(settings, key=lambda key: (key != "num_hidden_layers", key != "model_type", key))
-    facts = {
-        f"{key} {{}}" if key != "num_hidden_layers" else "{} layers": settings[key] for key in order
-    }
+    facts = {}
+    if "num_hidden_layers" in settings:
+        facts["{} layers"] = settings.pop("num_hidden_layers")
+    if "model_type" in settings:
+        facts["model_type {}"] = settings.pop("model_type")
+    for key in sorted(settings):
+        facts[f"{key} {{}}"] = settings[key]
     facts["tie_word_embeddings {}"] = model.tied_head
-    return facts | {
-        f"{name} of shape {{}}": list(info.shape) for name, info in sorted(model.infos.items())
-    }
+    for name, info in sorted(model.infos.items()):
+        facts[f"{name} of shape {{}}"] = list(info.shape)
+    return facts
 
 
 def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that decide what the model computes, flat, as transformers' class
-    of the type reads it.
+    """Return the keys of a config.json that change what the model computes, flat.
 
-    So a key that is absent has the class's default, and both spellings of the rotary embedding
-    (rope_theta and rope_scaling of transformers 4, rope_parameters of 5) are one. Windows that are
-    not used are left out, and so is the number of positions, unless a rotary embedding is computed
-    from it. A type that transformers does not have, or values that its class refuses, are compared
-    as written.
+    They are read as transformers' class of the type reads them. So an absent key has the class's
+    default, and both spellings of the rotary embedding are one: rope_theta and rope_scaling of
+    transformers 4, and rope_parameters of 5. Unused windows are left out, and so is the number of
+    positions, unless a rotary embedding is computed from it. Types that transformers does not have,
+    and values that its class refuses, are compared as written.
     """
     settings = _flat(_as_transformers_reads(config))
     if settings.pop("use_sliding_window", None) is False:
-        settings = {key: value for key, value in settings.items() if key not in _WINDOW}
-    if not any(
-        value in _BY_POSITIONS for key, value in settings.items() if key.endswith("rope_type")
-    ):
-        settings.pop(POSITIONS, None)  # learned positions differ in the shape of their matrix
+        for key in _WINDOW:
+            settings.pop(key, None)
+    rotary = [value for key, value in settings.items() if key.endswith("rope_type")]
+    if not any(value in _BY_POSITIONS for value in rotary):
+        settings.pop(POSITIONS, None)  # learned positions show in the shape of their matrix
     return settings
 
 
@@ -147,14 +152,12 @@ def _as_transformers_reads(config: Mapping[str, Any]) -> dict[str, Any]:
             written[key] = value
     try:
         return dict(CONFIG_MAPPING[config["model_type"]].from_dict(written).to_dict())
-    except Exception:  # classes raise what they like of values that they do not expect
+    except Exception:  # a class can raise anything for unexpected values
         return dict(config)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value, without those that decide no arithmetic; the decoder's own keys have no
-    prefix.
-    """
+    """Return {dotted key: value} without harmless keys; the decoder's keys have no prefix."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if key in HARMLESS or (value is None and key != "sliding_window"):

@@ -1,8 +1,8 @@
-"""What a parameter is, read from its name: which layer it sits in and what kind of parameter it is.
+"""The layer and the kind of a parameter, read from its name.
 
-Partitions, LoRA targets, alternating training, layer swap and reset all use this one
-classification. Knows the names that transformers gives to dense decoders, those inside a model that
-also sees or hears included. Imports nothing heavy.
+Partitions, LoRA targets, alternating training, layer swap and reset all use this classification. It
+knows the names that transformers gives to dense decoders, also inside a model that also sees or
+hears. This module imports no heavy library.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from pipeline.errors import PipelineError
 from pipeline.models.names import HEAD, decoder_name, is_of_decoder, plain_name
 
-OUTSIDE = ("embedding", "final_norm", "head")  # the kinds that belong to no transformer layer
-# what lies beside the decoder, such as the encoder of images: neither trained nor merged
-TOWER = "tower"
+OUTSIDE = ("embedding", "final_norm", "head")  # kinds outside the transformer layers
+TOWER = "tower"  # encoders of images or sound, which are neither trained nor merged
 NORMS = ("attention_norm", "mlp_norm", "shared_norm")
-ATTENTION = (
-    "attention",
-    "linear_attention",
-    "attention_norm",
-)  # the half of a layer that mixes tokens, and its norms
+# The half of a layer that mixes tokens, and its norms
+ATTENTION = ("attention", "linear_attention", "attention_norm")
 MLP = ("mlp", "mlp_norm")
 
 _LAYER = re.compile(
@@ -50,12 +46,11 @@ _OUTSIDE = {  # kind -> the names behind model., transformer., ...
         "layer_norm",
         "ln_f",
         "norm_f",
-        "embedding_norm",  # LFM2's, which stands at the end
+        "embedding_norm",  # LFM2's final norm
     ),
     "head": ("lm_head", "embed_out", "project_out", "altup_unembed_projections"),
 }
-# kind -> the first modules inside a layer; those without a module of this name have a norm of their
-# own
+# kind -> the first modules inside a layer
 _KINDS = {
     "attention": ("self_attn", "self_attention", "attention", "attn"),
     "linear_attention": ("linear_attn", "mamba", "conv"),
@@ -68,7 +63,7 @@ _KINDS = {
         "laurel",
         "layer_scalar",
     ),
-    # before and behind each half; post_attention_layernorm: see `anatomy`
+    # before and after each half; for post_attention_layernorm see `anatomy`
     "attention_norm": (
         "input_layernorm",
         "attention_layernorm",
@@ -95,10 +90,8 @@ _KINDS = {
         "feedforward_layer_norm",
     ),
 }
-_AFTER_ATTENTION, _OF_FEEDFORWARD = (
-    "post_attention_layernorm",
-    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-)
+_AFTER_ATTENTION = "post_attention_layernorm"
+_OF_FEEDFORWARD = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 _EXPERTS = re.compile(
     r"\.(experts|shared_experts?|block_sparse_moe)\.|\.(mlp\.gate|router)\.(?!.*norm)"
 )
@@ -106,14 +99,14 @@ _EXPERTS = re.compile(
 
 @dataclass(frozen=True)
 class Site:
-    """Where a parameter sits: its layer (None outside the layers) and its kind.
+    """The place of a parameter: its layer (None outside the layers) and its kind.
 
-    Kinds: attention (norms of queries and keys included), linear_attention (recurrent or
-        convolutional mixing of
-    tokens: Qwen 3.5, LFM2, Mamba), mlp, per_layer_input (Gemma 3n and 4), attention_norm and
-    mlp_norm (the norms before and behind each half: in Llama input_layernorm and
-    post_attention_layernorm), shared_norm (a single input_layernorm that feeds both, as in Cohere
-    and Phi 2), embedding, final_norm, head, tower.
+    Kinds in layers are attention (with the norms of queries and keys), linear_attention (recurrent
+    or convolutional mixing of tokens: Qwen 3.5, LFM2, Mamba), mlp, per_layer_input (Gemma 3n and
+    4), attention_norm and mlp_norm (the norms before and after each half, such as Llama's
+    input_layernorm and post_attention_layernorm), and shared_norm (a single input_layernorm for
+    both halves, as in Cohere and Phi 2). Kinds outside the layers are embedding, final_norm, head
+    and tower.
     """
 
     layer: int | None
@@ -121,9 +114,7 @@ class Site:
 
 
 def towers(names: Iterable[str]) -> list[str]:
-    """Return the parameters beside the decoder of a model that also sees or hears; none for a text
-    model.
-    """
+    """Return the parameters outside the decoder of a model that also sees or hears."""
     plain = {name: plain_name(name) for name in names}
     if not any(map(is_of_decoder, plain.values())):
         return []
@@ -135,77 +126,71 @@ def towers(names: Iterable[str]) -> list[str]:
 
 
 def anatomy(names: Iterable[str]) -> dict[str, Site]:
-    """Classify all parameter names of one model, PEFT-wrapped or not.
+    """Classify the parameter names of a whole model, with or without PEFT's wrappers.
 
-    Give the whole model at once: two names mean different things in different families, which shows
-    only in the rest of the layer. input_layernorm is shared where no norm belongs to the MLP
-    (Cohere, Phi 2). post_attention_layernorm is the norm before the MLP (Llama), unless the layer
-    has a separate one for it (Gemma 2 and 3, OLMo 2 and 3): then it norms what attention gives.
-    Raises PipelineError for an unknown name, and for a mixture of experts.
+    Two names mean different things in different families, which only the rest of the layer shows.
+    input_layernorm is shared if the MLP has no norm (Cohere, Phi 2). post_attention_layernorm is
+    the norm before the MLP (Llama), unless the layer has separate norms for the MLP (Gemma 2 and 3,
+    OLMo 2 and 3). Then it norms the output of attention.
+
+    Raises:
+        PipelineError: a name is unknown, or the model is a mixture of experts.
     """
     names = list(names)
-    beside = set(towers(names))
-    sites = {name: Site(None, TOWER) if name in beside else _classify(name) for name in names}
-    owned = set()
-    for name, site in sites.items():
-        if any(norm in name for norm in _OF_FEEDFORWARD):
-            owned.add(site.layer)
-    for name, site in sites.items():
-        if site.layer in owned and _AFTER_ATTENTION in name:
-            sites[name] = Site(site.layer, "attention_norm")
-    split = set()
-    for site in sites.values():
-        if site.kind == "mlp_norm":
-            split.add(site.layer)
-    return {
-        name: (
-            Site(site.layer, "shared_norm")
-            if site.kind == "attention_norm" and site.layer not in split
-            else site
-        )
-        for name, site in sites.items()
+    sites = dict.fromkeys(towers(names), Site(None, TOWER))
+    sites = {name: sites.get(name) or _classify(name) for name in names}
+    with_mlp_norms = {
+        site.layer for name, site in sites.items() if any(norm in name for norm in _OF_FEEDFORWARD)
     }
+    for name, site in sites.items():
+        if site.layer in with_mlp_norms and _AFTER_ATTENTION in name:
+            sites[name] = Site(site.layer, "attention_norm")
+    split = {site.layer for site in sites.values() if site.kind == "mlp_norm"}
+    for name, site in sites.items():
+        if site.kind == "attention_norm" and site.layer not in split:
+            sites[name] = Site(site.layer, "shared_norm")
+    return sites
 
 
 def _classify(name: str) -> Site:
     plain = re.sub(r"\.(weight|bias)$", "", decoder_name(plain_name(name)))
     if _EXPERTS.search(name):
         raise PipelineError(
-            f"parameter {name!r} belongs to a mixture of experts: weights depend on the token, so"
-            " that its layers cannot be trained or swapped by half; give a dense model"
+            f"Parameter {name!r} belongs to a mixture of experts, whose layers cannot be split into"
+            " halves. Give a dense model."
         )
+    layer, kinds = None, _OUTSIDE
+    rest = re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain)
     match = _LAYER.fullmatch(plain)
     if match:
-        layer, rest = (int(match[1]), match[2])
-    else:
-        layer, rest = (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
-    first, kinds = rest.partition(".")[0], _OUTSIDE if match is None else _KINDS
-    kind = next((kind for kind, names in kinds.items() if first in names), None)
-    if kind is None:
-        raise PipelineError(
-            f"parameter {name!r} is not one of a dense decoder whose names are known: give a model"
-            " of Llama's shape, or add the name to models/anatomy.py"
-        )
-    return Site(layer, kind)
+        layer, kinds = int(match[1]), _KINDS
+        rest = match[2]
+    first = rest.partition(".")[0]
+    for kind, modules in kinds.items():
+        if first in modules:
+            return Site(layer, kind)
+    raise PipelineError(
+        f"Parameter {name!r} is not known as a dense decoder's. Give a model of Llama's shape, or"
+        " add the name to models/anatomy.py."
+    )
 
 
 def num_layers(sites: Mapping[str, Site]) -> int:
     """Return the number of transformer layers.
 
-    Raises: PipelineError: an index is skipped, or there is none.
+    Raises:
+        PipelineError: there is no layer, or an index is skipped.
     """
-    layers = set()
-    for site in sites.values():
-        if site.layer is not None:
-            layers.add(site.layer)
+    layers = {site.layer for site in sites.values() if site.layer is not None}
     if not layers:
         raise PipelineError(
-            "the model has no parameter of the form model.layers.<i>.*: it has no layers"
+            "The model has no layers, that is no parameter of the form model.layers.<i>.*. Give a"
+            " decoder."
         )
     missing = sorted(set(range(max(layers) + 1)) - layers)
     if missing:
         raise PipelineError(
-            f"the model has layer {max(layers)} but no layer {missing[0]}: the checkpoint is"
-            " incomplete"
+            f"The model has layer {max(layers)} but no layer {missing[0]}. Copy the checkpoint"
+            " again."
         )
     return len(layers)

@@ -1,13 +1,11 @@
-"""The files of a model's folder: the one list, and which of them is read for what."""
+"""The files in a model's folder, and their uses."""
 
 from __future__ import annotations
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-)  # as PEFT names them
+# PEFT's names
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-# Next to the weights: what a merge copies from one of its sources.
+# Files next to the weights that a merge copies from a source.
 BESIDE_WEIGHTS = (
     "config.json",
     "generation_config.json",
@@ -25,7 +23,7 @@ BESIDE_WEIGHTS = (
     "chat_template.json",
 )
 
-# One of these holds the vocabulary of a tokenizer.
+# A tokenizer's vocabulary is in one of these files.
 TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -35,19 +33,18 @@ TOKENIZERS = (
     "vocab.txt",
 )
 
-# Next to the weights: what decides a model's answers, and so the key under which scores are cached.
+# Files next to the weights that change a model's answers, and so the key of cached scores.
 DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)
 
-# The files whose digest identifies a folder that is not a run, and texts of a tokenizer that has no
-# tokenizer.json. Another suffix would change the hashes of runs.
+# Files whose digest identifies a folder that is not a run. Another suffix would change run hashes.
 IDENTIFYING_SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
 
-# What a select run links of the snapshot that it chose: the whole model.
+# Files of the chosen snapshot that a select run links: the whole model.
 SUFFIXES = (*IDENTIFYING_SUFFIXES, ".txt")
 
-# What is fetched from the Hub; no pickles.
+# Files that are fetched from the Hub, without pickles.
 HUB_PATTERNS = [*(f"*{suffix}" for suffix in IDENTIFYING_SUFFIXES), "merges.txt", "vocab.txt"]
 
-# What is left on the Hub: the same weights in other files (Meta's and Mistral's, in float16), and
-# in folders (checkpoint-N).
+# Copies of the weights that are not fetched: other formats (Meta's, Mistral's, float16), and
+# folders (checkpoint-N).
 HUB_COPIES = ["*/*", "consolidated*", "*.fp16*"]

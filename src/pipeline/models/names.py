@@ -1,7 +1,6 @@
-"""One name for each tensor of a model, whoever wrote the file: what transformers makes of the names
-when it loads them.
+"""One name for each tensor of a model, which transformers uses when it loads the file.
 
-Imports nothing heavy, and reads no weights.
+This module imports no heavy library, and reads no weights.
 """
 
 from __future__ import annotations
@@ -14,27 +13,24 @@ HEAD = "lm_head.weight"
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_OUTER = re.compile(r"^(?:(?:module|base_model\.model)\.)+")  # of DDP and DeepSpeed, and of PEFT
+_OUTER = re.compile(r"^(?:(?:module|base_model\.model)\.)+")  # DDP's, DeepSpeed's and PEFT's
 _FACTORS = re.compile(
     r"\.base_layer(?=\.)|\.lora_[AB](?:\.(?!weight$|bias$)\w+)?(?=\.|$)|\.modules_to_save(?=\.)"
 )
-# buffers that older versions stored, and heads of later tokens, which transformers passes over
+# Buffers that older versions stored, and heads of later tokens, which transformers ignores
 _COMPUTED = re.compile(
     r"rotary_emb\w*\.(original_)?(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$"
     r"|\bembed_positions\.weights$|^(model\.)?mtp\."
 )
 _LATER_HEAD = re.compile(r"^(model\.)?mtp\.")
-_DECODER = re.compile(
-    r"^(?:model\.)?language_model\.(?:model\.)?"
-)  # of a model that also sees or hears
+# The decoder of a model that also sees or hears
+_DECODER = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?")
 _BARE_LAYER = re.compile(r"^(?:decoder\.)?(layers|h|blocks)\.\d+\.")
 _EMBEDDING = re.compile(r"\b(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
 
 
 def unwrapped(name: str) -> str:
-    """Return a name without the prefixes of the objects that held the model: torch.compile's,
-    FSDP's, DDP's, PEFT's.
-    """
+    """Return a name without the prefixes of torch.compile, FSDP, DDP and PEFT."""
     return _OUTER.sub("", _WRAPPERS.sub("", name))
 
 
@@ -44,55 +40,52 @@ def plain_name(name: str) -> str:
 
 
 def is_computed(name: str) -> bool:
-    """Whether transformers computes a stored tensor of this name from config.json, or passes it
-    over.
-    """
+    """Return True if transformers computes or ignores a stored tensor of this name."""
     return bool(_COMPUTED.search(unwrapped(name)))
 
 
 def is_later_head(name: str) -> bool:
-    """Return True for a tensor of a head that predicts later tokens, as Qwen 3.5 has one."""
+    """Return True for a tensor of a head that predicts later tokens, as in Qwen 3.5."""
     return bool(_LATER_HEAD.match(unwrapped(name)))
 
 
 def is_embedding(name: str) -> bool:
-    """Whether this is the matrix of the tokens' embeddings."""
+    """Return True for the matrix of the tokens' embeddings."""
     return bool(_EMBEDDING.search(name))
 
 
 def has_row_per_token(name: str) -> bool:
-    """Whether this is the embedding or the output head, which grow with the vocabulary."""
+    """Return True for the embedding and the output head, which grow with the vocabulary."""
     return name == HEAD or is_embedding(name)
 
 
 def decoder_name(name: str) -> str:
-    """Return the name that a parameter has in the decoder by itself: model.layers.0... of
-    model.language_model.layers.0...
+    """Return a parameter's name in the decoder alone.
+
+    For model.language_model.layers.0... it is model.layers.0...
     """
-    inner, wrapped = _DECODER.subn(
-        "", re.sub(r"^embed_out\.", "lm_head.", name)
-    )  # GPT-NeoX has the former in files
+    # GPT-NeoX's files name the head embed_out
+    inner, wrapped = _DECODER.subn("", re.sub(r"^embed_out\.", "lm_head.", name))
     if wrapped and not inner.startswith("lm_head."):
         return f"model.{inner}"
     return inner
 
 
 def is_of_decoder(name: str) -> bool:
-    """Whether this is a parameter of the decoder of a model that also sees or hears, its output
-    head aside.
+    """Return True for a parameter of the decoder of a model that also sees or hears.
+
+    The output head is not included.
     """
     return bool(_DECODER.match(name))
 
 
 def tensor_names(stored: Iterable[str]) -> dict[str, str]:
-    """Name in a file, or of a parameter in memory -> the tensor's one name.
+    """Return the one name of each tensor of a whole model, by its name in a file or in memory.
 
-    Give the names of a whole model at once.
-
-    That is the name of the parameter in transformers' model: without wrappers, with the inner
-    model's prefix where the file leaves it out (BLOOM and GPT-2 on the Hub), model.language_model.
-    for the decoder of a model that also sees or hears, and lm_head for the output head. Tensors
-    that are computed are left out.
+    It is the name of the parameter in transformers' model: without wrappers, with the inner model's
+    prefix even if the file leaves it out (BLOOM and GPT-2 on the Hub), model.language_model. for
+    the decoder of a model that also sees or hears, and lm_head for the output head. Tensors that
+    are computed are left out.
     """
     plain = {}
     for name in stored:
@@ -122,14 +115,20 @@ def _renamed(name: str, sees: bool, prefix: str) -> str:
 
 
 def embedding_beside(names: Iterable[str], model_type: str) -> str:
-    """Return the name of the embedding in a model of these names, of which only the tied output
-    head is stored.
+    """Return the name of the embedding in a model that only stores the tied output head.
+
+    Args:
+        names: the model's tensors.
+        model_type: the type in config.json.
     """
-    stem, layers = next(
-        (match[1], match[2])
-        for name in names
-        if (match := re.match(r"(.*?)\b(layers|h|blocks)\.\d+\.", name))
-    )
-    if layers == "layers":
-        return stem + ("embed_in.weight" if stem == "gpt_neox." else "embed_tokens.weight")
-    return stem + ("word_embeddings.weight" if model_type in ("bloom", "falcon") else "wte.weight")
+    in_layer = re.compile(r"(.*?)\b(layers|h|blocks)\.\d+\.")
+    match = next(filter(None, map(in_layer.match, names)))
+    stem, layers = match.groups()
+    embedding = "wte"
+    if stem == "gpt_neox." and layers == "layers":
+        embedding = "embed_in"
+    elif layers == "layers":
+        embedding = "embed_tokens"
+    elif model_type in ("bloom", "falcon"):
+        embedding = "word_embeddings"
+    return f"{stem}{embedding}.weight"

@@ -1,11 +1,9 @@
-"""float32 products of matrices as three of bfloat16: the numbers of float32 at the rate of tensor
-cores.
+"""float32 products of matrices as three bfloat16 products, at the speed of tensor cores.
 
-A weight is held as two bfloat16 tensors, its value rounded and what that leaves, 16 bits of the 24
-that float32 has; an activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with
-float32 sums (Henry, Tang, Heinecke 2019, arXiv:1904.06376). Of the log-likelihood of a text the
-largest error is ten times that of float32, a sixtieth of that of TF32
-(docs/explanation/numerics.md).
+A weight is stored as two bfloat16 tensors, its rounded value and the remainder: 16 of float32's 24
+bits. Activations are split when they arrive. With float32 sums, x W = xh Wh + xl Wh + xh Wl (Henry,
+Tang, Heinecke 2019, arXiv:1904.06376). The largest error of a text's log-likelihood is ten times
+float32's, and a sixtieth of TF32's (docs/explanation/numerics.md).
 """
 
 from __future__ import annotations
@@ -18,58 +16,55 @@ IEEE, BF16X3 = "ieee", "bf16x3"  # eval.products
 
 
 def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 values as bfloat16 ones and the rest, bfloat16 too."""
+    """Split float32 values into bfloat16 values and their bfloat16 remainders."""
     high = values.bfloat16()
     return high, (values - high).bfloat16()
 
 
 class SplitLinear(torch.nn.Module):
-    """A linear layer in float32 whose weight [2, out, in] has its values in bfloat16 and the rest
-    of them.
-    """
+    """A float32 linear layer whose weight [2, out, in] has bfloat16 values and remainders."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = (
-            linear.in_features,
-            linear.out_features,
-            linear.bias,
-        )
-        parts = torch.empty(
-            2, *linear.weight.shape, dtype=torch.bfloat16, device=linear.weight.device
-        )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        shape, device = (2, *linear.weight.shape), linear.weight.device
+        parts = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self.weight = torch.nn.Parameter(parts, requires_grad=False)
         self.write(0, linear.weight.data)
 
     def write(self, place: int, values: torch.Tensor) -> None:
-        """Set entries of the weight from `place` on, in the order in which they lie."""
-        high, rest = split(values.reshape(-1).to(self.weight.device, torch.float32))
-        for part, entries in zip(self.weight.data.flatten(1), (high, rest), strict=True):
-            part[place : place + entries.numel()] = entries
+        """Set the weight's entries from `place` on, in stored order."""
+        values = values.reshape(-1).to(self.weight.device, torch.float32)
+        stop = place + values.numel()
+        for part, entries in zip(self.weight.data.flatten(1), split(values), strict=True):
+            part[place:stop] = entries
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        rows, (weight, left) = inputs.reshape(-1, self.in_features), self.weight.transpose(1, 2)
-        if rows.is_cuda:  # the larger part of the weight is read once for both parts of the rows
+        rows = inputs.reshape(-1, self.in_features)
+        weight, remainder = self.weight.transpose(1, 2)
+        if rows.is_cuda:
+            # One product reads the weight's larger part once for both parts of the rows
             parts = rows.new_empty(2, *rows.shape, dtype=torch.bfloat16)
-            torch.sub(rows, parts[0].copy_(rows), out=parts[1])
+            high = parts[0].copy_(rows)
+            torch.sub(rows, high, out=parts[1])
             both = torch.mm(parts.flatten(0, 1), weight, out_dtype=torch.float32)
-            products = torch.addmm(
-                both[: len(rows)] + both[len(rows) :], parts[0], left, out_dtype=torch.float32
-            )
+            products = both[: len(rows)] + both[len(rows) :]
+            products = torch.addmm(products, high, remainder, out_dtype=torch.float32)
         else:
-            high, rest, weight, left = (part.float() for part in (*split(rows), weight, left))
-            products = high @ weight + rest @ weight + high @ left
+            high, rest = (part.float() for part in split(rows))
+            weight, remainder = weight.float(), remainder.float()
+            products = high @ weight + rest @ weight + high @ remainder
         if self.bias is not None:
             products += self.bias
         return products.view(*inputs.shape[:-1], self.out_features)
 
 
 def split_products(model: Any) -> Any:
-    """Return the model with all its float32 linear layers, the output head too, computing by split
-    weights.
+    """Replace a model's float32 linear layers by layers with split weights, and return the model.
 
-    Embeddings, norms, attention and what is no linear layer (experts of a mixture in one tensor)
-    stay float32.
+    The output head is included. Embeddings, norms, attention and experts of a mixture that are in
+    one tensor stay float32.
     """
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and module.weight.dtype == torch.float32:
@@ -79,7 +74,7 @@ def split_products(model: Any) -> Any:
 
 
 def split_layers(model: Any) -> dict[str, SplitLinear]:
-    """Name of the weight -> layer."""
+    """Return the layers with split weights by the names of their weights."""
     found = {}
     for name, part in model.named_modules():
         if isinstance(part, SplitLinear):

@@ -1,6 +1,6 @@
-"""The types of what is read of config.json and adapter_config.json.
+"""The types of the settings that are read from config.json and adapter_config.json.
 
-Keys that nothing here reads may be anything.
+Other keys may have any value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = {  # file -> type -> keys
             "hidden_size num_attention_heads num_key_value_heads head_dim vocab_size sliding_window"
             " max_position_embeddings num_experts num_local_experts n_routed_experts"
         ),
-        "size or sizes of layers": "intermediate_size",  # of Gemma 3n
+        "size or sizes of layers": "intermediate_size",  # a list in Gemma 3n
         "text": "model_type",
         "flag": "tie_word_embeddings",
         "layers": "num_hidden_layers num_layers n_layer n_layers decoder_layers encoder_layers",
@@ -63,16 +63,17 @@ def _model_of(file: str) -> Any:
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise PipelineError if a file of settings, known by its name, has a value of another type."""
+    """Raise PipelineError if a settings file, known by its name, has a value of another type."""
     if path.name not in FILES:
         return
     try:
         _model_of(path.name).model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
+        key, reason = first["loc"][0], first["msg"]
         value = shorten(repr(first["input"]), 60)
         raise PipelineError(
-            f"{path}: {first['loc'][0]} has the value {value} ({first['msg']}): copy the file again"
+            f"{path}: {key} has the value {value} ({reason}). Copy the file again."
         ) from error
     inner = settings.get("text_config")
     if inner:

@@ -1,8 +1,8 @@
-"""The shape of a decoder by its config.json: parameters without torch or weights.
+"""The sizes and parameter counts of a decoder from its config.json, without torch or weights.
 
-Exact for the families that models/anatomy.py knows. The models of the shipped tables are here, so
-that a plan can be costed before they are fetched. Sources are the config.json files of the public
-repositories (of gated models, of public copies), and the sums are the published totals.
+They are exact for the families that models/anatomy.py knows. The models of the shipped tables are
+listed, so a plan has a cost before they are fetched. Sources are the config.json files of public
+repositories (for gated models, of public copies). The sums equal the published totals.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from pipeline.models.checkpoint import TIED_BY_CLASS, read_json, text_settings
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder; `inner` is the width of the MLP.
+    """The sizes of a decoder.
 
-    norms: of a layer: 2, or 1 that feeds both parts (Cohere), or 4 (Gemma 2 and 3). qk_norm:
-    queries and keys have a norm (Qwen 3, Gemma 3). window: tokens that some layers attend to; None:
-    all layers attend to all before.
+    Args:
+        layers: number of layers.
+        width: width of the residual stream.
+        inner: width of the MLP.
+        heads: heads of queries.
+        kv_heads: heads of keys and values.
+        head_width: width of a head.
+        vocabulary: rows of the embeddings.
+        tied: the head is the embeddings.
+        qkv_bias: queries, keys and values have biases.
+        norms: norms of a layer: 2, 1 that feeds both parts (Cohere), or 4 (Gemma 2 and 3).
+        qk_norm: queries and keys have a norm (Qwen 3, Gemma 3).
+        window: tokens that some layers attend to; None if all layers attend to all earlier tokens.
     """
 
     layers: int
@@ -62,27 +72,25 @@ class Shape:
 
     @property
     def around_attention(self) -> int:
-        """Parameters of a layer's attention besides its matrices: biases, norms of queries and
-        keys, its own norms.
-        """
-        before_attention = self.norms // 2 * self.width
-        return self.bias + before_attention + (2 * self.head_width if self.qk_norm else 0)
+        """Parameters of a layer's attention other than its matrices: biases and norms."""
+        norms = self.norms // 2 * self.width
+        if self.qk_norm:
+            norms += 2 * self.head_width
+        return self.bias + norms
 
     @property
     def layer(self) -> int:
-        norms = (self.norms - self.norms // 2) * self.width  # of the MLP, or shared
-        return self.attention + self.around_attention + self.mlp + norms
+        other_norms = (self.norms - self.norms // 2) * self.width  # the MLP's or shared
+        return self.attention + self.around_attention + self.mlp + other_norms
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embeddings, and of the head, which is their transpose or a matrix of
-        its own.
-        """
+        """Parameters of the embeddings, or of the head."""
         return self.vocabulary * self.width
 
     @property
     def outside(self) -> int:
-        """Parameters that belong to no layer: embeddings, head, final norm."""
+        """Parameters outside the layers: embeddings, head, final norm."""
         return self.embedding * (1 if self.tied else 2) + self.width
 
     @property
@@ -91,13 +99,13 @@ class Shape:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the cache keeps for a token."""
+        """Numbers that the cache stores for a token."""
         return 2 * self.kv_heads * self.head_width * self.layers
 
 
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "gemma3_text")
-WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
+WINDOWED = ("gemma2", "gemma3_text", "mistral")  # other types do not use sliding_window
 NEEDED = (
     "num_hidden_layers",
     "hidden_size",
@@ -105,36 +113,36 @@ NEEDED = (
     "num_attention_heads",
     "vocab_size",
 )
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """Shape from the content of a config.json.
+    """Return the shape that a config.json describes.
 
-    Raises PipelineError where it lacks a dense decoder's sizes.
+    Raises:
+        PipelineError: it lacks a size of a dense decoder, or is a mixture of experts.
     """
     config = text_settings(config)
     kind = config.get("model_type")
-    missing = []
     for key in NEEDED:
         if not isinstance(config.get(key), int):
-            missing.append(key)
-    if missing:
+            raise PipelineError(
+                f"model_type={kind}: its config.json has no {key}, so its size is not known. Give"
+                " a dense decoder."
+            )
+    if any((config.get(key) or 0) > 1 for key in EXPERTS):
         raise PipelineError(
-            f"model_type={kind}: its config has no {missing[0]}, so that its size is not known"
+            f"model_type={kind} is a mixture of experts, whose cost is not known. Give a dense"
+            " decoder."
         )
-    if (
-        max(
-            config.get(key) or 0 for key in ("num_experts", "num_local_experts", "n_routed_experts")
-        )
-        > 1
-    ):
-        raise PipelineError(f"model_type={kind} is a mixture of experts, whose cost is not known")
     heads = config["num_attention_heads"]
-    kinds = config.get("layer_types")
-    if kinds:
-        windowed = "sliding_attention" in kinds
-    else:
-        windowed = kind in WINDOWED
+    layer_types = config.get("layer_types")
+    is_windowed = "sliding_attention" in layer_types if layer_types else kind in WINDOWED
+    norms = 2
+    if kind == "cohere":
+        norms = 1
+    elif kind in FOUR_NORMS:
+        norms = 4
     return Shape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
@@ -145,34 +153,38 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         vocabulary=config["vocab_size"],
         tied=config.get("tie_word_embeddings", kind in TIED_BY_CLASS),
         qkv_bias=kind == "qwen2",
-        norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2,
+        norms=norms,
         qk_norm=kind in QK_NORM,
-        window=config.get("sliding_window") if windowed else None,
+        window=config.get("sliding_window") if is_windowed else None,
     )
 
 
 def common_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decoder's settings in a config.json by the names that transformers gives all
-    models.
+    """Return the decoder's settings in a config.json by transformers' common names.
 
-    Such a name is num_hidden_layers for GPT-2's n_layer. Defaults are transformers'. They stay as
-    they are where transformers has no such model.
+    Such a name is num_hidden_layers for GPT-2's n_layer. Defaults are transformers'. If
+    transformers has no such model, the settings are returned unchanged.
     """
+    names = ("num_hidden_layers", "max_position_embeddings")
     settings = text_settings(config)
-    if {"num_hidden_layers", "max_position_embeddings"} <= settings.keys():
+    if settings.keys() >= set(names):
         return settings  # without importing transformers
     from transformers import CONFIG_MAPPING
 
     if settings.get("model_type") not in CONFIG_MAPPING:
         return settings
     known = CONFIG_MAPPING[settings["model_type"]].from_dict(settings)
-    names = ("num_hidden_layers", "max_position_embeddings")
-    return {**settings, **{name: getattr(known, name) for name in names if hasattr(known, name)}}
+    common = {name: getattr(known, name) for name in names if hasattr(known, name)}
+    return settings | common
 
 
 @lru_cache(maxsize=256)
 def shape_in(folder: Path) -> Shape:
-    """Shape of the model in a folder, from its config.json. Raises PipelineError as `shape_of`."""
+    """Return the shape of the model in a folder.
+
+    Raises:
+        PipelineError: as in `shape_of`.
+    """
     return shape_of(read_json(folder / "config.json"))
 
 

@@ -1,6 +1,4 @@
-"""A model without its weights: whether a folder holds the tensors that its config.json requires,
-decided from headers.
-"""
+"""Models without weights, which check that a folder holds the tensors of its config.json."""
 
 from __future__ import annotations
 
@@ -13,15 +11,22 @@ from pipeline.models.checkpoint import Checkpoint, read_json
 from pipeline.models.load import load_config
 from pipeline.text import one_line
 
+REMEDY = "Copy the model again, or correct its config.json."
+PROBLEMS = {
+    "unexpected": "holds {}, which transformers would not load with its config.json",
+    "missing": "lacks {}, which its config.json requires",
+}
+
 
 def check_shapes(folder: Path, key: str) -> None:
-    """Raise PipelineError unless a folder holds the tensors, by name and shape, that its
-    config.json asks for; of a type that transformers does not have nothing is known.
+    """Raise PipelineError unless a folder holds the tensors that its config.json requires.
+
+    Names and shapes are checked. Types that transformers does not have are not checked.
     """
     _check_shapes(folder, key, folder.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=256)  # asked by each merge of a table
+@lru_cache(maxsize=256)  # each merge of a table calls it
 def _check_shapes(folder: Path, key: str, _: int) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -30,26 +35,26 @@ def _check_shapes(folder: Path, key: str, _: int) -> None:
 
 
 def build_skeleton(folder: Path, key: str) -> Any:
-    """The model of `folder` on the meta device, built as from_pretrained builds it, without reading
-    a weight.
+    """Build the model of a folder on the meta device as from_pretrained does, without weights.
 
-    Tied heads, and names that transformers itself changes or passes over, are as in
-    from_pretrained. The tensors of a quantized model are its quantizer's, and are not compared.
-    `key` is the knob that named the folder.
+    Tied heads, and names that transformers changes or ignores, are handled as in from_pretrained.
+    The tensors of a quantized model are its quantizer's, and are not compared.
+
+    Args:
+        folder: the model.
+        key: the configuration key that names the folder.
 
     Raises:
-        PipelineError: config.json is not a model of transformers, or the files lack a tensor that
-            it requires, hold one that it does not, or one of another shape: from_pretrained would
-            draw it at random, or pass it over.
+        PipelineError: config.json is not of a model of transformers, or a tensor is missing,
+            unexpected or of another shape. from_pretrained would draw it at random or ignore it.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     checkpoint = Checkpoint.open(folder)
-    stored = {
-        checkpoint.written_name(name): torch.empty(info.shape, device="meta")
-        for name, info in checkpoint.infos.items()
-    }
+    stored = {}
+    for name, info in checkpoint.infos.items():
+        stored[checkpoint.written_name(name)] = torch.empty(info.shape, device="meta")
     try:
         config = load_config(folder)
         with torch.device("meta"):
@@ -66,28 +71,27 @@ def build_skeleton(folder: Path, key: str) -> Any:
         )
     except PipelineError:
         raise
-    except Exception as error:  # of values in config.json, whatever the model's class makes of them
+    except Exception as error:  # a model's class can raise anything for values in config.json
         reason = one_line(str(error))[:300] or type(error).__name__
         raise PipelineError(
-            f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
+            f"{key}={folder}: transformers cannot build a model from its config.json ({reason})."
+            f" {REMEDY}"
         ) from error
-    remedy = "copy it again, or correct its config.json"
-    for verb, kind, reason in (
-        ("holds", "unexpected", "has no place for: transformers does not load it"),
-        ("lacks", "missing", "asks for"),
-    ):
+    _refuse_different_tensors(f"{key}={folder}", loading_info)
+    return model
+
+
+def _refuse_different_tensors(model: str, loading_info: dict[str, Any]) -> None:
+    """Raise PipelineError if transformers found missing, unexpected or reshaped tensors."""
+    for kind, problem in PROBLEMS.items():
         names = sorted(loading_info[f"{kind}_keys"])
         if names:
             more = ""
             if names[1:]:
                 more = f" and {len(names) - 1} more tensors"
-            raise PipelineError(
-                f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}"
-            )
-    for name, *shapes in loading_info["mismatched_keys"]:
-        found, expected = (list(shape) for shape in shapes)
+            raise PipelineError(f"{model} {problem.format(names[0] + more)}. {REMEDY}")
+    for name, stored, expected in loading_info["mismatched_keys"]:
         raise PipelineError(
-            f"{key}={folder} holds {name} of shape {found}, its config.json asks for {expected}:"
-            f" {remedy}"
+            f"{model} holds {name} of shape {list(stored)}, but its config.json requires"
+            f" {list(expected)}. {REMEDY}"
         )
-    return model

@@ -1,6 +1,4 @@
-"""Examples in the trainer's columns, and what is checked of them before and after TRL has tokenized
-them.
-"""
+"""Training examples in the trainer's columns, and checks before and after TRL tokenizes them."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
 from pipeline.text import one_line, shorten
 
-SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
+SHOWN = 100  # tokenized rows of each set that are kept for stage=show
 ROWS = "rows.jsonl"
-ADDED = 8  # tokens without a byte of text, as a beginning: at most so many
+ADDED = 8  # most tokens without a byte of text, such as a beginning of sequence
 
 
 def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -35,11 +33,13 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
-        separator = sft.separator if row["prompt"] else None
-        return {"prompt": row["prompt"], "completion": (separator or "") + row["completion"]}
-    turns = {"user": "prompt", "assistant": "completion"}
+        completion = row["completion"]
+        if row["prompt"] and sft.separator:
+            completion = sft.separator + completion
+        return {"prompt": row["prompt"], "completion": completion}
     messages = row.get("messages") or [
-        {"role": role, "content": row[key]} for role, key in turns.items()
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["completion"]},
     ]
     if sft.loss_on == "assistant_turns":
         return {"messages": messages}
@@ -47,9 +47,12 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
 
 
 def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> dict[str, Any]:
-    """Part -> the set that it is trained on, in the data run's order: of several that of its side.
+    """Return the training set of each part, in the data run's order.
 
-    Raises PipelineError where these are not the sides of the rows.
+    A single part is trained on all rows. Several parts are trained on the rows of their sides.
+
+    Raises:
+        PipelineError: the rows have other sides than the parts.
     """
     from datasets import Dataset
 
@@ -58,19 +61,18 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
     sides = {row.get("side", "none") for row in examples}
     if sides != set(parts):
         raise PipelineError(
-            f"sft={sft.name} needs rows of both sides, and these are of"
-            f" {' and '.join(sorted(sides))}: create the data with a joint expert, such as"
-            " expert=math_sw, and data.size with room for both sets"
+            f"sft={sft.name} needs rows of both sides, but the rows are of"
+            f" {' and '.join(sorted(sides))}. Create the data with a joint expert, such as"
+            " expert=math_sw, and with data.size for both sets."
         )
-    rows = {
-        part: [trainer_columns(row, sft) for row in examples if row["side"] == part]
-        for part in parts
-    }
-    # else messages get the keys of others, as nulls
-    return {
-        part: Dataset.from_list(of_part, on_mixed_types="use_json")
-        for part, of_part in rows.items()
-    }
+    rows: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
+    for row in examples:
+        rows[row["side"]].append(trainer_columns(row, sft))
+    sets = {}
+    for part, of_part in rows.items():
+        # Other types would give a message the keys of other messages, as nulls
+        sets[part] = Dataset.from_list(of_part, on_mixed_types="use_json")
+    return sets
 
 
 def check_rows(
@@ -80,176 +82,236 @@ def check_rows(
     base: Path | None = None,
     of: str = "train.jsonl",
 ) -> tuple[int, list[int]]:
-    """(rows that sft.seq_length cuts, numbers of those that keep no token with a loss), each
-    rendered once, as TRL will tokenize it. Raises PipelineError for the first row that the template
-    cannot express, with its number.
+    """Check that the template can express each row, and find rows that sft.seq_length cuts.
 
-    A chat template must write a row as its prompt, which generation begins with, the response, and
-    its end. After the response only special tokens, the last one of the ends, and whitespace are
-    allowed. What the template writes before it (Qwen 3's empty thought, gpt-oss' channel) the model
-    must write too, and learns. Spaces around a message may be missing, as many templates strip
-    them. Packing cuts what it has strung together, and loses no row.
+    A chat template must write a row as its prompt, as in generation, then the response, then its
+    end. After the response only whitespace and special tokens are allowed, and the last special
+    token must be an end. The model must also write, and learns, what the template puts before the
+    response (Qwen 3's empty thought, gpt-oss' channel). Many templates strip spaces around a
+    message, so these may be missing. Packing cuts joined rows, and loses no row.
 
     Args:
-        base: the folder of the base, whose generation config may name more ends of a response than
+        examples: the rows.
+        tokenizer: the tokenizer, with its chat template.
+        sft: the recipe.
+        base: the folder of the base. Its generation config may name more ends of a response than
             the tokenizer.
-        of: where the rows are.
+        of: the file of the rows, for messages.
+
+    Returns:
+        The number of rows that are cut, and the indices of rows that keep no token with a loss.
+
+    Raises:
+        PipelineError: the template cannot express a row. The error names the row's number.
     """
     if not examples:
         return 0, []
-    is_plain = "text" in examples[0] or sft.template == "plain"
-    if is_plain:
-        check_roles(examples)
-    if is_plain:
-        template = None
-    else:
-        template = check_template(tokenizer, sft)
-    ends, cut, lost = () if is_plain else ends_of_response(tokenizer, base), 0, []
-    tokens = partial(tokenizer.encode, add_special_tokens=is_plain)
+    renderer = _Renderer(examples, tokenizer, sft, base)
+    cut, lost = 0, []
     unwritten = Counter[str]()
-    for number, example in enumerate(examples):
-        row = trainer_columns(example, sft)
+    for index, example in enumerate(examples):
         try:
-            refuse_marked(example, sft)
-            before, text = as_text(row, tokenizer, template)
-            if not is_plain:
-                check_row(row, before, text, tokenizer, sft, ends)
-            unwritten.update(unwritten_keys(example, text))
+            before, text = renderer.render(example)
         except PipelineError as error:
-            raise PipelineError(f"row {number + 1:,} of {of}: {error}") from error
-        # only rows with as many bytes are tokenized, as a token has at least one
-        if not sft.packing and len(text.encode()) + ADDED > sft.seq_length < len(
-            ids := tokens(text)
-        ):
-            cut += 1
-            if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
-                lost.append(number)
+            raise PipelineError(f"row {index + 1:,} of {of}: {error}") from error
+        unwritten.update(unwritten_keys(example, text))
+        ids = renderer.ids_if_cut(text)
+        if ids is None:
+            continue
+        cut += 1
+        kept = ids[: sft.seq_length]
+        if sft.loss_on != "all" and kept == renderer.ids(before)[: sft.seq_length]:
+            lost.append(index)
     for key, count in unwritten.items():
         warn(
-            f"sft.template={sft.template} does not write {key} of {count:,} turns, so that it is"
-            " not trained on"
+            f"sft.template={sft.template} does not write {key} of {count:,} turns, so it is not"
+            " trained on."
         )
     return cut, lost
 
 
+class _Renderer:
+    """The text of rows as TRL tokenizes it, with checks of the template."""
+
+    def __init__(
+        self, examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None
+    ) -> None:
+        self.tokenizer, self.sft = tokenizer, sft
+        self.is_plain = "text" in examples[0] or sft.template == "plain"
+        self.template: str | None = None
+        self.ends: tuple[str, ...] = ()
+        if self.is_plain:
+            check_roles(examples)
+        else:
+            self.template = check_template(tokenizer, sft)
+            self.ends = ends_of_response(tokenizer, base)
+
+    def render(self, example: Example) -> tuple[str, str]:
+        """Return the text before the first response, and the whole text."""
+        row = trainer_columns(example, self.sft)
+        refuse_marked(example, self.sft)
+        before, text = as_text(row, self.tokenizer, self.template)
+        if not self.is_plain:
+            check_row(row, before, text, self.tokenizer, self.sft, self.ends)
+        return before, text
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=self.is_plain)
+        return ids
+
+    def ids_if_cut(self, text: str) -> list[int] | None:
+        """Return the tokens of a text that sft.seq_length cuts, or None."""
+        limit = self.sft.seq_length
+        # A token has at least one byte, so shorter texts need not be tokenized
+        if self.sft.packing or len(text.encode()) + ADDED <= limit:
+            return None
+        ids = self.ids(text)
+        if len(ids) <= limit:
+            return None
+        return ids
+
+
 def refuse_marked(example: Example, sft: Sft) -> None:
-    """Raise PipelineError if the loss would be on an answer that is marked as one not to train
-    on.
-    """
-    if sft.loss_on != "response" and not all(map(is_trained, example.get("messages", ()))):
+    """Raise PipelineError if the loss would include an answer that is marked as not to train on."""
+    if sft.loss_on == "response":
+        return
+    if not all(map(is_trained, example.get("messages", ()))):
         raise PipelineError(
-            f"it has a turn with weight: 0 or train: false, and sft.loss_on={sft.loss_on} trains on"
-            " it. Give sft.loss_on=response"
+            f"A turn has weight: 0 or train: false, but sft.loss_on={sft.loss_on} trains on it."
+            " Give sft.loss_on=response."
         )
 
 
 def unwritten_keys(example: Example, text: str) -> list[str]:
     """Return the keys of a row's turns whose texts the chat template has not written."""
-    keys = []
+    unwritten = []
     for turn in example.get("messages", ()):
         for key, value in other_keys(turn).items():
-            keys.append((key, value))
-    found = []
-    for key, value in keys:
-        if isinstance(value, str) and key not in MARKS and value.strip() not in text:
-            found.append(key)
-    return found
+            if key in MARKS or not isinstance(value, str):
+                continue
+            if value.strip() not in text:
+                unwritten.append(key)
+    return unwritten
 
 
 def check_roles(examples: Sequence[Example]) -> None:
-    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages, which
-    it omits.
-    """
-    roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
+    """Raise PipelineError for tool turns in plain text, and warn of omitted system messages."""
+    roles = Counter[str]()
+    for row in examples:
+        roles.update(message["role"] for message in row.get("messages", ()))
     if roles["tool"]:
         raise PipelineError(
-            "sft.template=plain: rows hold tool turns, which plain text cannot express: use"
-            " sft.template=chat"
+            "sft.template=plain cannot express tool turns, which the rows hold. Use"
+            " sft.template=chat."
         )
     if roles["system"]:
         warn(
-            f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat"
-            " keeps"
+            f"sft.template=plain omits {roles['system']:,} system messages. sft.template=chat keeps"
+            " them."
         )
 
 
 def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
-    """Return the tokens that end a response: the tokenizer's own, and those of the base's
-    generation.
-    """
-    files = []
-    if base:
-        files = [base / name for name in ("generation_config.json", "config.json")]
-    file = next((file for file in files if file.is_file()), None)
+    """Return the tokens that end a response, of the tokenizer and of the base's configuration."""
     stops = None
-    if file:
-        stops = read_json(file).get("eos_token_id")
-    if not isinstance(stops, list):
-        stops = [stops] if stops is not None else []
-    return tuple(
-        sorted(
-            {tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}
-        )
-    )
+    for name in ("generation_config.json", "config.json"):
+        if base and (base / name).is_file():
+            stops = read_json(base / name).get("eos_token_id")
+            break
+    ids = [tokenizer.eos_token_id]
+    if isinstance(stops, list):
+        ids += stops
+    elif stops is not None:
+        ids.append(stops)
+    return tuple(sorted({tokenizer.convert_ids_to_tokens(token) for token in ids}))
 
 
 def check_row(
     row: dict[str, Any], prompt: str, text: str, tokenizer: Any, sft: Sft, ends: tuple[str, ...]
 ) -> None:
-    """Raise PipelineError where the template has dropped part of a row, and, where the loss is not
-    by its own marks, written it otherwise than generation does. prompt, text: `as_text` of the row.
+    """Check that a chat template writes all of a row, in the form that generation uses.
+
+    The form is not checked if the template itself marks what is trained on.
+
+    Args:
+        row: the row in the trainer's columns.
+        prompt: the text before the first response (`as_text`).
+        text: the whole text (`as_text`).
+        tokenizer: the tokenizer.
+        sft: the recipe.
+        ends: the tokens that end a response.
+
+    Raises:
+        PipelineError: the template drops a part of the row, or writes it in another form.
     """
     turns = row.get("messages") or row["prompt"] + row["completion"]
     messages = [message["content"].strip() for message in turns]
-    dropped = next((message for message in messages if message not in text), "")
-    if dropped:
-        raise template_error(
-            tokenizer,
-            f"does not write all of {shorten(dropped, 80)!r}: what it drops would not be"
-            " trained on",
-        )
+    for message in messages:
+        if message not in text:
+            fault = f"does not write all of {shorten(message, 80)!r}, which would not be trained on"
+            raise template_error(tokenizer, fault)
     if "messages" in row:
         return
-    prompt, after = "" if sft.loss_on == "all" else prompt, text.rpartition(messages[-1])[2]
-    if not (text.startswith(prompt) and len(text) - len(after) > len(prompt)):
-        fault = (
-            "does not write the prompt as in generation, then the response: other tokens would be"
-            " trained on"
-        )
-        raise template_error(tokenizer, fault)
-    if not after.rstrip().endswith(ends) or words_in(after, tokenizer):
-        fault = (
-            f"does not end a response with {' or '.join(ends)} alone, where the model is to stop"
-        )
-        last = next(filter(after.rstrip().endswith, tokenizer.get_added_vocab()), None)
+    if sft.loss_on == "all":
+        prompt = ""
+    after = text.rpartition(messages[-1])[2]
+    has_response = len(text) - len(after) > len(prompt)
+    if not (text.startswith(prompt) and has_response):
         raise template_error(
-            tokenizer, fault, f"sft.eos_token='{last}'" if last else "sft.template=plain"
+            tokenizer,
+            "does not write the prompt as in generation before the response, so other tokens would"
+            " be trained on",
         )
+    if after.rstrip().endswith(ends) and not words_in(after, tokenizer):
+        return
+    remedy = "sft.template=plain"
+    last = next(filter(after.rstrip().endswith, tokenizer.get_added_vocab()), None)
+    if last:
+        remedy = f"sft.eos_token='{last}'"
+    fault = f"does not end a response with {' or '.join(ends)} alone, where the model should stop"
+    raise template_error(tokenizer, fault, remedy)
 
 
 @lru_cache(maxsize=64)
 def words_in(text: str, tokenizer: Any) -> str:
-    """Return what a text holds besides special tokens and whitespace."""
+    """Strip special tokens and surrounding whitespace from a text."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
-    """Return what is wrong if the rows `lost` are all of a side, else nothing."""
-    sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
+    """Return what is wrong if all rows of a side are `lost`, otherwise an empty text.
+
+    Args:
+        examples: the rows.
+        lost: the indices of rows without a loss.
+        sft: the recipe. Only simultaneous training has sides.
+    """
+    sides = [""] * len(examples)
+    if sft.method == "simultaneous":
+        sides = [row.get("side", "") for row in examples]
+    lost_sides = Counter(sides[index] for index in lost)
     for side, count in sorted(Counter(sides).items()):
-        if count == sum(sides[number] == side for number in lost):
-            of = f" of side {side}" if side else ""
-            return (
-                f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the"
-                " prompts"
-            )
+        if count != lost_sides[side]:
+            continue
+        of_side = ""
+        if side:
+            of_side = f" of side {side}"
+        return (
+            f"sft.seq_length={sft.seq_length} leaves no row{of_side} with a loss. Raise it above"
+            " the length of the prompts."
+        )
     return ""
 
 
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
-    """How many of some rows are truncated, and how many of these are `lost`; empty where none
-    is.
+    """Return a sentence about truncated rows, or an empty text if no row is truncated.
+
+    Args:
+        sft: the recipe.
+        cut: the number of truncated rows.
+        lost: the number of truncated rows without a response.
+        rows: describes all rows.
     """
     if not cut:
         return ""
@@ -260,54 +322,62 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
 
 
 def as_text(row: dict[str, Any], tokenizer: Any, template: str | None) -> tuple[str, str]:
-    """Return (what stands before the first response, all of it) of a row, as TRL tokenizes it.
+    """Return the text before a row's first response, and its whole text, as TRL tokenizes them.
 
-    The text has the end of sequence, or is as the chat template writes it.
+    Plain text ends with the end of sequence. A conversation is as the chat template writes it.
 
-    Raises: PipelineError: the template raises.
+    Args:
+        row: the row in the trainer's columns.
+        tokenizer: the tokenizer.
+        template: the chat template, or None for the tokenizer's.
+
+    Raises:
+        PipelineError: the template raises.
     """
     before, whole = row.get("prompt", ""), row.get("messages")
     if whole:
-        before = whole[: [message["role"] for message in whole].index("assistant")]
+        roles = [message["role"] for message in whole]
+        before = whole[: roles.index("assistant")]
     if isinstance(before, str):
         text = row.get("text", "") + before + row.get("completion", "")
-        return before, text if text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
+        if not text.endswith(tokenizer.eos_token):
+            text += tokenizer.eos_token
+        return before, text
     write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
     try:
         return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
-    except Exception as error:  # a template is a program, and raises what it likes
+    except Exception as error:  # a template is a program, which can raise anything
         reason = one_line(str(error)) or type(error).__name__
-        raise template_error(
-            tokenizer, f"raises on {shorten(str(before), 80)} ({reason})"
-        ) from error
+        fault = f"raises on {shorten(str(before), 80)} ({reason})"
+        raise template_error(tokenizer, fault) from error
 
 
 def check_template(tokenizer: Any, sft: Sft) -> str | None:
-    """Return the chat template to train with, None for the tokenizer's own.
+    """Return the chat template to train with, or None for the tokenizer's own.
 
-    If the loss is on the assistant's turns and the template does not mark them, it is TRL's copy
-    that does.
+    If the loss is on the assistant's turns and the template does not mark them, return TRL's copy
+    of the template, which marks them.
 
-    Raises: PipelineError: there is no template, or none that marks the turns with their ends.
+    Raises:
+        PipelineError: there is no template, or no copy that marks the turns with their ends.
     """
     from trl import chat_template_utils as of_trl
 
     if not tokenizer.chat_template:
         raise PipelineError(
-            "sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain"
+            "sft.template=chat needs a chat template, which the model's tokenizer does not have."
+            " Use sft.template=plain."
         )
     if sft.loss_on != "assistant_turns":
         return None
     with suppress(ValueError):  # TRL has no copy
-        own = of_trl.has_generation_markers(tokenizer.chat_template)
-        if own:
-            template: str | None = None
-        else:
+        template = None
+        if not of_trl.has_generation_markers(tokenizer.chat_template):
             template = of_trl.get_training_chat_template(tokenizer)
         if of_trl.is_chat_template_stop_token_trained(tokenizer, chat_template=template):
             return template
     fault = (
-        "does not mark what the assistant says, and its end, by {% generation %} and {%"
+        "does not mark the assistant's turns and their ends by {% generation %} and {%"
         " endgeneration %}"
     )
     raise template_error(tokenizer, fault, "sft.loss_on=response")
@@ -316,18 +386,20 @@ def check_template(tokenizer: Any, sft: Sft) -> str | None:
 def template_error(
     tokenizer: Any, fault: str, instead: str = "sft.template=plain"
 ) -> PipelineError:
-    """Return what is wrong with a chat template, by the file that holds it."""
-    files = [
-        Path(tokenizer.name_or_path) / name
-        for name in ("chat_template.jinja", "tokenizer_config.json")
-    ]
-    file = next((file for file in files if file.is_file()), "the tokenizer")
-    return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
+    """Return an error about a chat template, with the file that holds it."""
+    holder = "the tokenizer"
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = Path(tokenizer.name_or_path) / name
+        if file.is_file():
+            holder = str(file)
+            break
+    return PipelineError(f"The chat template of {holder} {fault}. Correct it, or use {instead}.")
 
 
 def write_rows(sets: dict[str, Any], tokenizer: Any, file: Path) -> None:
-    """Write the first rows of the trainer's sets: tokens, labels, which are -100 where there is no
-    loss, and text.
+    """Write the tokens, labels and text of the first rows of the trainer's sets.
+
+    Labels are -100 for tokens without a loss.
     """
     with file.open("w", encoding="utf-8") as lines:
         for row in chain.from_iterable(islice(rows, SHOWN) for rows in sets.values()):

@@ -1,15 +1,13 @@
-"""Memory and micro-batches of a recipe by arithmetic, before anything is loaded: bytes per
-parameter and per GPU.
+"""Memory and micro-batches of a recipe, computed before a model is loaded.
 
-Plans, and commands before they fetch anything, reject by these formulas what does not fit.
+Plans reject recipes that do not fit by these formulas, before anything is fetched.
 
-Bytes per trained parameter, of weight, gradient and the two moments, are 16 in float32 and 8 in
-bfloat16, and 10 and 6 with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256,
-1.6 % more (docs/reference/training.md). Accumulating gradients over micro-batches adds nothing: the
-gradient exists once, under ddp as a view of its buckets, under fsdp2 as a shard that is reduced
-after each micro-batch. LoRA holds only the base's weights (2 bytes, and 4 of the output head where
-sft.weights=float32), and 16 bytes for each of the few parameters of its adapters, which stay
-float32.
+A trained parameter needs 16 bytes in float32 and 8 in bfloat16 for weight, gradient and two
+moments. With sft.optimizer=adamw_8bit it needs 10 and 6, and its moments carry a scale per block of
+256, 1.6 % more (docs/reference/training.md). Accumulating gradients over micro-batches adds no
+memory: the gradient exists once, under ddp as a view of its buckets, under fsdp2 as a shard that is
+reduced after each micro-batch. LoRA stores the base's weights (2 bytes, and 4 for the output head
+if sft.weights=float32) and 16 bytes for each parameter of its adapters, which stay float32.
 """
 
 from __future__ import annotations
@@ -28,78 +26,84 @@ from pipeline.models.shape import Shape
 from pipeline.train.steps import SIDES
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-# rows of a micro-batch that is left open: on a large model more are not faster, and take memory
+# Default limit of a micro-batch's rows: on a large model more rows only take more memory
 LARGEST = 4
-WIDER = 1.6  # activations of products in fp32 over those in bf16
-SPARE = 0.9  # of a card's memory, up to which shards stay gathered: the estimate is within a tenth
-CONTEXT, LIBRARIES = (
-    1e9,
-    0.7e9,
-)  # bytes of CUDA's context on a GPU; on a CPU of Python, torch and transformers
+WIDER = 1.6  # ratio of activations with products in fp32 to activations with products in bf16
+SPARE = 0.9  # shards stay gathered up to this share of a card: the estimate is within a tenth
+CONTEXT = 1e9  # bytes of CUDA's context on a GPU
+LIBRARIES = 0.7e9  # bytes of Python, torch and transformers on a CPU
 
-Trained = frozenset[
-    Site
-]  # the halves of layers that are trained, a norm that both share, and what lies outside
+# Trained attentions, MLPs and norms that both share, by layer, and OUTSIDE
+Trained = frozenset[Site]
 OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 
 def trained_width(sft: Sft) -> int:
-    """Bytes of a trained weight, and of its gradient: adapters stay float32."""
+    """Return the bytes of a trained weight or its gradient. Adapters stay float32."""
     if sft.adapter == "lora":
         return 4
     return WIDTH[sft.weights]
 
 
 def moment_bytes(sft: Sft) -> int:
-    """Bytes of the two moments of a trained weight."""
-    return 2 * (1 if sft.optimizer == "adamw_8bit" else trained_width(sft))
+    """Return the bytes of the two moments of a trained weight."""
+    if sft.optimizer == "adamw_8bit":
+        return 2
+    return 2 * trained_width(sft)
 
 
 def refuse_without_torchao(sft: Sft) -> None:
-    """Raise PipelineError where the optimizer is torchao's, and that is not installed."""
+    """Raise PipelineError if the optimizer needs torchao, which is not installed."""
     if sft.optimizer == "adamw_8bit" and not find_spec("torchao"):
         raise PipelineError(
-            "sft.optimizer=adamw_8bit needs torchao: pip install 'cross-lingual-merging[memory]'"
+            "sft.optimizer=adamw_8bit needs torchao. Run pip install"
+            " 'cross-lingual-merging[memory]'."
         )
 
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
-    """(sequences per process and pass, passes per step).
+    """Return the sequences per process and pass, and the passes per step.
 
-    Raises PipelineError where sft.batch_size does not divide.
+    Raises:
+        PipelineError: sft.batch_size cannot be divided.
     """
-    unit = sft.processes * (sft.micro_batch_size or 1)
+    requested = sft.micro_batch_size or 1
+    unit = sft.processes * requested
     if sft.batch_size % unit:
+        next_multiple = -(-sft.batch_size // unit) * unit
         raise PipelineError(
-            f"sft.batch_size={sft.batch_size} is not a multiple of"
-            f" sft.micro_batch_size={sft.micro_batch_size or 1} x sft.processes={sft.processes}:"
-            f" give sft.batch_size={-(-sft.batch_size // unit) * unit}, or lower these"
+            f"sft.batch_size={sft.batch_size} is not a multiple of sft.micro_batch_size={requested}"
+            f" x sft.processes={sft.processes}. Give sft.batch_size={next_multiple}, or lower the"
+            " other two."
         )
     share = sft.batch_size // sft.processes
-    micro = sft.micro_batch_size or max(size for size in range(1, LARGEST + 1) if share % size == 0)
+    micro = sft.micro_batch_size
+    if not micro:
+        micro = max(size for size in range(1, LARGEST + 1) if share % size == 0)
     return micro, share // micro
 
 
 def full_model(shape: Shape) -> Trained:
-    """All layers, embeddings and head."""
-    kinds = ("attention", "mlp", "shared_norm")[: 3 if shape.norms == 1 else 2]
-    return frozenset(
-        {OUTSIDE, *(Site(layer, kind) for layer in range(shape.layers) for kind in kinds)}
-    )
+    """Return all layers, embeddings and head."""
+    kinds = ["attention", "mlp"]
+    if shape.norms == 1:
+        kinds.append("shared_norm")
+    sites = {OUTSIDE}
+    for layer in range(shape.layers):
+        sites |= {Site(layer, kind) for kind in kinds}
+    return frozenset(sites)
 
 
 def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
-    """Return the math or language side of a partition, by the predicate that freezing and swapping
-    use.
-    """
-    return frozenset(
-        site for site in full_model(shape) if side_of(partition, site, shape.layers) == side
-    )
+    """Return a side of a partition, by the predicate that freezing and swapping use."""
+    sites = full_model(shape)
+    return frozenset(site for site in sites if side_of(partition, site, shape.layers) == side)
 
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
-    """Count the trained parameters, with norms and biases; with lora_rank those of adapters on all
-    seven matrices.
+    """Count the trained parameters with norms and biases.
+
+    With lora_rank, count the parameters of adapters on all seven matrices.
     """
     if lora_rank:
         sizes = adapter_parameters(shape, lora_rank)
@@ -114,8 +118,9 @@ def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> in
 
 
 def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
-    """LoRA's parameters of a layer's attention and MLP: rank x (inputs + outputs) of each matrix
-    (Hu et al. 2022).
+    """Return LoRA's parameters of a layer's attention and MLP.
+
+    They are rank x (inputs + outputs) of each matrix (Hu et al. 2022).
     """
     queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
     attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
@@ -124,27 +129,23 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
 
 def frozen_matrices(shape: Shape, parts: Collection[Trained]) -> int:
     """Count the weights of the layers' matrices that no part trains."""
+    sizes = {"attention": shape.attention, "mlp": shape.mlp}
     frozen = full_model(shape).difference(*parts)
-    return sum(
-        {"attention": shape.attention, "mlp": shape.mlp}.get(site.kind, 0) for site in frozen
-    )
+    return sum(sizes.get(site.kind, 0) for site in frozen)
 
 
 def layer_bytes(shape: Shape, weights: str) -> int:
-    """Bytes a token that the backward pass needs of one layer, tensor by tensor in transformers'
-    layers with products in bf16 (tests compare with what autograd saves).
+    """Return the bytes a token that the backward pass needs of one layer.
 
-    Two norms keep their input and its normalised form; six inputs of products and the attention's
-    output are kept in bf16; keys and values, a number per head, four of the MLP's width.
+    The sum is over the tensors of transformers' layers with products in bf16. Tests compare it with
+    what autograd saves. Two norms keep their input and its normalised form. Six inputs of products
+    and the attention's output are kept in bf16. Further tensors are keys and values, a number per
+    head, and four of the MLP's width.
     """
     of_width = 30 if weights == "float32" else 20
-    return (
-        of_width * shape.width
-        + 4 * shape.kv_heads * shape.head_width
-        + 8 * shape.inner
-        + 4 * shape.heads
-        + 8
-    )
+    keys_and_values = 4 * shape.kv_heads * shape.head_width
+    heads = 4 * shape.heads + 8
+    return of_width * shape.width + keys_and_values + 8 * shape.inner + heads
 
 
 def is_sharded(sft: Sft) -> bool:
@@ -152,7 +153,7 @@ def is_sharded(sft: Sft) -> bool:
 
 
 def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
-    """Side of the rows -> what they move: simultaneous training is two, all else one."""
+    """Return what the rows of each side train. Only simultaneous training has two sides."""
     sft, expert, partition = config.sft, config.expert, config.partition
     if partition is None:
         return {expert.side: full_model(shape)}
@@ -162,13 +163,20 @@ def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
 
 
 def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float) -> bool:
-    """Whether weights that a forward pass has gathered stay until the backward pass, which then
-    gathers none: where a card of so many bytes holds them. The bits are the same.
+    """Return True if weights stay gathered from the forward pass to the backward pass.
+
+    They do if every card has the memory. The backward pass then gathers none, and the bits are the
+    same.
+
+    Args:
+        config: the stage.
+        shape: the model.
+        length: tokens of the longest row.
+        card: bytes of the smallest card.
     """
-    held = training_memory(
-        shape, trained_parts(config, shape).values(), length, config.sft, gathered=True
-    )
-    return is_sharded(config.sft) and sum(held.values()) <= SPARE * card
+    parts = trained_parts(config, shape).values()
+    needed = training_memory(shape, parts, length, config.sft, gathered=True)
+    return is_sharded(config.sft) and sum(needed.values()) <= SPARE * card
 
 
 def training_memory(
@@ -179,75 +187,75 @@ def training_memory(
     on_gpu: bool = True,
     gathered: bool = False,
 ) -> dict[str, float]:
-    """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a
-    tenth of the sum of all tensors (tests/train/shapes_on_fake_tensors.py,
-    results/bench/shapes.json).
+    """Return the bytes of a process by purpose, at the worst moment of a step.
 
-    The moments are the loss, the highest layer of the backward pass, and its end. Gradients exist
-    from the first pass on where a step has several, else they appear as activations go; of sides
-    that take turns one's. Checkpointing keeps the input of each layer, and one layer in full. The
-    loss holds a tile of logits (4,096 tokens x 32,768 words) and the head's gradient in fp32
-    besides its cast; on a CPU all logits. Frozen matrices in layers, and under adapters embeddings
-    that are not tied, are held in bf16, as a base stored in bf16 allows, but under fsdp2. Autocast
-    copies other fp32 weights to bf16, trained ones until the forward pass ends, of a layer while it
-    is computed. fsdp2 divides what is held, and gathers in the dtype that it computes in: a layer,
-    the next one, and the head, or what stays `gathered`; it reduces gradients in fp32. The gradient
-    of tied embeddings waits for the whole backward pass, and is then added to that of the input.
+    The sum is within a tenth of the sum of all tensors (tests/train/shapes_on_fake_tensors.py,
+    results/bench/shapes.json). The moments are the loss, the highest layer of the backward pass,
+    and its end.
+
+    - Gradients: if a step has several passes, they exist from the first pass on. Otherwise they
+      appear as activations are freed. Sides that take turns need the memory of one side.
+    - Activations: checkpointing keeps the input of each layer, and one layer in full. The loss
+      needs a tile of logits (4,096 tokens x 32,768 words) and the head's gradient in fp32 in
+      addition to its cast; on a CPU it needs all logits.
+    - Weights: frozen matrices in layers are stored in bf16, as a base stored in bf16 allows. Under
+      adapters so are embeddings that are not tied. fsdp2 does not narrow weights.
+    - Casts: autocast copies other fp32 weights to bf16, trained weights until the forward pass
+      ends, and a layer's other weights while it is computed. The gradient of tied embeddings waits
+      for the whole backward pass, and is then added to the gradient of the input.
+    - fsdp2 divides weights, gradients and moments. It gathers in the dtype of the computation: a
+      layer, the next layer and the head, or all layers. It reduces gradients in fp32.
 
     Args:
-        parts: what is trained; two where sides take turns.
-        length: tokens of a row of the longest micro-batch; 0 for what is held in any case.
-        gathered: all layers from the forward pass on, see `stays_gathered`.
+        shape: the model.
+        parts: the trained parameters; two parts if sides take turns.
+        length: tokens of a row of the longest micro-batch; 0 for what is needed in any case.
+        sft: the recipe.
+        on_gpu: False on a CPU.
+        gathered: all layers stay gathered after the forward pass (`stays_gathered`).
     """
     micro, passes = micro_batches(sft)
     lora, sharded = sft.adapter == "lora", is_sharded(sft)
-    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], trained_width(sft)
+    shards = sft.processes if sharded else 1
+    width = WIDTH[sft.weights]
+    cast = width
+    if sft.precision == "bf16":
+        cast = 2
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
-    gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
-    cast = 2 if sft.precision == "bf16" else width
-    if sharded:
-        narrow = 0
-    else:
-        narrow = frozen_matrices(shape, [] if lora else parts)
-    looked_up = shape.embedding * (lora and not shape.tied and not sharded)
+    trained, tokens = sum(counts), micro * length
+    gradients = max(counts) * trained_width(sft) / shards
+    narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
+    looked_up = shape.embedding if lora and not shape.tied and not sharded else 0
+    trains_outside = not lora and any(OUTSIDE in part for part in parts)
+    embedding = shape.embedding if trains_outside else 0
     layer = cast * (shape.parameters - shape.outside) / shape.layers
-    if lora or not any(OUTSIDE in part for part in parts):
-        embedding = 0
-    else:
-        embedding = shape.embedding
-    saved = (
-        layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora
-    )  # of frozen norms no normalised form
-    wider = WIDER if cast == 4 else 1
-    one = (saved + 4 * shape.inner) * wider  # with what is on its way
-    inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else saved * wider)
-    top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding  # copies
+    # Copies of weights, at the loss and in the layers
+    top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding
     if sharded:
-        top += (
-            width if lora else cast
-        ) * shape.embedding + layer  # under adapters the head comes in its own dtype
-        low = max(low, (2 + 4 / cast) * layer + cast * max(embedding, shape.embedding * shape.tied))
+        # Under adapters the head is gathered in its stored dtype
+        top += (width if lora else cast) * shape.embedding + layer
+        largest = cast * max(embedding, shape.embedding * shape.tied)
+        low = max(low, (2 + 4 / cast) * layer + largest)
     elif cast < width:
         casts = layer * shape.layers - cast * narrow
         top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else casts)
         low = max(low, min(layer, casts))
-    tile = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
+    others = cast * (shape.parameters - shape.embedding) - layer if gathered else 0.0
+    # Bytes a token. Frozen norms do not keep their normalised form
+    saved = layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora
+    wider = WIDER if cast == 4 else 1
+    one_layer = (saved + 4 * shape.inner) * wider
+    kept_of_layer = width * shape.width if sft.gradient_checkpointing else saved * wider
+    inputs = shape.layers * kept_of_layer
+    logits = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
     early = gradients if passes > 1 else 0.0
-    # besides the head and a layer
-    others = 0.0
-    if gathered:
-        others = cast * (shape.parameters - shape.embedding) - layer
-    moments = [
-        (early, top + others, (inputs + 16 * shape.width) * tokens + tile),
-        (early, low + others, (inputs + one) * tokens),
-        (gradients, low, one * tokens),
-    ]
-    gradients, copies, activations = max(moments, key=sum)
+    at_loss = (early, top + others, (inputs + 16 * shape.width) * tokens + logits)
+    at_highest_layer = (early, low + others, (inputs + one_layer) * tokens)
+    at_end = (gradients, low, one_layer * tokens)
+    gradients, copies, activations = max(at_loss, at_highest_layer, at_end, key=sum)
+    weights = shape.parameters * width - (width - cast) * (narrow + looked_up)
     return {
-        "weights": (
-            (shape.parameters * width - (width - cast) * (narrow + looked_up) + 4 * lora * trained)
-            / shards
-        ),
+        "weights": (weights + 4 * lora * trained) / shards,
         "gradients": gradients,
         "moments": trained * moment_bytes(sft) / shards,
         "gathered" if sharded else "casts": copies,
@@ -258,7 +266,10 @@ def training_memory(
 
 @lru_cache(maxsize=1)
 def has_bf16() -> bool:
-    """Whether the processor has instructions for products in bfloat16, without importing torch."""
+    """Return True if the processor has instructions for products in bfloat16.
+
+    It does not import torch.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -267,10 +278,10 @@ def has_bf16() -> bool:
 
 
 def emulated(sft: Sft) -> str:
-    """Return what to do about bfloat16 products that this CPU has no instructions for, or ""."""
+    """Return a warning if this CPU must emulate bfloat16 products, otherwise an empty text."""
     if sft.precision != "bf16" or has_bf16():
         return ""
     return (
-        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32: give"
-        " sft.precision=fp32"
+        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32. Give"
+        " sft.precision=fp32."
     )

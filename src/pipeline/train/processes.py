@@ -1,7 +1,7 @@
-"""Several processes that train together, one a GPU: torch elastic starts those of one node,
-torchrun those of several.
+"""Several processes that train together, one per GPU.
 
-Rank 0 writes and answers; the others only train.
+torch elastic starts the processes of one node, and torchrun those on several nodes. Rank 0 writes
+and returns the facts. The other ranks only train.
 """
 
 from __future__ import annotations
@@ -26,53 +26,54 @@ from pipeline.runs.stop import STOPPING, UNFINISHED, handle_signals, heard_by
 from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
-GRACE = 5  # seconds until processes are killed after another has failed, or a second Ctrl-C
+GRACE = 5  # seconds until processes are killed after a failure or a second Ctrl-C
 
 
 def launched_count() -> int | None:
-    """Count the processes that a launcher started, including this one; None without a launcher.
+    """Return the number of processes that a launcher started, or None without a launcher.
 
-    Raises: PipelineError: WORLD_SIZE without RANK or MASTER_ADDR, with which torch would wait for
-    processes that do not come; or several tasks of srun, which tells torch nothing.
+    Raises:
+        PipelineError: WORLD_SIZE is set without RANK or MASTER_ADDR, so torch would wait forever,
+            or srun started several tasks, which torch does not learn.
     """
     count = os.environ.get("WORLD_SIZE", "1")
-    missing = next((name for name in ("RANK", "MASTER_ADDR") if name not in os.environ), None)
-    if count != "1" and missing:
-        raise PipelineError(
-            f"WORLD_SIZE={count} is set without {missing}: unset WORLD_SIZE, or start with"
-            " torchrun, which sets both"
-        )
+    if count != "1":
+        for name in ("RANK", "MASTER_ADDR"):
+            if name not in os.environ:
+                raise PipelineError(
+                    f"WORLD_SIZE={count} is set without {name}. Unset WORLD_SIZE, or start with"
+                    " torchrun, which sets both."
+                )
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return int(count)
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if tasks > 1:
         raise PipelineError(
-            f"srun started {tasks} tasks: start a torchrun on each node, as"
-            " slurm/several_nodes.sbatch does"
+            f"srun started {tasks} tasks. Start one torchrun on each node, as"
+            " slurm/several_nodes.sbatch does."
         )
     return None
 
 
 def is_follower() -> bool:
-    """Whether a launcher started this process as another than the first."""
+    """Return True if a launcher started this process with a rank above 0."""
     return launched_count() is not None and os.environ["RANK"] != "0"
 
 
 def check_launch(processes: int) -> None:
-    """Raise PipelineError where a launcher started another number of processes than sft.processes,
-    which is hashed.
-    """
+    """Raise PipelineError if a launcher started another number of processes than sft.processes."""
     count = launched_count() or processes
     if count != processes:
         raise PipelineError(
-            f"sft.processes={processes}, but {count} processes were launched: give"
-            f" sft.processes={count}"
+            f"sft.processes={processes}, but {count} processes were launched. Give"
+            f" sft.processes={count}."
         )
 
 
 def join_processes(run: Run[TrainStage]) -> None:
-    """Wait for all launched processes, of which the first arrives when the run's parents are
-    finished: all take its lease.
+    """Wait for all launched processes, and give them the lease of the first.
+
+    The first process arrives when the run's parents are finished.
     """
     import torch
     from accelerate import PartialState
@@ -87,8 +88,14 @@ def train_together(
 ) -> dict[str, Any]:
     """Run `train(run, work, tracker)` in sft.processes processes, and return what rank 0 returns.
 
-    Raises: PipelineError: any of them raised one; other failures come with the traceback of their
-    process.
+    Args:
+        train: trains in one process.
+        run: the run.
+        work: its work folder.
+        tracker: its tracker.
+
+    Raises:
+        PipelineError: a process raised it. Other errors come with the traceback of their process.
     """
     count = run.config.sft.processes
     check_launch(count)
@@ -103,16 +110,15 @@ def train_together(
 def start_processes(
     count: int, train: Train, run: Run[TrainStage], work: Path, tracker: Tracker
 ) -> dict[str, Any]:
-    """Train in processes of this machine.
+    """Train in processes of this machine, which receive this process' signals.
 
-    Signals reach them all; after a second Ctrl-C they have GRACE seconds.
+    After a second Ctrl-C they have GRACE seconds.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # its errors are raised below
+    # Its errors are raised below
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     one_node = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -129,10 +135,13 @@ def start_processes(
     refusals: list[str] = []
 
     def listen() -> None:
-        with suppress(EOFError):  # when all copies of the outbox are closed
+        with suppress(EOFError):  # all copies of the outbox are closed
             while True:
                 message = inbox.recv()
-                refusals.append(message) if isinstance(message, str) else tracker.log(*message)
+                if isinstance(message, str):
+                    refusals.append(message)
+                else:
+                    tracker.log(*message)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
@@ -146,42 +155,43 @@ def start_processes(
         listener.join()
     if refusals:
         raise PipelineError(refusals[0])
-    if {failure.exitcode for failure in failed.failures.values()} & {
-        UNFINISHED,
-        *(-number for number in STOPPING),
-    }:
+    stopped_codes = {UNFINISHED, *(-number for number in STOPPING)}
+    exit_codes = {failure.exitcode for failure in failed.failures.values()}
+    if exit_codes & stopped_codes:
         raise SystemExit(UNFINISHED)
-    raise RuntimeError(str(failed))  # with the traceback of each
+    raise RuntimeError(str(failed))  # with the traceback of each process
 
 
 def forward_signal(signal_name: str) -> None:
-    """Send a signal to the processes that this one started, a Ctrl-C as SIGTERM: from a terminal
-    they have received one already, and a second one would end them at once.
+    """Send a signal to the processes that this process started, and SIGTERM for a Ctrl-C.
+
+    A terminal has already sent them the Ctrl-C, and a second one would end them at once.
     """
+    number = signal.Signals[signal_name]
+    if number == signal.SIGINT:
+        number = signal.SIGTERM
     for child in multiprocessing.active_children():
         with suppress(ProcessLookupError):
-            os.kill(
-                child.pid or 0,
-                signal.SIGTERM if signal_name == "SIGINT" else signal.Signals[signal_name],
-            )
+            os.kill(child.pid or 0, number)
 
 
 def train_rank(
     outbox: Connection, train: Train, run: Run[TrainStage], work: Path
 ) -> dict[str, Any]:
-    """Train in one of these processes, with its share of the cores.
+    """Train in one of the processes, with its share of the cores.
 
-    What rank 0 logs, and why any refuses, goes to the process that started it.
+    The process that started it receives rank 0's log and the errors of all ranks.
     """
     import torch
 
-    torch.set_num_threads(
-        run.config.threads or max(1, torch.get_num_threads() // run.config.sft.processes)
-    )
-    log: Any = SimpleNamespace(log=lambda numbers, step=None: outbox.send((numbers, step)))
+    share_of_cores = max(1, torch.get_num_threads() // run.config.sft.processes)
+    torch.set_num_threads(run.config.threads or share_of_cores)
+    tracker: Any = SimpleNamespace(log=lambda numbers, step=None: outbox.send((numbers, step)))
+    if is_follower():
+        tracker = Tracker(None)
     try:
         with handle_signals():
-            facts = train(run, work, Tracker(None) if is_follower() else log)
+            facts = train(run, work, tracker)
     except PipelineError as error:
         outbox.send(str(error))
         raise

@@ -1,9 +1,8 @@
-"""Stages sft and cpt: load a base (or initialise one at random), choose what is trained, train,
-save, digest.
+"""The stages sft and cpt: load a base, choose the trained parameters, train and save.
 
-All ways to train go through TRL's SFTTrainer: prompts and completions with the loss on the
-completion, or plain text with the loss on all of it, joined with an end of sequence between
-documents and cut into rows of seq_length tokens (sft.packing, cpt's default).
+All ways to train use TRL's SFTTrainer. Prompts and completions have the loss on the completion.
+Plain text has the loss on all of it: documents are joined with an end of sequence and cut into rows
+of seq_length tokens (sft.packing, cpt's default).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import re
 import shutil
 import warnings
 from contextlib import nullcontext, redirect_stderr
+from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -35,72 +35,63 @@ from pipeline.train.trainer import trainer_of, warn_of_rate
 
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the
-    losses.
-    """
+    """Run the stage, and return its facts: weights, counts of steps and tokens, losses."""
     return processes.train_together(train, run, work, tracker)
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in one of the stage's processes; the first speaks, saves and returns the facts, the
-    others none.
+    """Train in one of the stage's processes.
+
+    The first process prints, saves and returns the facts. The others return none.
     """
     config, sft = run.config, run.config.sft
     silence = redirect_stderr(io.StringIO()) if processes.is_follower() else nullcontext()
     with recorded_warnings() as told, silence:
         prepare_process(config)
         base = load.local_base(run)
-        rows, validation = (
-            read_jsonl(run.parents["data"].folder / f"{p}.jsonl") for p in ("train", "validation")
-        )
+        data = run.parents["data"].folder
+        rows = read_jsonl(data / "train.jsonl")
+        validation = read_jsonl(data / "validation.jsonl")
         tokenizer = load.load_tokenizer(run, rows, base)
         truncated = check_early(run, rows, validation, tokenizer, base)
 
-        # what happens before the first step can take a minute
-        say(
-            f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,}"
-            " rows"
-        )
-        model, parts = load.choose_parameters(
-            load.load_model(run, tokenizer, base), sft, config.partition
-        )
+        # The work before the first step can take a minute
+        source = base or "a model from random weights"
+        say(f"{run.name}: loading {source}, tokenizing {len(rows):,} rows")
+        loaded = load.load_model(run, tokenizer, base)
+        model, parts = load.choose_parameters(loaded, sft, config.partition)
         trainer, counts = trainer_of(
             config, model, parts, tokenizer, rows, validation, work / "trainer"
         )
 
         def save_to(folder: Path) -> dict[str, Any]:
-            """Save the model; called by all processes together, the first writes."""
+            """Save the model. All processes call it together, and the first writes."""
             weights = trainer.accelerator.get_state_dict(trainer.model)
-            first = trainer.is_world_process_zero()
-            if first:
-                return save.save_model(model, tokenizer, folder, sft.save_dtype, weights)
-            return {}
+            if not trainer.is_world_process_zero():
+                return {}
+            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights)
 
         record = resume.usable_resume_point(run)
+        resume_point = str(resume.resume_folder(run.work, record)) if record else None
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
             trainer.args.eval_on_start = sft.validate_at_start and record is None
-            trainer.train(
-                resume_from_checkpoint=(
-                    str(resume.resume_folder(run.work, record)) if record else None
-                )
-            )
+            trainer.train(resume_from_checkpoint=resume_point)
         weights = save_to(work)
     if progress is None:
         return {}
     examples.write_rows(trainer.sets, tokenizer, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     dtypes = trained_dtypes(trainer)
-    # that torch reserved on this process' GPU; on a CPU, that the process had in memory
+    trained_names = chain.from_iterable(parts.values())
+    # Memory that torch reserved on this process' GPU; on a CPU, the memory of the process
     peak_bytes = torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-    return {
+    facts = {
         "weights": weights,
         "steps": trainer.args.max_steps,
         "loss": progress.losses / trainer.args.max_steps,
         "tokens": int(progress.tokens),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": sum(
-            model.get_parameter(name).numel() for names in parts.values() for name in names
-        ),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(model.get_parameter(name).numel() for name in trained_names),
         "step_tokens_per_second": round(progress.rate, 1),
         "process_peak_bytes": peak_bytes,
         "peak_gigabytes": round(peak_bytes / 1e9, 2),
@@ -109,23 +100,26 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         "moment_bits": fewest_bits(dtypes["moments"]),
         "truncated": truncated,
         **counts,
-        **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
-        **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
-        **({"warnings": told} if told else {}),
     }
+    if checkpoints.steps:
+        facts["snapshots"] = checkpoints.snapshots
+    if checkpoints.resumed:
+        facts["resumed"] = checkpoints.resumed
+    if told:
+        facts["warnings"] = told
+    return facts
 
 
 def prepare_process(config: TrainStage) -> None:
-    """Seeds, and deterministic kernels where they are requested."""
-    # PEFT asks by this name, and transformers says that it is deprecated
+    """Set seeds, and deterministic kernels if they are requested."""
+    # PEFT uses this name, which transformers has deprecated
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
     release_models()  # memory of earlier evaluations
-    if (
-        config.deterministic
-    ):  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
+    if config.deterministic:
+        # As in transformers' full determinism. cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     torch.use_deterministic_algorithms(config.deterministic)
-    # every kernel here writes what it allocates, which torch would fill first
+    # Torch would fill memory that every kernel here overwrites
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed)
 
@@ -133,9 +127,20 @@ def prepare_process(config: TrainStage) -> None:
 def check_early(
     run: Run[TrainStage], rows: list[Any], validation: list[Any], tokenizer: Any, base: Path | None
 ) -> int:
-    """Check, before weights are loaded, what this base, these rows or this machine cannot do.
+    """Check, before weights are loaded, that base, rows and machine fit the recipe.
 
-    Returns the number of truncated rows, or raises PipelineError.
+    Args:
+        run: the run.
+        rows: the training rows.
+        validation: the validation rows.
+        tokenizer: the tokenizer.
+        base: the folder of the base, or None for random weights.
+
+    Returns:
+        The number of truncated rows.
+
+    Raises:
+        PipelineError: the base, the rows or the machine do not fit.
     """
     config = run.config
     warn_of_rate(config.sft)
@@ -158,28 +163,27 @@ def check_early(
 
 
 def fewest_bits(dtypes: list[str]) -> int:
-    """Return the bits of the narrowest of these dtypes. torchao's OptimState8bit has 8."""
+    """Return the bits of the narrowest dtype. torchao's OptimState8bit has 8."""
     return min(int(re.sub(r"\D", "", name)) for name in dtypes)
 
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
-    """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name
-    of their class.
+    """Return the dtypes of the trained weights and of their moments.
+
+    torchao's quantized moments are named by their class.
     """
-    held = []
+    weights = set()
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            weights.add(str(parameter.dtype).removeprefix("torch."))
+    moments = set()
     for state in trainer.optimizer.state.values():
         for value in state.values():
-            held.append(value)
-    moments = []
-    for value in held:
-        if torch.is_tensor(value) and value.ndim:
-            moments.append(own_shard(value))
-    found = {
-        "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
-        "moments": {
-            str(one.dtype) if type(one) is torch.Tensor else type(one).__name__ for one in moments
-        },
-    }
-    return {
-        kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()
-    }
+            if not torch.is_tensor(value) or not value.ndim:
+                continue
+            moment = own_shard(value)
+            name = type(moment).__name__
+            if type(moment) is torch.Tensor:
+                name = str(moment.dtype).removeprefix("torch.")
+            moments.add(name)
+    return {"weights": sorted(weights), "moments": sorted(moments)}

@@ -1,7 +1,6 @@
-"""The number of optimizer steps of a training, whose turn each is, and which of them have
-snapshots.
+"""The number of optimizer steps of a training, the side of each step, and the steps with snapshots.
 
-Imports no torch, so that plans know it before a training exists.
+This module does not import torch, so plans can use it.
 """
 
 from __future__ import annotations
@@ -16,58 +15,58 @@ SIDES = ("math", "language")  # in the order of their turns
 
 
 def available_steps(sft: Sft, rows: Sequence[int]) -> int:
-    """Return the optimizer steps that sets of so many rows suffice for, in whole turns.
+    """Return the optimizer steps that sets of this many rows suffice for, in whole turns.
 
     No row is repeated beyond sft.epochs. Training stops with the shorter set.
     """
-    return (
-        len(rows)
-        * (min(rows) * sft.epochs // sft.batch_size // sft.steps_per_switch)
-        * sft.steps_per_switch
-    )
+    steps = min(rows) * sft.epochs // sft.batch_size
+    turns = steps // sft.steps_per_switch
+    return len(rows) * turns * sft.steps_per_switch
 
 
 def side_of_step(step: int, steps_per_switch: int, sides: Sequence[str] = SIDES) -> str:
-    """Return the side trained in a step: the first from step 0, then alternating every
-    `steps_per_switch` steps.
-    """
+    """Return the side that a step trains: sides alternate every `steps_per_switch` steps."""
     return sides[step // steps_per_switch % len(sides)]
 
 
 def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Optimizer steps on each of the trainer's sets, packed or not, and the unused rows of each.
+    """Return the optimizer steps on each of the trainer's sets, and the unused rows of each set.
 
-    Without sft.steps each side completes its last turn, so both train for the same number of steps.
+    Without sft.steps each side completes its last turn, so both sides train for as many steps.
+
+    Args:
+        sft: the recipe.
+        rows: the rows of each set, after packing.
 
     Raises:
         PipelineError: sft.steps exceeds what the shorter set suffices for.
     """
     available = available_steps(sft, [*rows.values()])
     if available < (sft.steps or 1):
-        there = " and ".join(f"{count} {side}".removesuffix(" all") for side, count in rows.items())
+        counts = [f"{count} {side}".removesuffix(" all") for side, count in rows.items()]
         raise PipelineError(
-            f"sft.steps={sft.steps or 'null'} of sft.batch_size={sft.batch_size} needs more rows"
-            f" than there are ({there} in each of sft.epochs={sft.epochs}): lower one of them, or"
-            " raise sft.epochs"
+            f"sft.steps={sft.steps or 'null'} with sft.batch_size={sft.batch_size} needs more rows"
+            f" than {' and '.join(counts)} in each of sft.epochs={sft.epochs}. Lower one of them,"
+            " or raise sft.epochs."
         )
+    sides = [*rows]
     turns = Counter(
-        side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(sft.steps or available)
+        side_of_step(step, sft.steps_per_switch, sides) for step in range(sft.steps or available)
     )
-    unused = {
-        side: max(0, count * sft.epochs - turns[side] * sft.batch_size)
-        for side, count in rows.items()
-    }
+    unused = {}
+    for side, count in rows.items():
+        unused[side] = max(0, count * sft.epochs - turns[side] * sft.batch_size)
     return {side: turns[side] for side in rows}, unused
 
 
 def snapshot_steps(sft: Sft, steps: int) -> list[int]:
-    """Return the first step at or after each sft.snapshot_every samples; of these the
-    sft.snapshot_keep last.
+    """Return the first step at or after each sft.snapshot_every samples.
 
-    LS, appendix: "checkpointing every 5000 samples".
+    Only the last sft.snapshot_keep of these steps are returned. LS, appendix: "checkpointing every
+    5000 samples".
     """
-    every = sft.snapshot_every or steps * sft.batch_size + 1
-    samples = range(every, steps * sft.batch_size + 1, every)
-    return sorted({-(-count // sft.batch_size) for count in samples})[
-        -(sft.snapshot_keep or steps) :
-    ]
+    last = steps * sft.batch_size
+    every = sft.snapshot_every or last + 1
+    samples = range(every, last + 1, every)
+    after = {(count + sft.batch_size - 1) // sft.batch_size for count in samples}
+    return sorted(after)[-(sft.snapshot_keep or steps) :]

@@ -1,5 +1,6 @@
-"""TRL's SFTTrainer for a recipe: its arguments, the order of rows, whose turn each step is, and
-FSDP2 in the recipe's dtypes. Loss and labels are TRL's.
+"""TRL's SFTTrainer for a recipe: its arguments, the order of rows, turns of sides, and FSDP2.
+
+Loss and labels are TRL's.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from pipeline.train import examples, memory, steps, varlen
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
-# below which adapters hardly move, and most updates of weights that are rounded to bfloat16 are
-# lost
+# Below this rate adapters hardly move, and bfloat16 weights lose most updates in rounding
 LOW_RATE = 1e-5
 
 
@@ -40,22 +40,19 @@ def trainer_of(
     validation: Any,
     output: Path,
 ) -> tuple[Trainer, dict[str, Any]]:
-    """Build the trainer of this method, with its steps planned, and facts about its rows."""
-    sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
-    if (
-        sft.padding_free
-        and torch.cuda.is_available()
-        and config.model.attn_implementation == "sdpa"
-    ):
+    """Build the trainer of a recipe with planned steps, and return it with facts about its rows."""
+    sft = config.sft
+    uses_sdpa = config.model.attn_implementation == "sdpa"
+    if sft.padding_free and uses_sdpa and torch.cuda.is_available():
         varlen.attend_within_rows(model)
     args = trainer_arguments(config, "text" in rows[0], bool(validation), output)
-    if (
-        getattr(model.config, "num_local_experts", None) == 0
-    ):  # Granite 4 H: no router, whose loss TRL would add
+    if getattr(model.config, "num_local_experts", None) == 0:
+        # Granite 4 H has no router, but TRL would add its loss
         args.router_aux_loss_coef = 0.0
     held_out = {}
     if validation:
-        held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"])
+        is_joint = sft.method in ("mixed", "simultaneous")
+        held_out = examples.datasets_of(validation, sft, steps.SIDES if is_joint else ["all"])
     trainer: Any = Trainer(
         model=model,
         args=args,
@@ -65,32 +62,27 @@ def trainer_of(
         eval_dataset=held_out.get("all", held_out or None),
         processing_class=tokenizer,
     )
-    # for sft.compile transformers, and accelerate, have put products of fp32 in TF32
+    # For sft.compile, transformers and accelerate have set products of fp32 to TF32
     torch.set_float32_matmul_precision("high" if sft.precision == "tf32" else "highest")
     if (trainer.is_fsdp_enabled and sft.parallel != "fsdp2") or trainer.is_deepspeed_enabled:
         raise PipelineError(
-            "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give"
-            " sft.parallel=fsdp2"
+            "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and give"
+            " sft.parallel=fsdp2."
         )
     if memory.is_sharded(sft):
-        trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(
-            trainer, config
-        )
+        plugin = trainer.accelerator.state.fsdp_plugin
+        plugin.reshard_after_forward = not stays_gathered(trainer, config)
     trainer.remove_callback(PrinterCallback)
-    trainer.data_collator.padding_free = (
-        sft.padding_free
-    )  # TRL's own argument would leave rows uncut
+    # TRL's own argument would not cut rows
+    trainer.data_collator.padding_free = sft.padding_free
     counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
     turns, unused = steps.steps_of(sft, counts)
     plan_steps(trainer.args, sft, sum(turns.values()))
-    tokens = sum(map(sum, trainer.lengths.values()))
-    # by TRL, as sft.seq_length leaves no loss
-    if sft.packing:
-        dropped = 0
-    else:
+    dropped = 0
+    if not sft.packing:  # TRL drops rows without a loss
         dropped = len(rows) - sum(counts.values())
     return trainer, {
-        "dataset_tokens": tokens,
+        "dataset_tokens": sum(map(sum, trainer.lengths.values())),
         "dropped": dropped,
         "steps_a_side": turns,
         "rows_left_out": unused,
@@ -98,46 +90,42 @@ def trainer_of(
 
 
 def stays_gathered(trainer: Any, config: TrainStage) -> bool:
-    """Whether the GPUs of all processes hold the weights from the forward pass to the backward
-    pass, by the plan's estimate for the longest row; no for a model whose shape it does not know.
+    """Return True if all GPUs have memory for the weights from forward to backward pass.
+
+    It is the plan's estimate for the longest row. It is False for a model of unknown shape.
     """
     longest = max(chain.from_iterable(trainer.lengths.values()))
-    smallest = (
-        trainer.accelerator.gather(torch.tensor([card_memory()], device=trainer.args.device))
-        .min()
-        .item()
-    )
+    own = torch.tensor([card_memory()], device=trainer.args.device)
+    smallest = trainer.accelerator.gather(own).min().item()
     with suppress(PipelineError):
-        return memory.stays_gathered(
-            config, shape_of(trainer.model.config.to_dict()), longest, smallest
-        )
+        shape = shape_of(trainer.model.config.to_dict())
+        return memory.stays_gathered(config, shape, longest, smallest)
     return False
 
 
 def card_memory() -> int:
-    """Bytes of this process' GPU."""
+    """Return the bytes of this process' GPU."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Trainer(SFTTrainer):
-    """Trains the parts of a model in turns, each on the rows of its own set in the order of the
-    seed.
+    """A trainer of the parts of a model in turns, each on the rows of its own set.
 
-    One part is trained in all steps. Of two (simultaneous training: unreasonable, section 4.5) a
-    step on a batch of one side's set moves that side. One AdamW holds the moments of both; those of
-    the inactive side do not change, because its gradients are None and not zero (with zeros AdamW
-    would move it by momentum and decay). One schedule counts all steps.
+    A single part is trained in all steps. With two parts (simultaneous training: unreasonable,
+    section 4.5) a step on a batch of a side's set trains that side. One AdamW has the moments of
+    both sides. The moments of the inactive side do not change, because its gradients are None. With
+    zeros, AdamW would move it by momentum and decay. One schedule counts all steps.
+
+    `train_dataset` maps a part to its examples, which stay separate when rows are packed.
     """
 
     def __init__(
         self, *, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any
     ) -> None:
-        """`train_dataset`: part -> its examples, kept separate also when rows are packed."""
         self.sft, self.parts, self.turn, self.rows_are_apart = sft, parts, "", False
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
-        # TRL's loss is of the tokens of a step together, also where a model's own (of those that
-        # see) could not be
+        # TRL averages the loss over all tokens of a step, which not all models could do themselves
         self.model_accepts_loss_kwargs = True
         args, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
         self.sets: dict[str, Any] = {first: self.train_dataset}
@@ -145,15 +133,15 @@ class Trainer(SFTTrainer):
             self.sets[side] = self._prepare_dataset(
                 train_dataset[side], tokenizer, args, args.packing, None, side
             )
-        self.lengths = {
-            side: [len(ids) for ids in rows["input_ids"]] for side, rows in self.sets.items()
-        }
+        self.lengths: dict[str, list[int]] = {}
+        for side, rows in self.sets.items():
+            self.lengths[side] = [len(ids) for ids in rows["input_ids"]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader over all passes in sequence.
+        """Return a loader of all passes in sequence.
 
-        A step may span two passes, and none is short, for any number of processes. A process takes
-        every n-th micro-batch, so that a step has the same rows however many processes share it.
+        A step may span two passes, and no step is short. A process takes every n-th micro-batch, so
+        a step has the same rows for any number of processes.
         """
         from datasets import concatenate_datasets
 
@@ -162,23 +150,20 @@ class Trainer(SFTTrainer):
         return super().get_train_dataloader()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
-        """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
+        """Return the metrics; for a joint set, each side's loss and their mean."""
         self.refuse_mixed_rows()
         metrics = super().evaluate(eval_dataset, *args, **keywords)
-        for module in cast(
-            Any, self.model
-        ).modules():  # no backward pass gives back what was gathered
-            if isinstance(module, FSDPModule):
+        for module in cast(Any, self.model).modules():
+            if isinstance(module, FSDPModule):  # no backward pass frees the gathered weights
                 module.reshard()
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
-            metrics["eval_loss"] = fmean(metrics[f"eval_{side}_loss"] for side in self.eval_dataset)
+            losses = [metrics[f"eval_{side}_loss"] for side in self.eval_dataset]
+            metrics["eval_loss"] = fmean(losses)
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
     def refuse_mixed_rows(self) -> None:
-        """Raise PipelineError, before the first step, if sft.padding_free=true would change what
-        the model computes.
-        """
+        """Raise PipelineError, before the first step, if sft.padding_free changes the results."""
         if self.sft.padding_free and not self.rows_are_apart:
             with self.compute_loss_context_manager():
                 ids = next(iter(self.sets.values()))[0]["input_ids"]
@@ -186,18 +171,14 @@ class Trainer(SFTTrainer):
             self.rows_are_apart = True
 
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
-        """Train on a micro-batch of a step.
-
-        Of two parts it trains the one whose turn the step is, by its number alone.
-        """
+        """Train the part whose turn the step is, on a micro-batch."""
         self.refuse_mixed_rows()
         model: Any = self.model
         turn = side_of_step(self.state.global_step, self.sft.steps_per_switch, [*self.parts])
         if turn != self.turn:
-            if (
-                self.is_fsdp_enabled
-            ):  # before a side is frozen: the dtype of a shard's gradients is settled here, if
-                model._get_fsdp_state()._lazy_init()  # it is trained then
+            if self.is_fsdp_enabled:
+                # Settles the dtype of a shard's gradients, so it must see both sides as trained
+                model._get_fsdp_state()._lazy_init()
             self.turn = turn
             for side, names in self.parts.items():
                 for name in names:
@@ -205,26 +186,20 @@ class Trainer(SFTTrainer):
         return super().training_step(*args, **keywords)
 
     def _build_accelerator_args(self, **given: Any) -> dict[str, Any]:
-        """Accelerate's settings.
+        """Return accelerate's settings, with the recipe's dtypes for shards.
 
-        Shards get our dtypes: told of bf16, it would upcast trained weights to float32 and reduce
-        gradients in bf16. They are computed as under DDP, and gradients reduced in float32. Layers
-        keep a residual stream in the dtype of the weights: their input is not cast, their output is
-        float32 where the weights are. Each gradient is held once: shards are reduced after every
-        micro-batch, and those of whole copies are views of DDP's buckets.
+        If accelerate knew of bf16, it would upcast trained weights to float32 and reduce gradients
+        in bf16. Shards are computed as under DDP, and gradients are reduced in float32. The
+        residual stream of layers has the dtype of the weights: their input is not cast, and their
+        output is float32 if the weights are. Each gradient exists once: shards are reduced after
+        every micro-batch, and the gradients of whole copies are views of DDP's buckets.
         """
         settings, sft = super()._build_accelerator_args(**given), self.sft
         plugin = given["fsdp_plugin"]
         if plugin is not None:
-            computed = None
-            if sft.precision == "bf16":
-                computed = torch.bfloat16
-            reduced = None
-            if computed or sft.weights == "bfloat16":
-                reduced = torch.float32
-            output = None
-            if computed and sft.weights == "float32":
-                output = torch.float32
+            computed = torch.bfloat16 if sft.precision == "bf16" else None
+            reduced = torch.float32 if computed or sft.weights == "bfloat16" else None
+            output = torch.float32 if computed and sft.weights == "float32" else None
             plugin.mixed_precision_policy = MixedPrecisionPolicy(
                 computed, reduced, output, cast_forward_inputs=False
             )
@@ -237,7 +212,7 @@ class Trainer(SFTTrainer):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> AbstractContextManager[Any]:
-        """Autocast, which accelerate adds itself but under FSDP2, where it is not told of bf16."""
+        """Return autocast also under FSDP2, where accelerate does not know of bf16."""
         if self.is_fsdp_enabled and self.args.bf16:
             return torch.autocast(self.args.device.type, torch.bfloat16)
         return super().autocast_smart_context_manager(cache_enabled)
@@ -247,9 +222,7 @@ class Trainer(SFTTrainer):
 
 
 def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
-    """Row numbers of sft.epochs passes, one after the other, each shuffled with the next draws of
-    the seed.
-    """
+    """Return the row numbers of sft.epochs passes, shuffled by consecutive draws of the seed."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for _ in range(sft.epochs):
@@ -261,22 +234,28 @@ def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
 
 
 def order_of_turns(lengths: dict[str, list[int]], sft: Sft, steps: int, seed: int) -> list[int]:
-    """Row numbers of the steps, which count the sets' rows one set after the other; each set is
-    shuffled by the seed, anew for each pass. The rows of a step are all from one side's set, sorted
-    by length: micro-batches need hardly any padding, and the step's rows, and so its loss, stay the
-    same. lengths: side -> tokens of each row of its set.
+    """Return the row numbers of all steps, which count the rows of the sets in sequence.
+
+    Each set is shuffled by the seed, anew for each pass. The rows of a step are all from one side's
+    set, sorted by length, so micro-batches need hardly any padding. A step's rows, and so its loss,
+    do not depend on the sorting.
+
+    Args:
+        lengths: for each side, the tokens of each row of its set.
+        sft: the recipe.
+        steps: the number of steps.
+        seed: the seed.
     """
-    of_all = [*chain.from_iterable(lengths.values())]
+    all_lengths = [*chain.from_iterable(lengths.values())]
     passes, first = {}, 0
     for number, (side, rows) in enumerate(lengths.items()):
-        passes[side] = iter(
-            [first + row for row in pass_order(len(rows), sft, seed * len(lengths) + number)]
-        )
+        order_in_set = pass_order(len(rows), sft, seed * len(lengths) + number)
+        passes[side] = iter([first + row for row in order_in_set])
         first += len(rows)
     order: list[int] = []
     for step in range(steps):
         side = side_of_step(step, sft.steps_per_switch, [*lengths])
-        order += sorted(islice(passes[side], sft.batch_size), key=of_all.__getitem__)
+        order += sorted(islice(passes[side], sft.batch_size), key=all_lengths.__getitem__)
     return order
 
 
@@ -284,28 +263,31 @@ def order_of_turns(lengths: dict[str, list[int]], sft: Sft, steps: int, seed: in
 
 
 def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
-    """Our recipe as arguments of the trainer.
+    """Return a recipe as arguments of the trainer.
 
-    All differences between its defaults and ours are set here.
+    All differences between the trainer's defaults and the recipe are set here.
     """
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
     (micro, passes), shards = memory.micro_batches(sft), memory.is_sharded(sft)
-    for name in (
-        "ACCELERATE_MIXED_PRECISION",
-        "ACCELERATE_DYNAMO_BACKEND",
-    ):  # of `accelerate launch`: not hashed
+    # `accelerate launch` sets these, which are not hashed
+    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"):
         os.environ.pop(name, None)
+    # torchao compiles its steps, which costs a CPU more than it saves. "default" lets the next
+    # training of the process compile
     eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
-    # torchao compiles its steps, which costs a CPU more than it saves; the next training of the
-    # process may compile
     torch.compiler.set_stance("force_eager" if eager else "default")
-    newer = (
-        "activation_checkpointing" in TrainingArguments.__dataclass_fields__
-    )  # its name in transformers since 5.21
-    checkpointing: Any = {
-        f"{'activation' if newer else 'gradient'}_checkpointing": sft.gradient_checkpointing
-    }
+    # The argument's name changed in transformers 5.21
+    checkpointing = "gradient_checkpointing"
+    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:
+        checkpointing = "activation_checkpointing"
+    further: dict[str, Any] = {checkpointing: sft.gradient_checkpointing}
+    if shards:  # without FSDP's own checkpointing, which renames the parameters
+        further["fsdp_config"] = {"version": 2}
+    if sft.optimizer == "adamw_8bit":  # torchao's
+        further |= {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
+    else:
+        further["optim"] = "adamw_torch_fused"
     return SFTConfig(
         output_dir=str(output),
         seed=seed,
@@ -322,7 +304,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         adam_beta1=sft.adam_beta1,
         adam_beta2=sft.adam_beta2,
         max_grad_norm=sft.max_grad_norm,
-        train_sampling_strategy="sequential",  # of the order that get_train_dataloader gives
+        train_sampling_strategy="sequential",  # get_train_dataloader orders the rows
         max_length=sft.seq_length,
         packing=sft.packing,
         packing_strategy="wrapped",
@@ -332,52 +314,41 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         torch_compile=sft.compile,
         use_liger_kernel=sft.liger,
         use_cpu=not torch.cuda.is_available(),
-        **checkpointing,
         eval_strategy="steps" if validated else "no",
         logging_nan_inf_filter=False,
         disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous",
         fsdp=shards,  # type: ignore[arg-type]
-        # not FSDP's own checkpointing, which renames the parameters
-        fsdp_config={"version": 2} if shards else None,
-        optim={"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit"}[
-            sft.optimizer
-        ],  # of torch, and torchao
-        optim_args="bf16_stochastic_round=True" if sft.optimizer == "adamw_8bit" else None,
+        **further,
     )
 
 
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
-    """Set what depends on the number of steps, known after packing: the schedule, and when to
-    validate.
-    """
+    """Set the schedule and the validation steps for a number of steps, known after packing."""
     args.max_steps = number
-    warmup, decay = (
-        sft.warmup_steps,
-        max(1, round(number * sft.decay_share)) if sft.schedule == "wsd" else 1,
-    )
-    wsd = {"num_decay_steps": decay, "decay_type": "linear"}
-    if warmup > number - decay:
-        share = max(
-            (min(warmup, number) - 1) / warmup, (number - warmup) / decay
-        )  # the first step has rate 0
-        warn(
-            f"sft.warmup_steps={warmup} of {number} steps: the rate is {share:.0%} of"
-            f" sft.learning_rate={sft.learning_rate} at most; lower sft.warmup_steps"
-            + " or sft.decay_share"
-            * (decay > 1)
-        )
-    args.lr_scheduler_type, args.lr_scheduler_kwargs = {
-        "wsd": ("warmup_stable_decay", wsd),
-        "linear": ("linear", {}),
-        "constant": ("constant_with_warmup", {}),
-    }[sft.schedule]
     args.eval_steps = max(1, number // 4)
+    kinds = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup", "linear": "linear"}
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = kinds[sft.schedule], {}
+    warmup, decay = sft.warmup_steps, 1
+    remedy = "sft.warmup_steps"
+    if sft.schedule == "wsd":
+        decay = max(1, round(number * sft.decay_share))
+        args.lr_scheduler_kwargs = {"num_decay_steps": decay, "decay_type": "linear"}
+    if decay > 1:
+        remedy = "sft.warmup_steps or sft.decay_share"
+    if warmup > number - decay:
+        warmed = (min(warmup, number) - 1) / warmup  # the first step has rate 0
+        share = max(warmed, (number - warmup) / decay)
+        warn(
+            f"sft.warmup_steps={warmup} of {number} steps: the rate is at most {share:.0%} of"
+            f" sft.learning_rate={sft.learning_rate}. Lower {remedy}."
+        )
 
 
 def warn_of_rate(sft: Sft) -> None:
-    """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts
-    from zero, and bfloat16 weights that are rounded to nearest.
+    """Warn of a rate that hardly changes adapters, or bfloat16 weights rounded to nearest.
+
+    One factor of an adapter starts from zero.
     """
     rate = sft.learning_rate or LOW_RATE
     if rate >= LOW_RATE:
@@ -385,11 +356,11 @@ def warn_of_rate(sft: Sft) -> None:
     low = f"sft.learning_rate={rate:g} is below {LOW_RATE:g}, where"
     if sft.adapter == "lora":
         warn(
-            f"{low} adapters hardly move: give sft.learning_rate=6e-5, the papers'"
-            " (recipe=unreasonable_lora)"
+            f"{low} adapters hardly move. Give the papers' sft.learning_rate=6e-5"
+            " (recipe=unreasonable_lora)."
         )
     elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
         warn(
-            f"{low} most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 %"
-            " at 1e-06: give sft.weights=float32, or sft.optimizer=adamw_8bit"
+            f"{low} most updates of bfloat16 weights are lost in rounding (84 % at 1e-05, 98 % at"
+            " 1e-06). Give sft.weights=float32 or sft.optimizer=adamw_8bit."
         )

@@ -1,8 +1,7 @@
-"""Attention to rows that follow one another without padding (sft.padding_free), by torch's own
-varlen_attn on CUDA.
+"""Attention within rows that are joined without padding (sft.padding_free), by torch's varlen_attn.
 
-transformers gives rows to FlashAttention's packages alone; sdpa would attend through a mask over
-all rows.
+It needs CUDA. transformers passes the rows' boundaries only to FlashAttention's packages; sdpa
+would attend through a mask over all rows.
 """
 
 from __future__ import annotations
@@ -16,19 +15,15 @@ from transformers import AttentionInterface
 from pipeline.errors import PipelineError
 from pipeline.text import one_line
 
-ATTENTION = "varlen"  # as transformers knows it
-MIXED = (
-    0.05  # of the largest logit: rounding moves 1e-2 at most, and reading another row 0.2 or more
-)
-UNKNOWN = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # what varlen_attn cannot do, by transformers' names
+ATTENTION = "varlen"  # its name in transformers
+# A change relative to the largest logit: rounding causes at most 1e-2, reading another row 0.2
+MIXED = 0.05
+# Arguments of transformers that varlen_attn does not have
+UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 def attend_within_rows(model: Any) -> None:
-    """Have a model that was loaded with sdpa attend by varlen_attn."""
+    """Switch a model that was loaded with sdpa to varlen_attn."""
     AttentionInterface.register(ATTENTION, attend)
     model.set_attn_implementation(ATTENTION)
 
@@ -46,34 +41,36 @@ def attend(
     max_length_q: int = 0,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, tokens, width] -> [1, tokens, heads, width].
+    """Attend within rows: [1, heads, tokens, width] -> [1, tokens, heads, width].
 
-    A window holds a token and those before it. Autocast does not know this product: what is float32
-    is cast here. Raises PipelineError for attention that is more; that of chunks is told by a mask
-    alone, which is not made here.
+    A window holds a token and the tokens before it. Autocast does not know this product, so float32
+    is cast here.
+
+    Raises:
+        PipelineError: the attention has a feature that varlen_attn does not support. Chunks would
+            need a mask, which is not made here.
     """
-    chunks = "chunked_attention" in (getattr(module.config, "layer_types", None) or ())
-    if (
-        cu_seq_lens_q is None
-        or dropout
-        or chunks
-        or any(other.get(name) is not None for name in UNKNOWN)
-    ):
+    has_chunks = "chunked_attention" in (getattr(module.config, "layer_types", None) or ())
+    has_unknown = any(other.get(name) is not None for name in UNKNOWN)
+    if cu_seq_lens_q is None or dropout or has_chunks or has_unknown:
         raise PipelineError(
-            f"sft.padding_free=true: {module.config.model_type}'s attention is more than torch's"
-            " varlen_attn computes (dropout, chunks, capped scores, sinks): leave it out"
+            f"sft.padding_free=true: the attention of {module.config.model_type} has dropout,"
+            " chunks, capped scores or sinks, which torch's varlen_attn does not support. Leave it"
+            " out."
         )
     device = query.device.type
+    dtype = value.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    else:
-        dtype = value.dtype
-    query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
-    window = ((sliding_window or 0) - 1, 0)  # (-1, 0): all that came before
+
+    def by_token(states: torch.Tensor) -> torch.Tensor:
+        return states[0].transpose(0, 1).to(dtype)
+
+    window = ((sliding_window or 0) - 1, 0)  # (-1, 0): all earlier tokens
     attended: Any = varlen.varlen_attn(
-        query,
-        key,
-        value,
+        by_token(query),
+        by_token(key),
+        by_token(value),
         cu_seq_lens_q,
         cu_seq_lens_q,
         max_length_q,
@@ -86,28 +83,27 @@ def attend(
 
 
 def refuse_mixed_rows(model: Any, collator: Any, ids: list[int]) -> None:
-    """Raise PipelineError unless a model computes the same of rows joined in a batch as of each row
-    alone.
-    """
+    """Raise PipelineError unless a model computes the same for joined rows as for each row."""
     ids = ids[:32]
-    rows = [{"input_ids": row, "labels": row} for row in (ids, ids[::-1][: 1 + len(ids) // 2])]
+    reversed_part = ids[::-1][: 1 + len(ids) // 2]
+    rows = [{"input_ids": row, "labels": row} for row in (ids, reversed_part)]
     problem = f"sft.padding_free=true: {model.config.model_type}"
     was_training = model.training
     model.eval()
     try:
         joined = logits_of(model, collator, rows)
         alone = torch.cat([logits_of(model, collator, [row]) for row in rows])
-    except PipelineError:  # of `attend`
+    except PipelineError:  # from `attend`
         raise
     except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
         raise PipelineError(
-            f"{problem} does not take joined rows ({one_line(str(error))}): leave it out"
+            f"{problem} does not support joined rows ({one_line(str(error))}). Leave it out."
         ) from error
     finally:
         model.train(was_training)
     if (joined - alone).abs().max() > MIXED * alone.abs().max():
         raise PipelineError(
-            f"{problem} would attend from row to row, so that the losses differ: leave it out"
+            f"{problem} would attend from row to row, which changes the losses. Leave it out."
         )
 
 
@@ -115,12 +111,11 @@ def logits_of(model: Any, collator: Any, rows: list[Any]) -> torch.Tensor:
     """Return the logits of all tokens of a batch."""
     batch = {}
     for key, value in collator(rows).items():
-        if key != "labels":
-            batch[key] = value
-    on_device = {
-        key: value.to(model.device) if torch.is_tensor(value) else value
-        for key, value in batch.items()
-    }
+        if key == "labels":
+            continue
+        if torch.is_tensor(value):
+            value = value.to(model.device)
+        batch[key] = value
     with torch.no_grad():
-        found: torch.Tensor = model(**on_device, use_cache=False).logits[0].float()
-    return found
+        logits: torch.Tensor = model(**batch, use_cache=False).logits[0]
+    return logits.float()

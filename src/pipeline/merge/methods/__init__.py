@@ -1,8 +1,8 @@
-"""The merge methods, a file each, found by listing this folder; conf/merge/ has an option for each.
+"""The merge methods, found by listing this folder; conf/merge/ has an option for each.
 
-A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name: its
-knobs are the fields, and its interface is `Merge`. The command line imports all files at its start,
-so NumPy, torch and what needs them are imported inside functions.
+A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name. Its
+fields are the method's knobs. The command line imports all files at its start, so functions import
+NumPy and torch themselves.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pipeline.config.merging import Merge
 
 def method_of(name: str) -> type[Merge]:
     """Return the class of merge/methods/<name>.py whose `method` is that name."""
-    kinds = vars(import_module(f"{__name__}.{name}")).values()
-    return next(
-        kind for kind in kinds if isinstance(kind, type) and getattr(kind, "method", None) == name
-    )
+    for kind in vars(import_module(f"{__name__}.{name}")).values():
+        if isinstance(kind, type) and getattr(kind, "method", None) == name:
+            return kind
+    raise LookupError(f"merge/methods/{name}.py has no class with method={name!r}. Add one.")
 
 
-METHODS = {
-    one.name: method_of(one.name) for one in pkgutil.iter_modules(__path__)
-}  # in the order of their names
+# In the order of their names
+METHODS = {module.name: method_of(module.name) for module in pkgutil.iter_modules(__path__)}

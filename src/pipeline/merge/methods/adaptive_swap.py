@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 SIDES = ("math", "language")
 MEASURED = ("attention", "linear_attention", "mlp")  # the kinds whose matrices are measured
-SMALLEST = (
-    1e-8  # norms below it are not divided by, and it is added to sums, as in the authors' code
-)
+# As in the authors' code: smaller norms do not divide, and sums of changes are raised by it
+SMALLEST = 1e-8
 Unit = tuple[Any, ...]  # (layer,) or (layer, "attention" or "mlp")
 
 
@@ -29,21 +28,19 @@ Unit = tuple[Any, ...]  # (layer,) or (layer, "attention" or "mlp")
 class AdaptiveSwap(Merge):
     """Take each layer, or its attention and its MLP, from the expert that moved it more.
 
-    An expert's share of a unit is the relative change of the unit's matrices, divided by that of
-    all units. If the shares of the two experts differ by at most `threshold`, the unit is blended.
-    So is what lies outside the layers.
+    An expert's share of a unit is the relative change of the unit's matrices, divided by the sum
+    over all units. If the two experts' shares differ by at most `threshold`, the unit is blended.
+    Parameters outside the layers are also blended.
     """
 
     method: str = "adaptive_swap"
     math: str = knob(run=True)
     language: str = knob(run=True)
-    unit: str = knob(
-        "layer", options=("layer", "module")
-    )  # module: attention and MLP of a layer apart
+    # module: attention and MLP of a layer separately
+    unit: str = knob("layer", options=("layer", "module"))
     threshold: float = knob(0.001, ge=0)  # tau of the paper
-    blend: float = knob(
-        0.5, ge=0, le=1
-    )  # alpha of the paper: the weight of the math expert where both are blended
+    # alpha of the paper: the weight of the math expert in a blend
+    blend: float = knob(0.5, ge=0, le=1)
 
     def references(self) -> References:
         return {side: (f"merge.{side}", getattr(self, side)) for side in SIDES}
@@ -85,11 +82,11 @@ class AdaptiveSwap(Merge):
         from pipeline.merge.formulas import relative_change
         from pipeline.models.arrays import in_threads
 
-        names = [
-            name
-            for name, site in sites.items()
-            if site.kind in MEASURED and len(base.info(name).shape) > 1
-        ]
+        names = []
+        for name, site in sites.items():
+            is_matrix = len(base.info(name).shape) > 1
+            if is_matrix and site.kind in MEASURED:
+                names.append(name)
         measured = in_threads(
             lambda name: relative_change(expert, base, name, SMALLEST), names, threads
         )
@@ -102,14 +99,16 @@ class AdaptiveSwap(Merge):
         return {unit: total ** (1 / power) for unit, total in sums.items()}
 
     def unit_of(self, site: Site) -> Unit | None:
-        """Return the unit that a parameter belongs to; None outside of all units."""
+        """Return the unit of a parameter, or None if it belongs to no unit."""
         if site.layer is None:
             return None
         if self.unit == "layer":
             return (site.layer,)
         if site.kind not in MEASURED:
             return None
-        return (site.layer, "mlp" if site.kind == "mlp" else "attention")
+        if site.kind == "mlp":
+            return (site.layer, "mlp")
+        return (site.layer, "attention")
 
     def weights(
         self, sites: Mapping[str, Site], changes: Mapping[str, Mapping[Unit, float]]
@@ -117,24 +116,22 @@ class AdaptiveSwap(Merge):
         """Return the weight of each expert in each parameter."""
         totals = {side: math.fsum(changes[side].values()) + SMALLEST for side in SIDES}
 
+        def share_of(side: str, unit: Unit) -> float:
+            return changes[side].get(unit, 0.0) / totals[side]
+
         def owner(site: Site) -> str:
             unit = self.unit_of(site)
             if site.layer is None:
                 return "blend"
-            if unit is None:  # norms beside modules: the authors keep those of the language expert
+            if unit is None:  # the authors keep the language expert's norms
                 return "language"
-            moved_math, moved_language = (
-                changes[side].get(unit, 0.0) / totals[side] for side in SIDES
-            )
+            moved_math, moved_language = share_of("math", unit), share_of("language", unit)
             if moved_math - moved_language > self.threshold:
                 return "math"
             if moved_language - moved_math > self.threshold:
                 return "language"
             return "blend"
 
-        shares = {
-            "math": {"math": 1.0},
-            "language": {"language": 1.0},
-            "blend": {"math": self.blend, "language": 1 - self.blend},
-        }
+        blended = {"math": self.blend, "language": 1 - self.blend}
+        shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "blend": blended}
         return weights_by_owner(sites, owner, shares)

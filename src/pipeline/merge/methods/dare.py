@@ -1,6 +1,4 @@
-"""DARE (Yu et al., 2024): a random share of each task vector's entries, scaled up to the same mean;
-then their sum.
-"""
+"""DARE (Yu et al., 2024): the sum of task vectors after randomly dropping entries."""
 
 from __future__ import annotations
 
@@ -17,11 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Dare(TaskVectors):
-    """base + scale x sum of weights x task vectors, of which each entry is kept with probability
-    `density`.
+    """Add task vectors with randomly dropped entries: base + scale x sum of weights x task vectors.
 
-    Kept entries are divided by `density`. Which ones are kept depends on `seed`, the parameter and
-    the expert's place.
+    Each entry is kept with probability `density`, and divided by `density`. The choice depends on
+    `seed`, the parameter and the expert's place.
     """
 
     method: str = "dare"
@@ -38,5 +35,6 @@ class Dare(TaskVectors):
         for place, vector in enumerate(vectors):
             generator = np.random.default_rng([self.seed, place, start, *name.encode()])
             mask = generator.random(vector.shape, dtype=np.float32) < self.density
-            kept.append(np.where(mask, vector / np.float32(self.density), np.float32(0)))
+            scaled = vector / np.float32(self.density)
+            kept.append(np.where(mask, scaled, np.float32(0)))
         return self.weighted_sum(kept)

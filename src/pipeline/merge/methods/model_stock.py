@@ -1,6 +1,4 @@
-"""Model Stock (Jang et al., 2024): the average of the experts, moved towards the base by the angle
-between them.
-"""
+"""Model Stock (Jang et al., 2024): the experts' average, moved towards the base by their angle."""
 
 from __future__ import annotations
 
@@ -19,17 +17,16 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Computed
     from pipeline.merge.task_vectors import Change
 
-# a product of norms is at least this, and t is 0 where its denominator is below, as in mergekit
+# As in mergekit: the least product of norms, and the least denominator of t, below which t is 0
 SMALLEST = 1e-6
 
 
 @dataclass
 class ModelStock(TaskVectors):
-    """base + t x mean(task vectors), with t = N cos / (1 + (N - 1) cos) for N experts, a t for each
-    tensor.
+    """Add a share of the mean task vector, for each tensor: base + t x mean(task vectors).
 
-    cos is the mean cosine of two task vectors over all pairs of experts, as in mergekit. The paper
-    has two experts.
+    t = N cos / (1 + (N - 1) cos) for N experts. cos is the mean cosine of two task vectors over all
+    pairs of experts, as in mergekit. The paper has two experts.
     """
 
     method: str = "model_stock"
@@ -66,7 +63,7 @@ class ModelStock(TaskVectors):
 
 
 def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:
-    """Return t, how far the average of one tensor's task vectors is followed."""
+    """Return t, the share of the mean task vector of a tensor."""
     import numpy as np
 
     from pipeline.merge.formulas import vector_pieces
@@ -79,8 +76,9 @@ def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:
     norms = np.sqrt(np.diag(dots))
     cosines = []
     for one, other in itertools.combinations(range(count), 2):
-        cosine = dots[one, other] / max(norms[one] * norms[other], SMALLEST)
-        cosines.append(min(1.0, max(-1.0, float(cosine))))
+        product = max(norms[one] * norms[other], SMALLEST)
+        cosine = float(dots[one, other] / product)
+        cosines.append(min(1.0, max(-1.0, cosine)))
     mean = fmean(cosines)
     denominator = 1 + (count - 1) * mean
     if abs(denominator) >= SMALLEST:

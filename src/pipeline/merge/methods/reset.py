@@ -1,6 +1,4 @@
-"""Reset (`layer_swapping` 3.3, `unreasonable` table 2): the base's values given back to a part of
-an expert.
-"""
+"""Reset (`layer_swapping` 3.3, `unreasonable` table 2): a part of an expert is the base's again."""
 
 from __future__ import annotations
 
@@ -29,22 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reset(Merge):
-    """The base's values given back to a side of `partition=`, to layers, or to rows that changed
-    little.
-    """
+    """Restore the base in a side of `partition=`, in layers, or in rows that changed little."""
 
     method: str = "reset"
     expert: str = knob(run=True)
     side: str | None = knob(None, options=("math", "language"))
     layers: list[NonNegativeInt] | None = knob(None)  # from 0, next to the embeddings
     threshold: float | None = knob(None, ge=0)  # mean absolute change of a row
-    # what a row is, as in analyze.axis
+    # the features that rows are, as in analyze.axis
     axis: str = knob(
         "input", options=("input", "output"), hashed=lambda merge: merge.threshold is not None
     )
-    outside: str | None = knob(
-        None, options=("reset", "keep")
-    )  # null: reset with a side, else keep
+    # null: reset with a side, otherwise keep
+    outside: str | None = knob(None, options=("reset", "keep"))
 
     reads_partition = True
     fewest = 1
@@ -64,32 +59,39 @@ class Reset(Merge):
             if getattr(self, key) is not None:
                 given.append(f"merge.{key}")
         if len(given) != 1:
+            listed = " and ".join(given) or "no part to reset"
             raise PipelineError(
-                "merge=reset needs one of merge.side, merge.layers and merge.threshold, got "
-                f"{' and '.join(given) or 'none'}"
-            )
-        if self.side is not None and partition is None:
-            raise PipelineError(
-                f"merge.side={self.side} needs a partition: give partition=A, B, C or Z"
+                f"merge=reset has {listed}. Give one of merge.side, merge.layers and"
+                " merge.threshold."
             )
         if partition is not None:
-            if self.side is None:
-                raise PipelineError(
-                    f"partition={partition.name} is read with merge.side alone: leave one of"
-                    " them out"
-                )
-            refuse_outside(partition, "a reset reads merge.outside")
-            if layers is not None:
-                resolve_partition(partition, layers)
+            self.refuse_partition(partition, layers)
+        elif self.side is not None:
+            raise PipelineError(
+                f"merge.side={self.side} needs a partition. Give partition=A, B, C or Z."
+            )
         if self.layers and layers is not None and max(self.layers) >= layers:
             raise PipelineError(
-                f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}"
+                f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}. Name some of"
+                " them."
             )
 
+    def refuse_partition(self, partition: Partition, layers: int | None) -> None:
+        if self.side is None:
+            raise PipelineError(
+                f"partition={partition.name} is read only with merge.side. Leave it out, or give"
+                " merge.side alone."
+            )
+        refuse_outside(partition, "a reset reads merge.outside")
+        if layers is not None:
+            resolve_partition(partition, layers)
+
     def label(self, partition: Partition | None, layers: int | None) -> str:
-        return "reset-" + (
-            f"{partition.name}-{self.side}" if partition else "layers" if self.layers else "rows"
-        )
+        if partition:
+            return f"reset-{partition.name}-{self.side}"
+        if self.layers:
+            return "reset-layers"
+        return "reset-rows"
 
     def decide(
         self,
@@ -98,85 +100,123 @@ class Reset(Merge):
         partition: Partition | None,
         threads: int | None,
     ) -> Linear | Computed:
-        import numpy as np
-
-        from pipeline.merge.formulas import are_columns, by_size, row_changes, rows_in
         from pipeline.merge.merge import Computed, Linear
         from pipeline.merge.summary import group_weights
-        from pipeline.models.arrays import in_threads
 
         assert base is not None
-        expert, origin, sites = sources["expert"], base, anatomy(base.names)
-        weights, threshold = reset_weights(self, sites, partition), self.threshold
-
-        @functools.cache  # the formula needs them, and what is measured
-        def kept_rows(name: str) -> np.ndarray:
-            """Which rows of a tensor stay the expert's: those that changed by more than the
-            threshold in the mean.
-            """
-            changes: np.ndarray = row_changes(expert, origin, name, self.axis)
-            return changes > threshold
-
-        def formula(name: str) -> Rows:
-            kept = kept_rows(name)
-            by_column = are_columns(origin, name, self.axis)
-
-            def rows(start: int, stop: int) -> np.ndarray:
-                mask = kept if by_column else kept[start:stop, None]
-                return np.where(
-                    mask, expert.rows(name, start, stop), origin.rows(name, start, stop)
-                )
-
-            return rows
-
-        def rows_and_parameters(name: str) -> list[int]:  # kept, of
-            count, length = rows_in(origin, name, self.axis)
-            if name in weights:
-                kept = count * ("expert" in weights[name])
-            else:
-                kept = int(kept_rows(name).sum())
-            return [kept, count, kept * length, count * length]
-
-        def kept_shares(threads: int | None) -> dict[str, float]:
-            """How much of the layers stays the expert's, in percent: of their rows (as `rows_in`
-            has them, a vector is one) and of their parameters. `layer_swapping` 3.3: 70 to 80 % of
-            the parameters are needed.
-            """
-            names = []
-            for name in by_size(origin):
-                if sites[name].layer is not None:
-                    names.append(name)
-            counts = np.sum(in_threads(rows_and_parameters, names, threads), axis=0)
-            return {
-                "rows_kept": 100 * counts[0] / counts[1],
-                "parameters_kept": 100 * counts[2] / counts[3],
-            }
-
-        if threshold is None:
-            return Linear(weights, kept_shares)
+        sites = anatomy(base.names)
+        weights = reset_weights(self, sites, partition)
+        reset = _ResetRows(self, sources["expert"], base, sites, weights)
+        if self.threshold is None:
+            return Linear(weights, reset.kept_shares)
         rows = group_weights(weights)
         text = (
-            f"expert, but base in rows ({self.axis} features) that changed by {threshold:g} or less"
+            f"expert, but base in rows ({self.axis} features) that changed by"
+            f" {self.threshold:g} or less"
         )
         rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": text})
-        return Computed(formula, rows, weights, measured=kept_shares)
+        return Computed(reset.formula, rows, weights, measured=reset.kept_shares)
+
+
+class _ResetRows:
+    """An expert whose rows are reset unless they changed by more than the threshold."""
+
+    def __init__(
+        self,
+        config: Reset,
+        expert: Source,
+        base: Source,
+        sites: Mapping[str, Site],
+        weights: Weights,
+    ) -> None:
+        self.config, self.expert, self.base = config, expert, base
+        self.sites, self.weights = sites, weights
+        self.kept_rows = functools.cache(self._kept_rows)  # used by the formula and the shares
+
+    def _kept_rows(self, name: str) -> np.ndarray:
+        """Return which rows of a tensor changed by more than the threshold in the mean."""
+        from pipeline.merge.formulas import row_changes
+
+        changes: np.ndarray = row_changes(self.expert, self.base, name, self.config.axis)
+        return changes > self.config.threshold
+
+    def formula(self, name: str) -> Rows:
+        import numpy as np
+
+        from pipeline.merge.formulas import are_columns
+
+        kept = self.kept_rows(name)
+        by_column = are_columns(self.base, name, self.config.axis)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            mask = kept
+            if not by_column:
+                mask = kept[start:stop, None]
+            of_expert = self.expert.rows(name, start, stop)
+            return np.where(mask, of_expert, self.base.rows(name, start, stop))
+
+        return rows
+
+    def counts(self, name: str) -> list[int]:
+        """Return a tensor's rows kept, rows, parameters kept, and parameters."""
+        from pipeline.merge.formulas import rows_in
+
+        count, length = rows_in(self.base, name, self.config.axis)
+        if name not in self.weights:
+            kept = int(self.kept_rows(name).sum())
+        elif "expert" in self.weights[name]:
+            kept = count
+        else:
+            kept = 0
+        return [kept, count, kept * length, count * length]
+
+    def kept_shares(self, threads: int | None) -> dict[str, float]:
+        """Return the percentages of rows and parameters of the layers that stay the expert's.
+
+        A vector is one row (`rows_in`). `layer_swapping` 3.3: 70 to 80 % of the parameters are
+        needed.
+        """
+        import numpy as np
+
+        from pipeline.merge.formulas import by_size
+        from pipeline.models.arrays import in_threads
+
+        names = []
+        for name in by_size(self.base):
+            if self.sites[name].layer is not None:
+                names.append(name)
+        counts = np.sum(in_threads(self.counts, names, threads), axis=0)
+        kept_rows, rows, kept_parameters, parameters = counts
+        return {
+            "rows_kept": 100 * kept_rows / rows,
+            "parameters_kept": 100 * kept_parameters / parameters,
+        }
 
 
 def reset_weights(
     config: Reset, sites: Mapping[str, Site], partition: Partition | None = None
 ) -> Weights:
-    """Which parameters are given back to the base whole (`layer_swapping` 3.3, `unreasonable` table
-    2).
+    """Return which whole parameters are reset (`layer_swapping` 3.3, `unreasonable` table 2).
 
-    Sources are `expert` and `base`. With merge.threshold, parameters of the layers are left out:
-    their rows are judged one by one. Resetting a side resets what is outside the layers too, unless
-    merge.outside=keep, so that "frozen during" and "reset after" differ in nothing else. Raises
-    PipelineError unless exactly one of side, layers and threshold is given, and for layers that the
-    model does not have.
+    Sources are `expert` and `base`. With merge.threshold, parameters of the layers are left out,
+    because their rows are judged separately. Resetting a side also resets what is outside the
+    layers, unless merge.outside=keep. "Frozen during" and "reset after" training then differ in
+    nothing else.
+
+    Args:
+        config: the knobs.
+        sites: the parameters of the model.
+        partition: the sides.
+
+    Raises:
+        PipelineError: not exactly one of side, layers and threshold is given, or the model does not
+            have the layers.
     """
     layers = num_layers(sites)
     config.refuse(partition, layers)
-    outside = config.outside or ("reset" if config.side is not None else "keep")
+    outside = config.outside
+    if outside is None:
+        outside = "keep" if config.side is None else "reset"
 
     def is_reset(site: Site) -> bool:
         if site.layer is None or site.kind in OUTSIDE:
@@ -185,6 +225,10 @@ def reset_weights(
             return side_of(partition, site, layers) == config.side
         return site.layer in (config.layers or [])
 
-    by_row = config.threshold is not None
-    judged = {name: site for name, site in sites.items() if not (by_row and site.layer is not None)}
-    return {name: {"base" if is_reset(site) else "expert": 1.0} for name, site in judged.items()}
+    weights = {}
+    for name, site in sites.items():
+        if config.threshold is not None and site.layer is not None:
+            continue
+        source = "base" if is_reset(site) else "expert"
+        weights[name] = {source: 1.0}
+    return weights

@@ -1,6 +1,4 @@
-"""SLERP (Shoemake, 1985): two experts interpolated along the arc between them, each tensor taken as
-one vector.
-"""
+"""SLERP (Shoemake, 1985): two experts interpolated along the arc between them, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -24,11 +22,10 @@ EPS = 1e-8  # a norm up to it counts as 1, as in mergekit
 
 @dataclass
 class Slerp(Merge):
-    """From the first expert (t = 0) to the second (t = 1) as mergekit defines it: its base model is
-    our first expert.
+    """Interpolate from the first expert (t = 0) to the second (t = 1) as mergekit does.
 
-    Tensors whose cosine is above 0.9995 in size are averaged linearly. Those of experts of one base
-    mostly are.
+    mergekit's base model is our first expert. Tensors whose |cosine| is above 0.9995 are
+    interpolated linearly. Most tensors of experts of one base are.
     """
 
     method: str = "slerp"
@@ -38,7 +35,8 @@ class Slerp(Merge):
     def references(self) -> References:
         if len(self.experts) != 2:
             raise PipelineError(
-                f"merge.experts={self.experts}: merge=slerp is of two runs, name two"
+                f"merge.experts={self.experts} has {len(self.experts)} runs. Give two for"
+                " merge=slerp."
             )
         return numbered_references(self.experts)
 
@@ -67,9 +65,10 @@ class Slerp(Merge):
 
 
 def shares_on_the_arc(first: Source, second: Source, name: str, t: float) -> tuple[float, float]:
-    """How much of each tensor goes in, as vectors: sin((1 - t) theta) / sin(theta) and sin(t theta)
-    / sin(theta), of the angle theta between them; where it is too near 0 or pi to be divided by, 1
-    - t and t.
+    """Return the weights of two tensors, seen as vectors with the angle theta between them.
+
+    They are sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta). If sin(theta) is near 0,
+    they are 1 - t and t.
     """
     import numpy as np
 
@@ -77,11 +76,14 @@ def shares_on_the_arc(first: Source, second: Source, name: str, t: float) -> tup
 
     sums = np.zeros(3)  # a.a, b.b, a.b
     for piece in pieces(first.info(name).shape):
-        a, b = (source.rows(name, *piece).astype(np.float64) for source in (first, second))
+        a = first.rows(name, *piece).astype(np.float64)
+        b = second.rows(name, *piece).astype(np.float64)
         sums += [np.vdot(a, a), np.vdot(b, b), np.vdot(a, b)]
     norms = [norm if norm > EPS else 1.0 for norm in np.sqrt(sums[:2])]
-    cosine = min(1.0, max(-1.0, float(sums[2] / norms[0] / norms[1])))
+    product = float(sums[2] / norms[0] / norms[1])
+    cosine = min(1.0, max(-1.0, product))
     if abs(cosine) > NEARLY_COLINEAR:
         return 1 - t, t
     theta = math.acos(cosine)
-    return math.sin((1 - t) * theta) / math.sin(theta), math.sin(t * theta) / math.sin(theta)
+    first_sine, second_sine = math.sin((1 - t) * theta), math.sin(t * theta)
+    return first_sine / math.sin(theta), second_sine / math.sin(theta)

@@ -1,6 +1,4 @@
-"""Model soups (Wortsman et al., 2022): a weighted average, the same for every parameter or in each
-layer.
-"""
+"""Model soups (Wortsman et al., 2022): a weighted average, everywhere or layer by layer."""
 
 from __future__ import annotations
 
@@ -25,13 +23,15 @@ if TYPE_CHECKING:
 class Soup(Merge):
     method: str = "soup"
     experts: list[str] = knob(run=True)
-    # uniform, magnitude, or for each expert a number or a list over depth; null: uniform
+    # uniform, magnitude, or a list with a number, or a list over depth, per expert; null: uniform
     weights: Any = None
 
     def __post_init__(self) -> None:
         if self.weights == "uniform":
             self.weights = None
-        if isinstance(self.weights, list) and all(type(weight) is int for weight in self.weights):
+        if not isinstance(self.weights, list):
+            return
+        if all(type(weight) is int for weight in self.weights):
             self.weights = [float(weight) for weight in self.weights]
 
     def references(self) -> References:
@@ -45,10 +45,11 @@ class Soup(Merge):
             self.shares()
 
     def shares(self, magnitudes: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the weight of each role that has one: uniform unless weights are given.
+        """Return the weight of each role whose weight is not 0.
 
-        Raises PipelineError unless there is one weight for each expert and they sum to 1 (within
-        1e-6).
+        Raises:
+            PipelineError: there is not one weight for each expert, or their sum differs from 1 by
+                more than 1e-6.
         """
         (shares,) = self.shares_in({"": Site(None, "embedding")}, magnitudes).values()
         return shares
@@ -56,29 +57,28 @@ class Soup(Merge):
     def shares_in(
         self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None
     ) -> Weights:
-        """Return the weight of each role in each parameter, as `shares`."""
+        """Return the weight of each role in each parameter, as in `shares`."""
         count = len(self.experts)
         if not count:
-            raise PipelineError("merge.experts is empty: give at least one run")
+            raise PipelineError("merge.experts is empty. Give at least one run.")
         if magnitudes is not None:
             weights = dict.fromkeys(sites, [*inverse_weights(magnitudes).values()])
         elif isinstance(self.weights, str):
             raise PipelineError(
-                "merge.weights must be uniform, magnitude or a list of numbers, got"
-                f" {self.weights!r}"
+                f"merge.weights={self.weights} is not known. Give uniform, magnitude or a list of"
+                " numbers."
             )
         else:
             weights = weights_over_depth(self.weights, count, 1 / count, sites)
         shares: Weights = {}
         for name, numbers in weights.items():
-            if not abs(math.fsum(numbers) - 1) <= 1e-6:  # "not <=" also catches NaN
-                if sites[name].layer is None:
-                    where = ""
-                else:
+            total = math.fsum(numbers)
+            if not abs(total - 1) <= 1e-6:  # "not <=" also catches NaN
+                where = ""
+                if sites[name].layer is not None:
                     where = f" in layer {sites[name].layer}"
                 raise PipelineError(
-                    f"merge.weights must sum to 1, got {numbers}{where}, which sum to"
-                    f" {math.fsum(numbers):g}"
+                    f"merge.weights={numbers}{where} sum to {total:g}. Give weights that sum to 1."
                 )
             shares[name] = {str(role): weight for role, weight in enumerate(numbers) if weight}
         return shares
@@ -96,8 +96,7 @@ class Soup(Merge):
         magnitudes = None
         if self.needs_base():
             assert base is not None
-            magnitudes = {
-                role: mean_change([(1.0, source)], base, threads)
-                for role, source in sources.items()
-            }
+            magnitudes = {}
+            for role, source in sources.items():
+                magnitudes[role] = mean_change([(1.0, source)], base, threads)
         return Linear(self.shares_in(anatomy(sources["0"].names), magnitudes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from pipeline.merge.weights import Weights, weights_over_depth
 from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.merge.adapters import Source
     from pipeline.merge.merge import Computed
     from pipeline.merge.task_vectors import Change
@@ -19,13 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TaskArithmetic(TaskVectors):
-    """base + scale x (w1 t1 + w2 t2 + ...), summed from the left.
+    """Add weighted task vectors: base + scale x (w1 t1 + w2 t2 + ...), summed from the left.
 
-    Of adapters it is an adapter again.
+    For adapters the merge is an adapter again.
     """
 
     method: str = "task_arithmetic"
-    weights: list[Any] | None = None  # type: ignore[assignment]  # an expert: a number, or a list over depth; null: 1
+    # per expert a number, or a list over depth; null: 1
+    weights: list[Any] | None = None  # type: ignore[assignment]
 
     fewest = 1
 
@@ -57,19 +60,22 @@ class TaskArithmetic(TaskVectors):
 
         def change_of(name: str) -> Change:
             numbers = [np.float32(weight) for weight in weights[name]]
-            return lambda vectors, _: add_up(
-                [v * number for v, number in zip(vectors, numbers, strict=True)]
-            )
 
-        formula = changed_base(experts, base, change_of, self.scale)
+            def change(vectors: Sequence[np.ndarray], start: int) -> np.ndarray:
+                return add_up([v * number for v, number in zip(vectors, numbers, strict=True)])
+
+            return change
 
         changes: Weights = {}
         for name, numbers in weights.items():
-            changes[name] = {
-                role: self.scale * number for role, number in zip(sources, numbers, strict=True)
-            }
-        given = self.weights or [1] * len(experts)
-        text = " + ".join(
-            f"{number} task vector {role}" for role, number in zip(sources, given, strict=True)
-        )
-        return Computed(formula, f"base + {self.scale:g} x ({text})", changes=changes)
+            scaled = [self.scale * number for number in numbers]
+            changes[name] = dict(zip(sources, scaled, strict=True))
+        formula = changed_base(experts, base, change_of, self.scale)
+        return Computed(formula, self._plan(sources), changes=changes)
+
+    def _plan(self, roles: Iterable[str]) -> str:
+        given = self.weights or [1] * len(self.experts)
+        terms = []
+        for role, number in zip(roles, given, strict=True):
+            terms.append(f"{number} task vector {role}")
+        return f"base + {self.scale:g} x ({' + '.join(terms)})"

@@ -1,4 +1,4 @@
-"""TIES (Yadav et al., 2023): its knobs. Its arithmetic is merge/ties.py."""
+"""The knobs of TIES (Yadav et al., 2023). Its arithmetic is in merge/ties.py."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ties(TaskVectors):
-    """TIES as its paper defines it: trim, elect the sign of the sum, average the experts that
-    agree.
+    """Merge with TIES as its paper defines it.
 
-    The trim keeps all entries that are tied at its threshold. `weights` multiply entries after the
+    It trims each task vector, elects the sign of the sum, and averages the experts that agree. The
+    trim keeps all entries that are tied at its threshold. `weights` multiply entries after the
     election.
     """
 
@@ -47,5 +47,6 @@ class Ties(TaskVectors):
 
         assert base is not None
         ties = TiesMerge(self, sources, base)
-        text = f"base + {self.scale:g} x {self.formula(list(sources))}"
+        formula = self.formula(list(sources))
+        text = f"base + {self.scale:g} x {formula}"
         return Computed(ties.formula, text, prepare=ties.prepare, measured=ties.kept_density)
