@@ -154,7 +154,8 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(
     assert added == answers("checkpoint=./merged") != answers("checkpoint=./base")
     for words in (["checkpoint=./base"], ["merge=soup", "merge.experts=[./base,./merged]"]):
         with pytest.raises(
-            PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from else"
+            PipelineError,
+            match=r"eval.base=./base is only read if checkpoint= is an adapter from else",
         ):
             answers(*words, "eval.base=./base")
 
