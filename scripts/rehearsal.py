@@ -178,7 +178,7 @@ def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str
     """Return what is wrong with the refusal of gated repositories without a token."""
     told, _ = place.command("stage=prefetch", f"table={table}", *words, status=1, token=None)
     refused = any(
-        f"({name.partition('/')[2]}) is gated: accept its terms" in told for name in GATED
+        f"({name.partition('/')[2]}) is gated. Accept its terms" in told for name in GATED
     )
     if refused:
         return []

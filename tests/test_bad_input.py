@@ -49,8 +49,8 @@ def lay(root: Path, text: str | bytes | None) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "has no orca_math/train.jsonl: put the file there"),
-        ("", "train.jsonl is empty: write its rows"),
+        (None, "has no orca_math/train.jsonl. Put the file there"),
+        ("", "train.jsonl is empty. Write its rows"),
         ("\n\n", "source orca_math has no"),
         (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text ("),
         (
@@ -61,10 +61,10 @@ def lay(root: Path, text: str | bytes | None) -> str:
             f'{ROW}\n{ROW}{{"question": "1 + 1?"\n',
             "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)",
         ),
-        (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
+        (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list. Write one object a line"),
         (
             '{"q": "1 + 1?", "a": "2"}\n',
-            "train.jsonl) has no column question, answer: it has q, a;",
+            "train.jsonl) has no column question, answer. Its columns are q, a.",
         ),
         ('{"question": "1 + 1?", "answer": " "}\n', "none of its 1 rows can be used"),
     ],

@@ -567,7 +567,7 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.answers": Change("eval.answers=2", given="eval.temperature=2"),
     "eval.sample_seed": Change("eval.sample_seed=1", given="eval.temperature=2"),
     "eval.think_end": Change('eval.think_end="="'),
-    "eval.products": Change("eval.products=bf16x3", refused="is computed on a GPU"),
+    "eval.products": Change("eval.products=bf16x3", refused="eval.products=bf16x3 needs a GPU"),
     "eval.batch_size": Change("eval.batch_size=2", same_because=ROUNDING),
     "eval.share_prefix": Change("eval.share_prefix=false", same_because=ROUNDING),
 }

@@ -208,7 +208,7 @@ OURS = (
     r"sft.seq_length=\d+ truncates .*",
     r"data of math: .*",
     r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
-    r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
+    r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored unfinished. .*",
 )
 # rows of a file are counted as they are read
 BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"

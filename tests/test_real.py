@@ -64,5 +64,5 @@ def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_p
 
 def test_without_data_and_hub_it_says_what_to_do(call: Call, tmp_path: Path):
     told = call("stage=table", "table=real_smoke", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "data_root=FOLDER reads local files" in told.err
+    assert told.status == 1 and "set data_root=FOLDER to read local files" in told.err
     assert not list((tmp_path / "runs").glob("*/manifest.json"))

@@ -221,11 +221,11 @@ REFUSED = {
     "stage=eval eval=mgsm_2shot checkpoint=hub:": (
         "checkpoint=hub: is not a model on the Hub: write hub:org/name"
     ),
-    SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
-    SFT + "model=trained": "Write model.path=RUN",
+    SOUP + "merge.experts=[a]": "merge.experts=['a']: too few runs. Name at least two",
+    SFT + "model=trained": "model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
     "stage=data expert=own": (
-        "expert.sources.own.prompt=None names no columns: give expert.sources.own.prompt="
+        "expert.sources.own.prompt=None names no columns. Set expert.sources.own.prompt="
     ),
     "stage=data expert=own expert.sources.own.language=klingon": "unknown language 'klingon': ",
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",

@@ -98,11 +98,11 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "dev"
     with pytest.raises(
         PipelineError,
-        match=r"has no split dev: there are \['train'\]; give expert.sources.own.split",
+        match=r"has no split dev; there are \['train'\]. Set expert.sources.own.split",
     ):
         read_source("own", config.expert.sources["own"], None)
     config.expert.sources["own"].split = "train[:34%]"  # of lines, of which none is counted before
-    with pytest.raises(PipelineError, match=r"has no split train\[:34%\]: there are \['train'\]"):
+    with pytest.raises(PipelineError, match=r"has no split train\[:34%\]; there are \['train'\]"):
         read_source("own", config.expert.sources["own"], None)
 
 
@@ -166,14 +166,14 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
     [
         (
             "q,a\n1,2\n3,4,\n",
-            r"a\.csv, line 3 has 3 cells, and the header has 2: write as many, and quote cells",
+            r"a\.csv, line 3 has 3 cells, and the header has 2. Write as many cells, and quote cells",
         ),
         ("q,a\n1,2,\n3,4,\n", r"line 2 has 3 cells"),
         ('q,a\n"x\ny",2\n3\n', r"line 4 has 1 cells"),
         (
             'q;a\n"x";"y"\n',
             (
-                r"a\.csv has one column, 'q;a': separate its cells by commas, or by tabs in a file"
+                r"a\.csv has one column, 'q;a'. Separate its cells by commas, or by tabs in a file"
                 r" named"
             ),
         ),
@@ -182,15 +182,15 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
         ("\n\n", r"has no header"),
         (
             'q,a\n1,"two\n3,4\n',
-            r"line 2: unexpected end of data; quote a cell .* double quotation marks in it",
+            r"line 2: unexpected end of data. Quote cells .* double the quotation marks in them",
         ),
         ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
         (
             "q,a\n1,two\rthree\n",
-            r"line 2: new-line character .*quote a cell that holds a carriage return",
+            r"line 2: new-line character .*Quote cells that contain a carriage return",
         ),
-        ("q,a\r1,2\r", r"line 1: new-line character .*quote a cell that holds a carriage return"),
-        ("q a\n1 2\n", r"has no column q, a: it has q a"),
+        ("q,a\r1,2\r", r"line 1: new-line character .*Quote cells that contain a carriage return"),
+        ("q a\n1 2\n", r"has no column q, a. Its columns are q a"),
     ],
 )
 @pytest.mark.parametrize("stream", ["true", "false"])
@@ -280,7 +280,7 @@ def test_objects_over_many_lines_that_hold_no_rows(tmp_path: Path) -> None:
         "data": [{"title": "t", "paragraphs": [{"context": "c", "qas": []}]}],
     }
     for content, why in (
-        (articles, "has no column q, a: it has title, paragraphs"),
+        (articles, "has no column q, a. Its columns are title, paragraphs"),
         ({"data": [1]}, "is a int"),
     ):
         (tmp_path / "a.json").write_text(json.dumps(content, indent=1))

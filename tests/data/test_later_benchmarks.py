@@ -90,7 +90,7 @@ def test_a_set_is_identified_by_its_sources_and_knobs_alone(
     )
     jsonl(data / "gsm8k/train.jsonl", [{"question": "another", "answer": "1"}])
     assert run_of(words).hash != before
-    with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
+    with pytest.raises(PipelineError, match="has no file like mgsm/sw/test.jsonl"):
         run_of([*words, f"data.benchmarks={data}/mgsm"])
 
 

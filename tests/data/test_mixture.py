@@ -151,8 +151,8 @@ def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
                     ]
                 )
             )  # type: ignore[arg-type]
-        remedy = f"is not below data_root={root}: give file=mine.csv and data_root={tmp_path}"
-        assert str(caught.value) == f"a source's file={file} {remedy}"
+        remedy = f"is not below data_root={root}. Set file=mine.csv and data_root={tmp_path}"
+        assert str(caught.value) == f"file={file} of a source {remedy}."
     inside = Source(file=str(root / "in/mine.jsonl"), rows="gsm8k")
     assert make_training_set(stage(Data(), a=inside), root, tmp_path)["train"] == 2
 
@@ -173,7 +173,8 @@ def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
     assert taken(1, Data(size=30, validation=10)) != (train, validation)
     assert taken(0, Data(shuffle=False))[0] == [f"q{n}" for n in range(50)]
     with pytest.raises(
-        PipelineError, match=r"data.size=45 and data.validation=10 ask for 55 rows, expert=e has 50"
+        PipelineError,
+        match=r"data.size=45 and data.validation=10 need 55 rows, but expert=e has 50",
     ):
         taken(0, Data(size=45, validation=10))
 
@@ -289,7 +290,7 @@ ROW = {"question": "q", "answer": "a"}
             [ENGLISH],
             {"rows": "alpaca", "language": "te"},
             Data(),
-            "0 of 1 rows hold a letter of the script",
+            "only 0 of 1 rows contain letters of the script",
         ),
         (
             [{**ROW, "answer": "\ud83d"}],
@@ -303,7 +304,12 @@ ROW = {"question": "q", "answer": "a"}
             Data(validation=9, allow_fewer=True),
             "leaves no row for training",
         ),
-        ([ROW], {"rows": "gsm8k", "without": ["squad"]}, Data(), "without=squad is no benchmark"),
+        (
+            [ROW],
+            {"rows": "gsm8k", "without": ["squad"]},
+            Data(),
+            "without=squad: there is no such benchmark",
+        ),
     ],
 )
 def test_what_is_no_training_set(
@@ -357,7 +363,7 @@ def test_the_whole_ones_first_then_shares(tmp_path: Path):
         (
             None,
             {"a": {"share": 1}},
-            "has shares (a) of no size: give data.size, or mixture=layer_swapping",
+            "has shares (a), but no size. Set data.size, or mixture=layer_swapping",
         ),
         (
             20,
@@ -367,12 +373,12 @@ def test_the_whole_ones_first_then_shares(tmp_path: Path):
         (
             99,
             {"a": {"share": 1}},
-            "expert=e: a has 30 rows of 99 asked: ask for fewer, or take those with data.allow",
+            "expert=e: source a has 30 of 99 rows. Lower data.size, or set data.allow",
         ),
         (
             99,
             {"a": {"share": 2}, "b": {"share": 1}},
-            "a has 30 rows of 66 asked; b has 30 rows of 33 asked",
+            "source a has 30 of 66 rows; source b has 30 of 33 rows",
         ),
         (50, {"a": {"share": 2}, "b": {}}, None),
     ],
@@ -399,7 +405,7 @@ def test_fewer_rows_are_taken_where_that_is_allowed(
     asked = {"a": of("a", share=2), "b": of("b", share=1)}
     counts = make_training_set(stage(Data(size=60, allow_fewer=True), **asked), tmp_path, tmp_path)
     assert counts["train"] == 50 and taken(tmp_path) == {"a": 30, "b": 20}
-    assert "a has 30 rows of 40 asked; taken as they are" in capsys.readouterr().err
+    assert "a has 30 of 40 rows; all of them are used" in capsys.readouterr().err
     few = stage(Data(size=99, validation=5, allow_fewer=True), a=of("a"))
     assert make_training_set(few, tmp_path, tmp_path)["train"] == 25
 

@@ -54,11 +54,11 @@ def test_nested_columns_in_two_spellings(file: Path, english: str, other: str) -
 
 def test_a_nested_column_that_is_not_there_is_named(file: Path) -> None:
     with pytest.raises(
-        PipelineError, match=r"has no column translations\.en: it has translation, about"
+        PipelineError, match=r"has no column translations\.en. Its columns are translation, about"
     ):
         read(file, "{translations.en}", "{translation.sw}")
     with pytest.raises(
-        PipelineError, match=r"has no column translation\.en\.x: it has translation, about"
+        PipelineError, match=r"has no column translation\.en\.x. Its columns are translation, about"
     ):
         read(file, "{translation.en.x}", "{translation.sw}")
 

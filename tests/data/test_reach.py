@@ -49,11 +49,7 @@ def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
         done = forked.python("-c", READ, env=os.environ | where)
     told = done.stdout.splitlines()
     assert len(told) == 4 and all("503" in one for one in told)
-    remedy = (
-        "source mine (org/rows) cannot be reached: run the same words with stage=prefetch where it"
-        " can; "
-    )
-    assert all(one.startswith(remedy) for one in told)
+    assert all(one.startswith("source mine (org/rows) cannot be reached (") for one in told)
     assert [one for one in hub.asked if "rows" in one] == [
         "GET /api/datasets/org/rows"
     ] * 4  # once a training set
@@ -99,5 +95,5 @@ def test_the_cache_stands_in_and_other_refusals_stay(
     with pytest.raises(Answer):  # of no library that is put in words: not swallowed
         list(read_source("mine", source, None))
     monkeypatch.setattr(reach, "refusal_of_set", lambda _: OSError("no route"))
-    with pytest.raises(PipelineError, match=r"cannot be reached: .* \(no route"):
+    with pytest.raises(PipelineError, match=r"cannot be reached \(no route"):
         list(read_source("mine", source, None))

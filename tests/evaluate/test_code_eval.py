@@ -226,9 +226,7 @@ def test_a_key_of_the_parent_never_comes_back(
         assert str(code_eval.run_program("import os\nos.listdir('/proc')")) == "PermissionError"
         code_eval.check_confinement()
     else:
-        with pytest.raises(
-            PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"
-        ):
+        with pytest.raises(PipelineError, match="no Landlock, .* could read WANDB_API_KEY"):
             code_eval.check_confinement()
 
 
@@ -270,7 +268,7 @@ def test_without_landlock_nothing_runs_beside_a_secret(
 ) -> None:
     put(monkeypatch, tmp_path)
     with pytest.raises(
-        PipelineError, match=f"no Landlock, so programs of a model could read {named}: take"
+        PipelineError, match=f"no Landlock, .* could read {named}. Remove"
     ) as refused:
         code_eval.check_confinement()
     assert "0123456789" not in str(refused.value)
@@ -313,7 +311,7 @@ def test_where_programs_cannot_be_confined_is_refused(
     child.write_text(Path(code_eval.__file__).with_name("confined.py").read_text().replace(*change))
     monkeypatch.setattr(code_eval, "__file__", str(tmp_path / "code_eval.py"))
     assert code_eval.run_program("1").startswith("not confined: ")
-    with pytest.raises(PipelineError, match=rf"programs cannot be confined here \(.*{reason}"):
+    with pytest.raises(PipelineError, match=rf"programs cannot be confined .* \(.*{reason}"):
         code_eval.check_confinement()
 
 

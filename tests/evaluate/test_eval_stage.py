@@ -120,7 +120,7 @@ def test_a_chat_template_makes_turns_of_the_exemplars(
         chat_template=True,
     )
     with pytest.raises(
-        PipelineError, match="eval.chat_template=true, but the tokenizer of .* has none"
+        PipelineError, match="eval.chat_template=true, but the tokenizer of .* has no chat template"
     ):
         stage.make(run, tmp_path / "work", Notes())
     turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
@@ -149,7 +149,7 @@ def test_spbleu_stands_beside_and_its_model_enters_the_hash(
     )
     with_it = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={spm_model}"]
     run = build(compose(with_it))  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="eval.spm_model needs SentencePiece"):
+    with pytest.raises(PipelineError, match="eval.spm_model: SentencePiece is not installed"):
         monkeypatch.setattr(before, "find_spec", lambda name: None)
         stage.make(run, tmp_path / "work", Notes())
     monkeypatch.setattr(before, "find_spec", lambda name: name)

@@ -64,10 +64,10 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
         "GET /api/datasets/juletxara/mgsm"
     ]
     assert "Retry" not in done.stderr
-    assert done.stdout.startswith("the data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
+    assert done.stdout.startswith("The data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
     told = (
-        "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has"
-        " it\n"
+        "Run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has"
+        " it.\n"
     )
     assert done.stdout.endswith(told)
     assert "503" in done.stdout and ".work" not in done.stdout and done.stdout.count("\n") == 1

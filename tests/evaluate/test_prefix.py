@@ -224,7 +224,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(
     Full(ours.model, 2)
     method = "generate_until" if task == "mgsm" else "loglikelihood"
     found, theirs = getattr(ours, method)(asks), getattr(stock, method)(asks)
-    assert ours.batch_size == 2 and "going on with eval.batch_size=2" in capsys.readouterr().err
+    assert ours.batch_size == 2 and "continuing with eval.batch_size=2" in capsys.readouterr().err
     assert (
         found == theirs
         if task == "mgsm"

@@ -301,7 +301,7 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     path = tmp_path / "e/samples/mgsm.qac.jsonl"
     path.write_text(json.dumps(sample(0, "7", True)) + "\n" + text)
     with pytest.raises(
-        PipelineError, match=r"mgsm.qac.jsonl.*([Rr]erun it|make the run again) with redo=true"
+        PipelineError, match=r"mgsm.qac.jsonl.*([Rr]erun it|Repeat the run) with redo=true"
     ) as told:
         results_of(made.cells, {"e": tmp_path / "e"})
     assert "\n" not in str(told.value)

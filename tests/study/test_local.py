@@ -124,7 +124,7 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
         and failed[child.name] == f"its parent {bad.name} failed"
     )
     assert (
-        "is on no hub" in failed[bad.name]
+        "is not on the Hub" in failed[bad.name]
         and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
     )
     assert all(read_manifest(run.folder) for run in good)

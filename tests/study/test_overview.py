@@ -150,7 +150,7 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
     text, _ = planned("expert=math", "sft=lora", "hardware=gpu_24", f"runs_dir={tmp_path}")
     total = " ".join(text.split("KNOW")[0].split())
     assert (
-        "Unknown GPU-hours, of 1 of 1 of sft (the rows of " in total and "give data.size" in total
+        "Unknown GPU-hours, of 1 of 1 of sft (The rows of " in total and "Set data.size" in total
     )
     for size, hours in ((10_000, r"\d\.\d GPU-hours"), (100, r"\d+ s of a GPU")):  # never 0.0 hours
         text, _ = planned(
@@ -198,8 +198,8 @@ def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path
     )
     text, refused = planned(*words)
     told = (
-        f"{world} has no open_web_math/train.jsonl: put the file there, or leave data_root out to"
-        " use the Hub"
+        f"{world} has no open_web_math/train.jsonl. Put the file there, or leave data_root out to"
+        " use the Hub."
     )
     assert refused.endswith(told) and world.name in text and "Next: fix it" in text
 

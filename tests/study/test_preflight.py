@@ -128,12 +128,9 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(
     columns = {"math": {"run": "math"}, "theirs": {"run": "theirs"}}
     (cause,) = refused(show_plan, mine("plan", **TWO, **theirs, columns=columns))
     assert cause.startswith(
-        "2 evaluations cannot run: theirs is an adapter, and its base hub:org/base cannot be rea"
+        "2 evaluations cannot run: The base model of adapter theirs cannot be loaded: hub:org/base"
     )
-    assert (
-        "eval.base=FOLDER (a merge: merge.base=FOLDER), in a table among the words of the run"
-        in cause
-    )
+    assert "eval.base=FOLDER (for a merge merge.base=FOLDER, in a study base: FOLDER)" in cause
     for words in (theirs["runs"]["theirs"], columns["theirs"]):
         words["eval.base"] = "./base"
         text = show_plan(mine("plan", **TWO, **theirs, columns=columns))
@@ -149,21 +146,22 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(
         return [json.loads(line)["response"] for line in lines]
 
     with pytest.raises(
-        PipelineError, match=r"theirs is an adapter, and its base .*: eval.base=FOLDER"
+        PipelineError, match=r"adapter theirs cannot be loaded: .* set eval.base=FOLDER"
     ):
         answers("checkpoint=./theirs")
     added = answers("checkpoint=./theirs", "eval.base=./base")
     assert added == answers("checkpoint=./merged") != answers("checkpoint=./base")
     for words in (["checkpoint=./base"], ["merge=soup", "merge.experts=[./base,./merged]"]):
         with pytest.raises(
-            PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from else"
+            PipelineError,
+            match=r"eval.base=./base is only read if checkpoint= is an adapter from else",
         ):
             answers(*words, "eval.base=./base")
 
 
 @pytest.mark.parametrize(
     ("named", "problem"),
-    [("org/base", "its base hub:org/base cannot be reached"), ("/gone/base", "is not here")],
+    [("org/base", "hub:org/base cannot be reached"), ("/gone/base", "is not here")],
 )
 def test_adapters_of_a_base_that_is_not_here_are_scored_on_that_of_a_study(
     named: str, problem: str, mine: Command, tmp_path: Path

@@ -73,10 +73,10 @@ def test_ranks_are_averaged_over_the_primary_measures_and_guards_come_first() ->
     assert (
         choose(order, 1)["checkpoint"] == "b@1" and choose(order, 2)["checkpoint"] == "a@1"
     )  # one a run
-    with pytest.raises(PipelineError, match="select.place=3: only 2 runs have a snapshot"):
+    with pytest.raises(PipelineError, match="select.place=3, but only 2 trainings have a snapshot"):
         choose(order, 3)
     with pytest.raises(
-        PipelineError, match=r"no snapshot keeps to the guards \(g\): raise select.guard_slack"
+        PipelineError, match=r"No snapshot passes the guards \(g\). Raise select.guard_slack"
     ):
         choose([rows[3]], 1)
 
@@ -118,7 +118,7 @@ def test_a_measure_is_the_primary_metric_in_a_language_or_the_mean_over_them() -
     assert value(rows, Measure("mgsm", "en"), ["sw"]) == 0.5
     assert value(rows, Measure("mgsm"), ["en", "sw"]) == pytest.approx(0.3)
     assert value(rows, Measure("flores"), ["sw"]) == 35.0
-    with pytest.raises(PipelineError, match="mgsm te was not scored: name its language"):
+    with pytest.raises(PipelineError, match="mgsm te was not scored. Add its language"):
         value(rows, Measure("mgsm", "te"), ["sw"])
 
 
@@ -305,7 +305,7 @@ def test_snapshots_of_one_run_are_not_two_runs(
         )
     assert sorted(name.partition("@")[0] for name in chosen) == sorted([first, other])
     told = call("stage=select", "select=unreasonable", named, "select.place=3", *runs_of_ours)
-    assert told.status == 1 and "select.place=3: only 2 runs have a snapshot" in told.err
+    assert told.status == 1 and "select.place=3, but only 2 trainings have a snapshot" in told.err
 
 
 def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_path: Path) -> None:
@@ -363,10 +363,7 @@ def test_losses_elsewhere(
     ]
     other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
-    assert (
-        told.status == 1
-        and "have different validation sets, whose losses cannot be compared" in told.err
-    )
+    assert told.status == 1 and "have different validation sets" in told.err
     same_rows: Any = compose([*start, *FEW, "data.size=24", "data.validation=4", "sft.loss_on=all"])
     told = call(
         "stage=select",
@@ -381,7 +378,7 @@ def test_losses_elsewhere(
     none = make_single_run(compose([*start, *FEW]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)
     assert (
-        told.status == 1 and "has no validation loss: train it with data.validation=N" in told.err
+        told.status == 1 and "has no validation loss. Train it with data.validation=N" in told.err
     )
 
 

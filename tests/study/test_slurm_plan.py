@@ -418,7 +418,7 @@ def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again
     monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu-8cpu-long")  # as it may request more
     failed = slurm.execute(launcher, AGAIN, targets)
     assert len(site.calls()) == 1 and targets[2].folder.is_dir()
-    assert "is on no hub" in failed[targets[0].name] and failed[targets[1].name].startswith(
+    assert "is not on the Hub" in failed[targets[0].name] and failed[targets[1].name].startswith(
         "its parent parent-"
     )
     assert (site.runs / f".logs/{targets[2].name}.log").is_file()
@@ -682,7 +682,7 @@ def test_a_task_makes_what_is_free_and_leaves_the_rest(
     parent, child, other = small_plan(site.runs)
     assert task(parent, child, other) == 1
     assert other.folder.is_dir() and "2 runs: 1 failed" in capfd.readouterr().err
-    assert "is on no hub" in state.read_state(parent.workplace)["last_line"]
+    assert "is not on the Hub" in state.read_state(parent.workplace)["last_line"]
     assert site.calls("scontrol")[0] == ["update", "JobId=7_1", f"JobName={parent.label}"]
     assert (site.runs / f".logs/parent-{parent.hash[:12]}.log").is_file()
     assert task(parent, child, other) == 0  # requeued: nothing is left

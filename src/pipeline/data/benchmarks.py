@@ -1,8 +1,8 @@
 """The benchmarks that training rows are compared with.
 
-Their texts come from a folder laid out as a data_root (each language and split that is there,
-exemplars aside), else from the Hub, in MGSM's languages and those of the expert's sources. The
-manifest of a data run records which they were; its hash does not cover them. Imports nothing heavy.
+Their texts come from a folder laid out as a data_root (each language and split in it, without
+exemplars), otherwise from the Hub, in MGSM's languages and those of the expert's sources. The
+manifest of a data run records the benchmarks; its hash does not cover them. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,43 +33,49 @@ from pipeline.text import first_few
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
-FEWEST = 3  # words of a text without an n-gram that lines of rows are compared with
+FEWEST = 3  # words of a text that is too short for an n-gram but compared with lines of rows
 LONGEST = 400  # characters of such a line
-OWN_TASKS = "own tasks"  # the tasks of task files, which share a bit
+OWN_TASKS = "own tasks"  # the tasks of users' task files, which share a bit
 SETS = (*BENCHMARKS, OWN_TASKS)
-LABEL = re.compile(r"^[^:：]*[:：]")  # as Question: or Swali:
+LABEL = re.compile(r"^[^:：]*[:：]")  # such as Question: or Swali:
 
 
 def hub_sources(
     languages: Iterable[str] = (), scored: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`,
-    each set once. scored: as `scored_sets` gives them.
+    """Yield (benchmark, source) of each split on the Hub, each set once.
+
+    Args:
+        languages: Languages besides MGSM's.
+        scored: The result of `scored_sets`.
     """
-    sets: dict[tuple[str, str], tuple[str, Source]] = {}
-    for spoken in map(
-        language,
-        dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages()))),
-    ):
+    shipped = shipped_languages()
+    codes = dict.fromkeys((*MGSM, *(code for code in languages if code in shipped)))
+    seen = set()
+    for spoken in map(language, codes):
         for name, benchmark in BENCHMARKS.items():
-            for source in (
-                benchmark.sources(spoken) if scored is None or scored.get(name) == "" else ()
-            ):
-                sets.setdefault((name, repr(source)), (name, source))
-    yield from sets.values()
+            if scored is not None and scored.get(name) != "":
+                continue
+            for source in benchmark.sources(spoken):
+                if (name, repr(source)) not in seen:
+                    seen.add((name, repr(source)))
+                    yield name, source
 
 
 @dataclass
 class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
 
-    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for
-        one or two words;
-    unread: the sets on the Hub that could not be read.
+    Attributes:
+        ngrams: An NgramSet of the texts.
+        without_numbers: An NgramSet of the texts without their numbers.
+        texts: The number of texts of each benchmark.
+        short: Texts of at least FEWEST words that are too short for an n-gram.
+        unread: The sets on the Hub that could not be read.
     """
 
-    ngrams: Any  # NgramSet
-    without_numbers: Any  # NgramSet
+    ngrams: Any
+    without_numbers: Any
     texts: dict[str, int]
     short: set[str]
     unread: list[str] = field(default_factory=list)
@@ -77,7 +83,7 @@ class Known:
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
         """Return which benchmarks each text shares an n-gram with, and which only without numbers.
 
-        Both are bits in the order of SETS: uint16, one a text.
+        Both are uint16, one a text, with a bit for each of SETS.
         """
         import numpy as np
 
@@ -85,32 +91,32 @@ class Known:
 
         exact = self.ngrams.marks_of(texts)
         variants = np.zeros_like(exact)
-        unmatched = []
-        for index in np.flatnonzero(exact == 0):
-            if NUMBER.search(texts[index]):
-                unmatched.append(index)
+        unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
         if unmatched:
-            variants[unmatched] = self.without_numbers.marks_of(
-                [texts[index] for index in unmatched]
-            )
+            unmatched_texts = [texts[index] for index in unmatched]
+            variants[unmatched] = self.without_numbers.marks_of(unmatched_texts)
         return exact, variants
 
     def has_short(self, text: str) -> bool:
-        """Whether a line of a row, with or without a label before a colon, is one of the texts
-        without an n-gram.
+        """Return True if a line of a row is a text that is too short for an n-gram.
+
+        The line may begin with a label and a colon.
         """
         from pipeline.data.ngrams import words_in
 
-        lines = [line for line in text.splitlines() if len(line) < LONGEST] if self.short else []
-        return any(
-            " ".join(words_in(text)) in self.short
-            for line in lines
-            for text in (line, LABEL.sub("", line))
-        )
+        if not self.short:
+            return False
+        for line in text.splitlines():
+            if len(line) >= LONGEST:
+                continue
+            for part in (line, LABEL.sub("", line)):
+                if " ".join(words_in(part)) in self.short:
+                    return True
+        return False
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
-    """Return the folder with the benchmarks, or None for those on the Hub."""
+    """Return the folder of the benchmarks, or None for the benchmarks on the Hub."""
     if config.data.benchmarks == "none":
         return None
     if config.data.benchmarks:
@@ -119,11 +125,10 @@ def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
 
 
 def scored_sets(config: DataStage) -> dict[str, str] | None:
-    """Return the benchmarks that own rows are compared with besides those of a folder, as
-    `Data.scored` has them.
+    """Return the benchmarks that a user's rows are compared with, in the form of `Data.scored`.
 
-    None stands for the rows of shipped sets: these are compared with all benchmarks, and each must
-    be readable.
+    Benchmarks of a folder come in addition. None stands for the rows of shipped sets: they are
+    compared with all benchmarks, and each benchmark must be readable.
     """
     if config.data.benchmarks == "none":
         return {}
@@ -135,21 +140,19 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
 
 
 def comparison_text(config: DataStage, data_root: Path | None) -> str:
-    """Return what a plan says of the benchmarks that a data run compares its rows with."""
+    """Return a plan's sentence about the benchmarks that a data run compares its rows with."""
     folder, scored = folder_of(config, data_root), scored_sets(config) or {}
-    names = dict.fromkeys(name for name, _ in files_compared(folder, scored).values())
-    on_hub = []
-    for name, place in scored.items():
-        if not place and folder is None:
-            on_hub.append(name)
-    text = f"rows are compared with {', '.join([*names, *on_hub]) or 'no benchmark'}"
+    names = list(dict.fromkeys(name for name, _ in files_compared(folder, scored).values()))
+    on_hub = [name for name, place in scored.items() if folder is None and not place]
+    text = f"rows are compared with {', '.join(names + on_hub) or 'no benchmark'}"
     return text + (", as far as the Hub can be read" if on_hub else "")
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
-    """Whether data_root is a data run or a small world, which wrote its benchmarks with its
-    training sets and keeps them apart itself: the sentences of a constructed world share their
-    frames, so that n-grams say nothing about its items.
+    """Return True if data_root is a data run or a small world.
+
+    These wrote their benchmarks and training sets together and keep them apart. The sentences of a
+    constructed world share their frames, so n-grams say nothing about its items.
     """
     wrote_both = data_root is not None and (
         read_manifest(data_root) or (data_root / "world.json").is_file()
@@ -158,15 +161,22 @@ def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
 
 
 def fate_of_number_variants(config: DataStage, source: Source) -> str:
-    """Drop or count. By default dropped where exact ones are, but in language sets counted."""
-    return config.data.number_variants or (
-        "count" if source.is_language_set else config.data.decontaminate
-    )
+    """Return "drop" or "count": in language sets "count", otherwise the same as for exact matches.
+
+    data.number_variants overrides it.
+    """
+    data = config.data
+    return data.number_variants or ("count" if source.is_language_set else data.decontaminate)
 
 
 def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any) -> Any:
-    """Return the benchmarks, as bits, for which a source drops rows that share an n-gram
-    (`Known.shared`).
+    """Return the benchmarks, as bits, that cause a source to drop rows.
+
+    Args:
+        config: The configuration of the data run.
+        source: The source.
+        exact: The first result of `Known.shared`.
+        variants: The second result of `Known.shared`.
     """
     dropped = 0
     for bit, name in enumerate(SETS):
@@ -184,38 +194,42 @@ def compared_with(
     languages: Iterable[str] = (),
     scored: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the benchmarks that rows are compared with.
+    """Return the benchmarks that rows are compared with, and their versions.
 
-    They are files below `root` with their sha256, or the sets on the Hub (`hub_sources`) with their
-    locked revisions, which are empty where not locked.
+    A file has its sha256. A set on the Hub (`hub_sources`) has its locked revision, or "" if it is
+    not locked.
 
-    Args: scored: as `scored_sets` gives them.
+    Args:
+        root: The folder of the benchmarks. None: the Hub.
+        lock: The locked revisions.
+        languages: Languages besides MGSM's.
+        scored: The result of `scored_sets`.
     """
     pins: dict[str, str] = {}
-    for _, source in hub_sources(languages, scored) if root is None else ():
-        entry = lock.entry(source) if lock else None
-        if entry:
-            pins[label_of(source)] = entry["revision"]
-        else:
-            pins[label_of(source)] = ""
+    if root is None:
+        for _, source in hub_sources(languages, scored):
+            entry = lock.entry(source) if lock else None
+            pins[label_of(source)] = entry["revision"] if entry else ""
     files = files_compared(root, scored or {})
     digests = sha256_of(file for _, file in files.values())
-    return pins | {label: digests[file] for label, (_, file) in sorted(files.items())}
+    for label in sorted(files):
+        _, file = files[label]
+        pins[label] = digests[file]
+    return pins
 
 
 def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
-    """Return label -> (benchmark, file) of the files below `root` and of those that `scored`
-    names.
-    """
+    """Return (benchmark, file) by label, of the files below `root` and the files in `scored`."""
     folders = []
     if root is not None:
         folders = [(root, [*BENCHMARKS])]
     files: dict[str, tuple[str, Path]] = {}
     for name, place in scored.items():
-        if Path(place).is_file():
-            files[f"{name} {Path(place).name}"] = name, Path(place)
+        path = Path(place)
+        if path.is_file():
+            files[f"{name} {path.name}"] = name, path
         elif place:
-            folders.append((Path(place), [name]))
+            folders.append((path, [name]))
     for folder, names in folders:
         found = scored_files(folder)
         for name in names:
@@ -229,33 +243,27 @@ def label_of(source: Source) -> str:
 
 
 def uncompared_benchmarks(run: Run[DataStage]) -> str:
-    """Return a sentence if benchmarks were added or changed since a finished training set was
-    built; otherwise "".
+    """Return a warning if benchmarks were added or changed after a training set was built.
+
+    The result is "" if the set is not finished, or all benchmarks were compared.
     """
     config, manifest = run.config, read_manifest(run.folder)
-    data_root = None
-    if "data_root" in run.parents:
-        data_root = run.parents["data_root"].folder
-    if (
-        manifest is None
-        or "benchmarks" not in manifest.facts
-        or keeps_items_apart(config, data_root)
-    ):
+    data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
+    if manifest is None or "benchmarks" not in manifest.facts:
+        return ""
+    if keeps_items_apart(config, data_root):
         return ""
     recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
-    pins = compared_with(
-        folder_of(config, data_root), lock, config.expert.languages, scored_sets(config)
-    )
-    later = []
-    for name, pin in pins.items():
-        if pin and recorded.get(name) != pin:
-            later.append(name)
+    folder = folder_of(config, data_root)
+    pins = compared_with(folder, lock, config.expert.languages, scored_sets(config))
+    later = [name for name, pin in pins.items() if pin and recorded.get(name) != pin]
     if not later:
         return ""
+    names = ", ".join(first_few(later, 3))
     return (
-        f"The rows of {run.name} were not compared with {', '.join(first_few(later, 3))}, which"
-        " came after they were drawn. To compare them, build the set again: stage=data with its"
-        f" keys (stage=show run={run.name} lists them) and redo=true."
+        f"The rows of {run.name} were not compared with {names}, which came after they were drawn."
+        " To compare them, build the set again: stage=data with its keys (stage=show"
+        f" run={run.name} lists them) and redo=true."
     )
 
 
@@ -266,50 +274,43 @@ def benchmark_ngrams(
     languages: Iterable[str] = (),
     scored: Mapping[str, str] | None = None,
 ) -> Known:
-    """Return the n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`).
+    """Return the n-grams of the benchmarks.
 
-    Args: scored: as `scored_sets` gives them.
+    Args:
+        n: Words in an n-gram.
+        root: The folder of the benchmarks. None: the Hub (`hub_sources`).
+        lock: The locked revisions.
+        languages: Languages besides MGSM's.
+        scored: The result of `scored_sets`.
 
-    Raises: PipelineError: a file is broken, or the Hub does not give a benchmark that shipped rows
-    need.
+    Raises:
+        PipelineError: A file is broken, or a benchmark on the Hub that shipped rows need cannot be
+            read.
     """
     from pipeline.data.ngrams import NgramSet, words_in
 
     unread: list[str] = []
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
-    of_files = of_file_texts(root, scored or {})
+    pairs = of_file_texts(root, scored or {})
     if root is None:
-        on_hub = of_hub(lock, languages, scored, unread)
-    else:
-        on_hub = iter(())
-    for name, text in chain(of_files, on_hub):
+        pairs = chain(pairs, of_hub(lock, languages, scored, unread))
+    for name, text in pairs:
         texts_by_name.setdefault(name, []).append(text)
-    own = []
-    for name, texts in texts_by_name.items():
-        if name not in BENCHMARKS:
-            for text in texts:
-                own.append(text)
-    sets = [*(texts_by_name[name] for name in BENCHMARKS), own]
+    counts = {name: len(texts) for name, texts in texts_by_name.items() if texts}
+    sets = [texts_by_name.pop(name) for name in BENCHMARKS]
+    sets.append(list(chain.from_iterable(texts_by_name.values())))
     exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
     short = set()
     for words in map(words_in, exact.short):
         if len(words) >= FEWEST:
             short.add(" ".join(words))
-    counts = {}
-    for name, texts in texts_by_name.items():
-        if texts:
-            counts[name] = len(texts)
     return Known(exact, without_numbers, counts, short, unread)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
-    """Yield (benchmark, text) of a row; of an own task's row the text of each column."""
-    of_task = name not in BENCHMARKS
-    if of_task:
-        texts = []
-        for text in row.values():
-            if isinstance(text, str):
-                texts.append(text)
+    """Yield (benchmark, text) of a row. A row of a user's task gives the text of each column."""
+    if name not in BENCHMARKS:
+        texts = [text for text in row.values() if isinstance(text, str)]
     else:
         texts = BENCHMARKS[name].texts(row)
     for text in texts:
@@ -320,19 +321,16 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 
 def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for label, (name, path) in files_compared(root, scored).items():
-        most = None
-        if name in BENCHMARKS:
-            most = BENCHMARKS[name].compared.get(label)
+        most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
         for number, line in lines_of(path)[:most]:
             try:
-                yield from texts_of(
-                    name, json.loads(line) if path.suffix == ".jsonl" else {"text": line}
-                )
+                row = json.loads(line) if path.suffix == ".jsonl" else {"text": line}
+                yield from texts_of(name, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
                 raise PipelineError(
-                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's"
-                    f" {name}"
+                    f"{path}, line {number} cannot be compared with training rows ({problem})."
+                    f" Replace the file by the Hub's {name}."
                 ) from error
 
 
@@ -341,26 +339,24 @@ def of_hub(
 ) -> Iterator[tuple[str, str]]:
     """Yield (benchmark, text) of the sets on the Hub.
 
-    Sets that `scored` names may be unreadable: see `unread`.
+    Unreadable sets go into `unread` if they are in `scored`, and otherwise raise PipelineError.
     """
     with ExitStack() as offline:
         for name, source in hub_sources(languages, scored):
             label = f"{name} ({source.hub_config}), which training rows are compared with"
             try:
+                files = None
                 if lock:
                     source, files = lock.source(source)
-                else:
-                    source, files = (source, None)
                 with readable_errors(label, source):
-                    for row in open_rows(label, source, None, 0, files)[0]:
+                    rows, _ = open_rows(label, source, None, 0, files)
+                    for row in rows:
                         yield from texts_of(name, row)
             except PipelineError as error:
                 if scored is None:
                     raise PipelineError(
-                        f"{error}; or give data.benchmarks, a folder with the benchmark files"
+                        f"{error} Or set data.benchmarks to a folder of benchmark files."
                     ) from error
-                if not unread and "cannot be reached" in str(
-                    error
-                ):  # else each set waits for the Hub
-                    offline.enter_context(force_offline())
+                if not unread and "cannot be reached" in str(error):
+                    offline.enter_context(force_offline())  # or each set would wait for the Hub
                 unread.append(label_of(source))

@@ -1,10 +1,10 @@
 """Files of text, JSON and CSV as rows.
 
-Every cell is the text that the file holds, and a line feed alone ends a line.
+Every cell has the text of the file, and only a line feed ends a line.
 
-The readers of `datasets` guess types from the first rows (5 becomes 5.0, 007 becomes 7, NA becomes
-nothing) and end a line at every carriage return: it finds, downloads and unpacks the files, and
-shuffles them where they are streamed.
+The readers of `datasets` are not used, because they guess types from the first rows (5 becomes 5.0,
+007 becomes 7, NA becomes null) and end a line at every carriage return. `datasets` only finds,
+downloads, unpacks and (in streams) shuffles the files.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ Row = dict[str, Any]
 def read_files(
     shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]
 ) -> Iterator[Row]:
-    """Rows of files of UTF-8 text, with or without a byte order mark.
+    """Read rows of UTF-8 files, with or without a byte order mark.
 
-    kind: csv, json or text (a line a row); opener: as `open`, which may read URLs and archives.
+    Args:
+        shards: Lists of files.
+        kind: csv, json or text (a line a row).
+        separator: The separator of CSV.
+        opener: A function like `open`, which may read URLs and archives.
     """
     for path in chain.from_iterable(shards):
         with opener(path, "rb") as file:
@@ -38,42 +42,49 @@ def read_files(
                 elif kind == "json":
                     yield from read_objects(text, path)
                 else:
-                    yield from (
-                        {"text": line.removesuffix("\n").removesuffix("\r")} for line in text
-                    )
+                    for line in text:
+                        yield {"text": line.removesuffix("\n").removesuffix("\r")}
             except UnicodeDecodeError as error:
                 raise PipelineError(
-                    f"{path} is not readable as UTF-8 text ({error}): save it as UTF-8"
+                    f"{path} is not readable as UTF-8 text ({error}). Save it as UTF-8."
                 ) from error
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:
-    """Read the object of each line that is not blank, or those of a list.
+    """Read the object of each line that is not blank, or the objects of a list.
 
     The list may be the `data` of an object. Decimal numbers keep their text.
     """
-    lines = ((f"line {number}", line) for number, line in enumerate(text, 1) if line.strip())
-    head = list(islice(lines, 2))
-    if head and (
-        len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"
-    ):
-        whole = read_json("".join(line for _, line in chain(head, lines)), path, head[0][0])
-        if isinstance(whole, dict):
-            listed = whole.get("data")
-        else:
-            listed = whole
-        rows = (
-            ("an entry of its list", row)
-            for row in (listed if isinstance(listed, list) else [whole])
-        )
+    written = ((number, line) for number, line in enumerate(text, 1) if line.strip())
+    head = list(islice(written, 2))
+    lines = chain(head, written)
+    if _is_one_value([line.strip() for _, line in head]):
+        whole = "".join(line for _, line in lines)
+        for row in _listed(read_json(whole, path, f"line {head[0][0]}")):
+            yield _checked_object(row, path, "an entry of its list")
     else:
-        rows = ((where, read_json(line, path, where)) for where, line in chain(head, lines))
-    for where, row in rows:
-        if not isinstance(row, dict):
-            raise PipelineError(
-                f"{path}, {where} is a {type(row).__name__}: write one object a line"
-            )
-        yield row
+        for number, line in lines:
+            row = read_json(line, path, f"line {number}")
+            yield _checked_object(row, path, f"line {number}")
+
+
+def _is_one_value(head: list[str]) -> bool:
+    """Return True if the first two lines are the start of one JSON value over several lines."""
+    if not head:
+        return False
+    return len(head) == 1 or head[0][0] == "[" or head[0][-1] in "{[,"
+
+
+def _listed(whole: Any) -> list[Any]:
+    """Return the entries of a list, of an object's `data`, or an object as its only entry."""
+    listed = whole.get("data") if isinstance(whole, dict) else whole
+    return listed if isinstance(listed, list) else [whole]
+
+
+def _checked_object(row: Any, path: str, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise PipelineError(f"{path}, {where} is a {type(row).__name__}. Write one object a line.")
+    return row
 
 
 def read_json(text: str, path: str, where: str) -> Any:
@@ -81,16 +92,18 @@ def read_json(text: str, path: str, where: str) -> Any:
         return json.loads(text, parse_float=str)
     except (ValueError, RecursionError) as error:
         problem = f"{where} is not JSON ({getattr(error, 'msg', error)})"
-        raise PipelineError(f"{path}, {problem}: write one object a line") from error
+        raise PipelineError(f"{path}, {problem}. Write one object a line.") from error
 
 
 def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
     """Read the rows of CSV with the csv module, each cell as its text.
 
-    A column without a name cannot be requested.
+    Columns without a name are dropped.
 
-    Raises: PipelineError: no header, another separator, a repeated column, no row, a row of another
-    length than the header, or unbalanced quotation marks; with the line, counted from 1.
+    Raises:
+        PipelineError: The file has no header, another separator, a repeated column, no row, a row
+            of another length than the header, or unbalanced quotation marks. The message has the
+            line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)
@@ -100,24 +113,14 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
         for row in reader:
             if not names:
                 names = row
-                if len(row) == 1 and {*row[0]} & ({*",;\t"} - {separator}):
-                    raise PipelineError(
-                        f"{path} has one column, {row[0]!r}: separate its cells by commas, or by"
-                        " tabs in a file named NAME.tsv"
-                    )
-                repeated = []
-                for name, count in Counter(names).items():
-                    if name and count > 1:
-                        repeated.append(name)
-                if repeated:
-                    raise PipelineError(f"{path} has two columns {repeated[0]!r}: name each once")
+                _check_header(names, separator, path)
             elif row and len(row) != len(names):
+                shown = "a tab" if separator == "\t" else separator
                 raise PipelineError(
-                    f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}:"
-                    " write as many, and quote cells that hold"
-                    f" {'a tab' if separator == chr(9) else separator}"
+                    f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}."
+                    f" Write as many cells, and quote cells that contain {shown}"
                 )
-            elif row:  # a blank line is none
+            elif row:  # not a blank line
                 any_row = True
                 cells = dict(zip(names, row, strict=True))
                 cells.pop("", None)
@@ -125,11 +128,20 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise PipelineError(
-            f"{path}, line {line}: {error}; quote a cell that holds a carriage return, and double"
-            " quotation marks in it"
+            f"{path}, line {line}: {error}. Quote cells that contain a carriage return, and double"
+            " the quotation marks in them."
         ) from error
     if not any_row:
+        missing = "a header and no rows" if names else "no header"
+        raise PipelineError(f"{path} has {missing}. Write a header and rows.")
+
+
+def _check_header(names: list[str], separator: str, path: str) -> None:
+    if len(names) == 1 and {*names[0]} & ({*",;\t"} - {separator}):
         raise PipelineError(
-            f"{path} has {'a header and no rows' if names else 'no header'}: write a header and"
-            " rows"
+            f"{path} has one column, {names[0]!r}. Separate its cells by commas, or by tabs in a"
+            " file named NAME.tsv."
         )
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise PipelineError(f"{path} has two columns {name!r}. Give each column another name.")

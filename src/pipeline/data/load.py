@@ -1,9 +1,7 @@
-"""Where the rows of a source come from: a file below data_root, a repository on the Hub, or one
-file elsewhere.
+"""The rows of a source: a file below data_root, a repository on the Hub, or a file elsewhere.
 
-Whatever is wrong with them is reported in one sentence. `datasets` refuses repositories that hold a
-loading script, whatever files are requested; `files` of a source reads their raw files, past the
-script.
+All problems are reported in one sentence. `datasets` refuses repositories with a loading script,
+even if other files are requested. `files` of a source reads their raw files in spite of the script.
 """
 
 from __future__ import annotations
@@ -34,26 +32,10 @@ from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reach_or_offline
 from pipeline.text import one_line
 
-SHUFFLE_BUFFER = (
-    10_000  # rows of a stream that are shuffled at a time, besides the order of its files
-)
-LOADING_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    EOFError,
-    StopIteration,
-)  # what datasets lets through
-LIBRARIES = (
-    "datasets",
-    "huggingface_hub",
-    "httpx",
-    "httpx2",
-    "pyarrow",
-    "yaml",
-    "zlib",
-)  # whose errors are put in words
+SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled together; its files are shuffled too
+# errors that become a PipelineError: built-in exceptions, and all exceptions of these libraries
+LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)
+LIBRARIES = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")
 FORMATS = {
     ".jsonl": "json",
     ".json": "json",
@@ -64,7 +46,7 @@ FORMATS = {
 }
 
 
-Rows = tuple[Iterator[Row], list[str]]  # and their columns
+Rows = tuple[Iterator[Row], list[str]]  # rows and their columns
 
 
 def open_source(
@@ -74,78 +56,84 @@ def open_source(
     seed: int = 0,
     locked: list[Path] | None = None,
 ) -> Iterator[Row]:
-    """Open the rows of a source, in its order; a stream is shuffled by the seed.
+    """Open the rows of a source in its order, and read the first row.
 
-    Its first row is read.
+    Args:
+        name: The source's name.
+        source: The source.
+        data_root: The folder of local files. None: the Hub or `url`.
+        seed: The seed that shuffles a stream.
+        locked: The source's files in the Hub's cache.
 
-    Args: locked: its files in the Hub's cache.
-
-    Raises: PipelineError: the source is missing, unreadable or empty, or lacks a column.
+    Raises:
+        PipelineError: The source is missing, unreadable or empty, or lacks a column.
     """
     required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
         rows, columns = open_rows(name, source, data_root, seed, locked)
         rows = (with_nested(row, required) for row in rows)
         first = next(rows, None)
-        missing = []
-        for column in required:
-            if column not in (columns if first is None else first):
-                missing.append(column)
+        known = columns if first is None else first
+        missing = [column for column in required if column not in known]
         if missing and columns:
             file = local_file(source, data_root) if data_root else source.url
             place = f" ({file})" if file else ""
+            remedy = "Change the file, or the source's templates"
+            if source.hub:
+                remedy = f"The file must have the columns of {source.hub}"
             raise PipelineError(
-                f"source {name}{place} has no column {', '.join(missing)}: it has"
-                f" {', '.join(columns)}; "
-                + (
-                    f"it must look like {source.hub}"
-                    if source.hub
-                    else "change the file, or what reads it"
-                )
+                f"source {name}{place} has no column {', '.join(missing)}. Its columns are"
+                f" {', '.join(columns)}. {remedy}."
             )
-        rows = chain([] if first is None else [first], rows)
+        if first is not None:
+            rows = chain([first], rows)
         first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
-        in_language = ""
-        if source.language:
-            in_language = f" in language {source.language}"
+        in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
-            f"source {name} has no rows{in_language}: give another file under data_root, or another"
-            " expert"
+            f"source {name} has no rows{in_language}. Choose another file under data_root, or"
+            " another expert."
         )
     return chain([first], rows)
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """Return for each row in the source's language what it teaches, or the reason that it teaches
-    nothing.
-    """
+    """Yield for each row in the source's language its example, or the reason why it has none."""
     required = source_columns(name, source)
     with readable_errors(name, source):
-        yield from (example_of(row, source, required) for row in rows if is_wanted(row, source))
+        for row in rows:
+            if is_wanted(row, source):
+                yield example_of(row, source, required)
 
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
-    """Return what a row teaches: nothing if a column that its text needs is blank.
+    """Return the example of a row, or the reason why it has none.
 
-    Args: columns: see source_columns.
+    Args:
+        row: The row.
+        source: The source.
+        columns: The result of `source_columns`.
     """
     row = with_nested(row, columns)
-    if source.rows != "conversation" and not all(is_text(row[column]) for column in columns):
-        return "not_text"
-    if any(must_fill and is_blank(row[column]) for column, must_fill in columns.items()):
-        return "empty"
+    if source.rows != "conversation":
+        for column in columns:
+            if not is_text(row[column]):
+                return "not_text"
+    for column, must_fill in columns.items():
+        if must_fill and is_blank(row[column]):
+            return "empty"
     return READERS[source.rows](row, source)
 
 
 def with_nested(row: Row, columns: Iterable[str]) -> Row:
-    """Add the cells of nested columns, such as OPUS' translation.en or translation[en], by the
-    names of templates.
+    """Add the cells of nested columns under the names that templates use.
+
+    Examples are OPUS' translation.en and translation[en].
     """
     absent = [column for column in columns if column not in row]
     for column in absent:
         value: Any = row
-        keys = [key for key in re.split(r"[.\[\]]+", column) if key] or [column]
+        keys = list(filter(None, re.split(r"[.\[\]]+", column))) or [column]
         for at, key in enumerate(keys):
             if not isinstance(value, dict) or (at == 0 and key not in value):
                 break
@@ -158,7 +146,7 @@ def with_nested(row: Row, columns: Iterable[str]) -> Row:
 def open_rows(
     name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
 ) -> Rows:
-    """As `open_source`, without a look at the rows."""
+    """Open the rows of a source like `open_source`, without checking them."""
     if data_root is not None:
         return of_files([str(local_file(source, data_root))], source, seed)
     if locked is not None:
@@ -167,7 +155,7 @@ def open_rows(
         return of_files([source.url], source, seed)
     if source.hub is None:
         raise PipelineError(
-            f"source {name} is on no hub: give data_root, a folder that holds {source.file}"
+            f"source {name} is not on the Hub. Set data_root to a folder that has {source.file}."
         )
     is_here = Path(source.hub).is_dir()
     if is_here:
@@ -182,37 +170,29 @@ def open_rows(
 
 
 def raw_files(source: Source) -> str:
-    """Where the files of a repository are, past its loading script: on the Hub, or below a
-    folder.
-    """
+    """Return the pattern of a repository's raw files, on the Hub or below a folder."""
     assert source.hub is not None
     if Path(source.hub).is_dir():
         return f"{source.hub}/{source.files}"
-    revision = ""
-    if source.revision:
-        revision = f"@{source.revision}"
+    revision = f"@{source.revision}" if source.revision else ""
     return f"hf://datasets/{source.hub}{revision}/{source.files}"
 
 
 def of_files(files: list[str], source: Source, seed: int) -> Rows:
-    """Rows of files by their format. Bitext is read as lines: a lone quote is a letter in it."""
-    if source.rows == "nllb":
-        kind = "text"
-    else:
-        kind = source.format or format_of(files[0])
-    split = source.split.partition("[")[0]
-    separator = ","
-    if kind == "csv" and ".tsv" in files[0]:
-        separator = "\t"
-    if kind != "parquet" and all(
-        Path(file).suffix in FORMATS and Path(file).is_file() for file in files
-    ):
+    """Return rows of files by their format.
+
+    Bitext is read as lines, because a single quotation mark is a letter in it.
+    """
+    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    split, _, _ = source.split.partition("[")
+    separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
+    paths = [Path(file) for file in files]
+    as_lines = kind != "parquet"
+    if as_lines and all(path.suffix in FORMATS and path.is_file() for path in paths):
         return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
     from datasets import load_dataset_builder
 
-    separated = {}
-    if kind == "csv":
-        separated = {"sep": separator}
+    separated = {"sep": separator} if kind == "csv" else {}
     builder = load_dataset_builder(kind, data_files={split: files}, **separated)
     if not builder.config.data_files[split]:
         raise FileNotFoundError(files[0])
@@ -221,41 +201,24 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
 
 def format_of(file: str) -> str:
     suffixes = Path(plain_addresses(file)).suffixes
-    formats = []
-    for suffix in suffixes:
-        if suffix in FORMATS:
-            formats.append(FORMATS[suffix])
+    formats = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
     if not formats:
         raise PipelineError(
-            f"{file} says no format by its name: give format=json, csv, parquet or text of its"
-            " source"
+            f"The name of {file} does not tell its format. Set format of its source to json, csv,"
+            " parquet or text."
         )
     return formats[-1]
 
 
 def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]) -> Rows:
-    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as
-    data/lines.py reads them.
-    """
-    import datasets
-    from datasets.utils.file_utils import xopen
+    """Return rows of a builder of `datasets`.
 
-    names = (base.__name__.lower() for base in type(builder).__mro__)  # they are subclassed
+    Files of the formats in `as_lines` are read by data/lines.py.
+    """
+    names = (base.__name__.lower() for base in type(builder).__mro__)  # builders are subclassed
     kind = next((name for name in names if name in as_lines), None)
     if kind:
-        config = datasets.DownloadConfig(
-            cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
-            use_etag=False,
-            extract_on_the_fly=True,
-            token=builder.token,
-        )
-        manager = (
-            datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager
-        )(download_config=config)
-        splits = {str(name): found for name, found in builder.config.data_files.items()}
-        read = manager.download_and_extract(splits.get(source.split, []))
-        shards = {name: [manager.iter_files(file) for file in read] for name in splits}
-        return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, seed)
+        return _lines_of_builder(kind, builder, source, seed)
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
@@ -265,9 +228,31 @@ def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]
     return with_label_names(unbatch(loaded), loaded.features), loaded.column_names
 
 
+def _lines_of_builder(kind: str, builder: Any, source: Source, seed: int) -> Rows:
+    import datasets
+    from datasets.utils.file_utils import xopen
+
+    config = datasets.DownloadConfig(
+        cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
+        use_etag=False,
+        extract_on_the_fly=True,
+        token=builder.token,
+    )
+    if source.stream:
+        manager = datasets.StreamingDownloadManager(download_config=config)
+    else:
+        manager = datasets.DownloadManager(download_config=config)
+    splits = {str(name): files for name, files in builder.config.data_files.items()}
+    read = manager.download_and_extract(splits.get(source.split, []))
+    shards = {name: [manager.iter_files(file) for file in read] for name in splits}
+    separator = getattr(builder.config, "sep", ",")
+    return of_lines(kind, separator, shards, xopen, source, seed)
+
+
 def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
-    """Yield rows with the names of their labels in place of the numbers that a ClassLabel stores;
-    -1 is none.
+    """Yield rows with the names of their labels in place of a ClassLabel's numbers.
+
+    The number -1 becomes None.
     """
     from datasets import ClassLabel
 
@@ -278,28 +263,27 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
     for row in rows:
         for name, names in labels.items():
             number = row[name]
-            if isinstance(number, int) and number >= 0:
-                row[name] = names[number]
-            else:
-                row[name] = None
+            is_label = isinstance(number, int) and number >= 0
+            row[name] = names[number] if is_label else None
         yield row
 
 
 def of_lines(
     kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int
 ) -> Rows:
-    """Rows of files of lines.
+    """Return rows of files that data/lines.py reads.
 
-    The columns are those of the first row; one that another row lacks is null there.
+    The columns are those of the first row; a column that another row lacks is null there.
     """
-    if source.split not in splits:  # a slice, such as train[:10%], is none
-        raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
+    split = source.split
+    if split not in splits:  # slices such as train[:10%] are not supported
+        raise ValueError(f'Unknown split "{split}". Should be one of {list(splits)}.')
     read = partial(read_files, kind=kind, separator=separator, opener=opener)
-    rows: Iterator[Row] = read(splits[source.split])
+    rows: Iterator[Row] = read(splits[split])
     if source.stream:
         from datasets import IterableDataset
 
-        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
+        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[split]})
         rows = in_shuffled_order(stream, source, seed)
     first = next(rows, {})
     names = dict.fromkeys(first)
@@ -310,56 +294,51 @@ def of_lines(
 
 
 def in_shuffled_order(stream: Any, source: Source, seed: int) -> Iterator[Row]:
-    return islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), source.candidates)
+    shuffled = stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+    return islice(unbatch(shuffled), source.candidates)
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:
     for batch in loaded.iter(batch_size=1000):
-        names = list(batch)
-        yield from (
-            dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True)
-        )
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
 
 
 def local_file(source: Source, data_root: Path) -> Path:
-    """Return the file of a source, checked to be below data_root, there and readable."""
-    below = os.path.relpath(data_root / source.file, data_root)
+    """Return the file of a source, after checking that it is below data_root and readable."""
+    file = source.file
+    below = os.path.relpath(data_root / file, data_root)
     if Path(below).parts[:1] == (os.pardir,):
-        name, folder = (
-            Path(source.file).name,
-            os.path.dirname(os.path.normpath(data_root / source.file)),
-        )
+        folder = os.path.dirname(os.path.normpath(data_root / file))
         raise PipelineError(
-            f"a source's file={source.file} is not below data_root={data_root}: give file={name}"
-            f" and data_root={folder}"
+            f"file={file} of a source is not below data_root={data_root}. Set"
+            f" file={Path(file).name} and data_root={folder}."
         )
     path = data_root / below
     if not path.is_file():
         raise PipelineError(
-            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root"
-            " out to use the Hub"
+            f"data_root={data_root} has no {file}. Put the file there, or leave data_root out to"
+            " use the Hub."
         )
     if path.stat().st_size == 0:
-        raise PipelineError(f"{path} is empty: write its rows")
+        raise PipelineError(f"{path} is empty. Write its rows.")
     return path
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 @contextmanager
 def readable_errors(name: str, source: Source) -> Iterator[None]:
-    """Turn what `datasets` and the Hub raise into a sentence that says what to do."""
+    """Turn errors of `datasets` and the Hub into a PipelineError with a remedy."""
     try:
         yield
     except PipelineError:
         raise
     except Exception as error:
-        inner_error = next(
-            (cause for cause in causes_of(error) if isinstance(cause, PipelineError)), None
-        )  # from inside a builder
-        if inner_error:
-            raise inner_error from error
+        for cause in causes_of(error):
+            if isinstance(cause, PipelineError):  # raised inside a builder
+                raise cause from error
         from_library = type(error).__module__.partition(".")[0] in LIBRARIES
         if not from_library and not isinstance(error, LOADING_ERRORS):
             raise
@@ -367,67 +346,67 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """Return an error and those that it was raised from, eight at most."""
-    errors = [error]
-    while (inner := errors[-1].__cause__ or errors[-1].__context__) is not None and len(errors) < 8:
-        errors.append(inner)
+    """Return an error and the errors that caused it, eight at most."""
+    errors: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and len(errors) < 8:
+        errors.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return errors
 
 
-# What the words or the kinds of errors hold -> what is wrong, and the remedy; the first that fits
+# A pattern in the messages or classes of the errors -> the problem and the remedy. The first
+# pattern that matches counts.
 CAUSES = {
     "Dataset scripts are no longer supported": (
-        "holds a loading script, which datasets refuses: give {knob}.files, a "
-        "pattern of its raw files, or {knob}.revision=refs/convert/parquet"
+        "has a loading script, which datasets refuses. Set {knob}.files to a "
+        "pattern of its raw files, or {knob}.revision=refs/convert/parquet."
     ),
     "gated dataset|GatedRepoError": (
-        "is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
+        "is gated. Accept its terms on its page and log in (hf auth login, or HF_TOKEN)."
     ),
     r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": (
-        "has no configuration {0}: there are {1}; if {0} is a split, give {knob}.split={0}"
+        "has no configuration {0}; there are {1}. If {0} is a split, set {knob}.split={0}."
     ),
-    "Config name is missing": "has several configurations: give {knob}.hub_config ({words})",
+    "Config name is missing": "has several configurations. Set {knob}.hub_config ({words}).",
     r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': (
-        "has no split {0}: there are {1}; give {knob}.split"
+        "has no split {0}; there are {1}. Set {knob}.split."
     ),
-    "Bad split": "has no split {split}: {words}; give {knob}.split",
+    "Bad split": "has no split {split}: {words}. Set {knob}.split.",
     "Revision '([^']*)' doesn't exist": (
-        "has no revision {0} any more: run stage=prefetch again with prefetch.update=true"
+        "has no revision {0} any more. Run stage=prefetch again with prefetch.update=true."
     ),
     "OfflineMode|ConnectionError|ConnectError": (
-        "cannot be reached: run the same words with stage=prefetch where it "
-        "can; data_root=FOLDER reads local files ({last})"
+        "cannot be reached ({last}). Run the same keys with stage=prefetch on a machine that "
+        "reaches it, or set data_root=FOLDER to read local files."
     ),
     "codec can't decode|[iI]nvalid UTF": (
-        "is not UTF-8 text: convert the file, or leave the source out"
+        "is not UTF-8 text. Convert the file, or leave the source out."
     ),
     "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
     "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": (
-        "has no such files: check {knob}.hub, {knob}.files and {knob}.file ({words})"
+        "has no such files ({words}). Check {knob}.hub, {knob}.files and {knob}.file."
     ),
     "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": (
-        "could not be read, as a half-written file cannot: fetch it again ({words})"
+        "could not be read ({words}). The file may be incomplete: fetch it again."
     ),
-    "": "could not be loaded: {words}; data_root=FOLDER reads local files",
+    "": "could not be loaded: {words}. To read local files, set data_root=FOLDER.",
 }
 
 
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
-    """Why a source could not be read, and the remedy."""
+    """Return the reason why a source could not be read, and the remedy."""
     errors = causes_of(error)
-    last, words = (
-        one_line(without_credentials(" ".join(map(str, some)))) for some in ([error], errors)
-    )
-    kinds = " ".join(type(cause).__name__ for cause in errors)
-    told = {
-        "knob": f"expert.sources.{name}",
-        "split": source.split,
-        "words": words[:200],
-        "last": last[:200],
-    }
-    matches = (
-        (re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items()
-    )
-    match, sentence = next((match, sentence) for match, sentence in matches if match)
+    last = one_line(without_credentials(str(error)))
+    words = one_line(without_credentials(" ".join(map(str, errors))))
+    classes = " ".join(type(cause).__name__ for cause in errors)
     address = without_credentials(source.hub or source.url or source.file)
-    return f"source {name} ({address}) {sentence.format(*match.groups(), **told)}"
+    facts = {"knob": f"expert.sources.{name}", "split": source.split}
+    facts |= {"words": words[:200], "last": last[:200]}
+    problem = ""
+    for pattern, sentence in CAUSES.items():
+        match = re.search(pattern, f"{words} {classes}")
+        if match:
+            problem = sentence.format(*match.groups(), **facts)
+            break
+    return f"source {name} ({address}) {problem}"

@@ -1,4 +1,4 @@
-"""Rows as JSON lines, their cells, and the reasons why a row is of no use."""
+"""Rows as JSON lines, their cells, and the reasons why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ UNUSABLE: dict[Unusable, str] = {
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
-IN_PART = (  # of a conversation that is kept
+IN_PART = (  # about a conversation that is kept
     "turns are left out: before the first question, from an empty turn on, or after the last answer"
     " to train on"
 )
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""
+    """Read every line of a JSONL file.
+
+    Raises:
+        PipelineError: A line is not JSON. The message has the file and line.
+    """
     rows = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -50,7 +54,7 @@ def read_jsonl(path: Path) -> list[Any]:
             except json.JSONDecodeError:
                 place = f"{path.parent.name}/{path.name}, line {number}"
                 raise PipelineError(
-                    f"{place} is not JSON: make the run again with redo=true"
+                    f"{place} is not JSON. Repeat the run with redo=true."
                 ) from None
     return rows
 
@@ -60,8 +64,9 @@ def is_blank(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates
-    and NaN are not.
+    """Return True if a cell is text, null, or a finite number.
+
+    Lists, objects, dates and NaN are not text.
     """
     is_number = isinstance(value, float | Decimal) and math.isfinite(value)
     return value is None or isinstance(value, str | int) or is_number

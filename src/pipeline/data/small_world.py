@@ -1,9 +1,8 @@
-"""The small world: a synthetic world with known truth, as files in the schemas and the layout of
-the real data.
+"""The small world: a synthetic world with known truth, as files in the schemas of the real data.
 
-scripts/make_small_world.py generates it (scripts/small_world documents the files); the package
-ships its files in one archive, below a folder each: `dev` and `test`, of which the first items are
-written, `exemplars`, and `world`, which a folder with items alone lacks.
+scripts/make_small_world.py generates it (scripts/small_world documents the files). The package has
+its files in one archive, in these folders: `dev` and `test`, whose first items are written,
+`exemplars`, and `world`, which is left out of folders that have only items.
 """
 
 from __future__ import annotations
@@ -15,37 +14,40 @@ from typing import IO, Literal, cast
 
 ARCHIVE = Path(__file__).with_name("small_world.tar.xz")
 LARGEST = 500  # items per benchmark, split and language
-TRAINING = {
-    "orca_math/train.jsonl": 6000,
-    "aya/train.jsonl": 16000,
-    "text/train.jsonl": 2000,
-}  # rows of a language
+# rows of a language
+TRAINING = {"orca_math/train.jsonl": 6000, "aya/train.jsonl": 16000, "text/train.jsonl": 2000}
 
 
 def write(
     folder: Path, holds: Literal["training sets and items", "items"], dev: int, test: int
 ) -> dict[str, int]:
-    """Write the files below `folder`, with `dev` development and `test` test items.
+    """Write the files of the small world and return the rows of each file.
 
-    Return the rows of each.
+    Args:
+        folder: The folder of the files.
+        holds: The files to write.
+        dev: The number of development items.
+        test: The number of test items.
     """
     counts: dict[str, int] = {}
+    limits = {"dev": dev, "test": test}
     with tarfile.open(ARCHIVE) as archive:
         for member in archive:
             part, _, name = member.name.partition("/")
             if part == "world" and holds == "items" and name != "world.json":
                 continue
-            path, file = folder / name, cast(IO[bytes], archive.extractfile(member))
+            file = cast(IO[bytes], archive.extractfile(member))
+            lines = file.readlines()[: limits.get(part)]
+            path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = file.readlines()[: {"dev": dev, "test": test}.get(part)]
             path.write_bytes(b"".join(lines))
             if path.suffix == ".jsonl":
                 counts[name] = len(lines)
-    record = json.loads((folder / "world.json").read_text(encoding="utf-8"))
-    (folder / "world.json").write_text(
-        json.dumps(record | {"holds": holds}) + "\n", encoding="utf-8"
-    )
+    record_file = folder / "world.json"
+    record = json.loads(record_file.read_text(encoding="utf-8")) | {"holds": holds}
+    record_file.write_text(json.dumps(record) + "\n", encoding="utf-8")
     if holds != "items":
         with open(folder / "data_card.md", "a", encoding="utf-8") as card:
-            card.writelines(f"- {name}: {size}\n" for name, size in counts.items())
+            for name, size in counts.items():
+                card.write(f"- {name}: {size}\n")
     return counts

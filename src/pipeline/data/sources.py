@@ -1,8 +1,8 @@
-"""The datasets: templates, or a short function, turn a row into a prompt and a completion, or into
-text.
+"""The data sets: a template or function turns a row into a prompt and completion, or into text.
 
-Schemas are those of the published repositories; a file below data_root holds the same columns. For
-a row that cannot be used a function gives the reason, a key of UNUSABLE: the data card counts it.
+The schemas are the published repositories'; a file below data_root has the same columns. For a
+row that cannot be used, a function returns the reason, a key of UNUSABLE, which the data card
+counts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from pipeline.errors import PipelineError
 from pipeline.languages import Language, language, named_language, shipped_languages
 
 Row = dict[str, Any]
-Example = dict[
-    str, Any
-]  # prompt and completion, and messages where a conversation holds more; or text
-MOST_CHARACTERS = 64  # of the calculations of a solution
+# prompt and completion, and messages if a conversation has more turns; or text
+Example = dict[str, Any]
+MOST_CHARACTERS = 64  # in the calculations of a solution
 
-# Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
+# Our wordings: one is drawn for each pair of sentences.
 INSTRUCTIONS = (
     "Translate from {source} to {target}.\n{text}",
     "Translate this {source} text into {target}: {text}",
@@ -43,7 +42,7 @@ INSTRUCTIONS = (
     "Give the {target} translation of the {source} sentence.\n{text}",
     "{source}: {text}\nWrite it in {target}.",
 )
-# letters that text in the language must hold; the others here are written in Latin letters
+# letters that text in a language must contain; other languages here use Latin letters
 SCRIPTS = {
     "bn": "[\u0980-\u09ff]",
     "te": "[\u0c00-\u0c7f]",
@@ -58,13 +57,14 @@ SCRIPTS = {
 
 
 def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
-    """openai/gsm8k, its annotated calculations alone, a line each, as solutions of mgsm_steps are:
-    math without English prose. At most 64 characters, and so at most 64 tokens of any tokenizer
-    with single digits and signs.
+    """Read the annotated calculations of openai/gsm8k, a line each: math without English prose.
+
+    The solutions have the form of mgsm_steps. They have at most 64 characters, and so at most 64
+    tokens of any tokenizer with single digits and signs.
     """
     calculations = calculations_of(row["answer"])
-    answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
-    solution = "\n".join([*calculations, f"#### {answer}"])
+    _, _, answer = row["answer"].rpartition("####")
+    solution = "\n".join([*calculations, f"#### {answer.strip().replace(',', '')}"])
     if not calculations:
         return "no_calculation"
     if len(solution) > MOST_CHARACTERS:
@@ -73,51 +73,51 @@ def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
 
 
 def calculations_of(answer: str) -> list[str]:
-    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators:
-    48/2=24.
-    """
-    return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
+    """Return GSM8K's annotated calculations (48/2=24), without spaces, $ and thousands marks."""
+    annotations = re.findall(r"<<([^<>]*)>>", answer)
+    return [re.sub(r"[ $,]", "", annotation) for annotation in annotations]
 
 
 def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
-    """openai/gsm8k as plain text, for a base made from nothing."""
+    """Read openai/gsm8k as plain text, for a base with random weights."""
     return {"text": f"{row['question']}\n{row['answer']}"}
 
 
 def nllb(row: Row, source: Source) -> Example | Unusable:
-    """Raw bitext of allenai/nllb, a line a pair, tabs between:
+    """Read raw bitext of allenai/nllb: a pair a line, separated by tabs.
 
-    AllenAI's 9 columns (text, text, score, language scores, sources) or CCMatrix' 3 (score, text,
-    text). The languages stand in the order of their codes: FLORES' (als_Latn before eng_Latn), or
-    those of two letters (en before sq). The score is LASER's margin.
+    A line has AllenAI's 9 columns (text, text, score, language scores, sources) or CCMatrix' 3
+    (score, text, text). The languages are in the order of their codes: FLORES' (als_Latn before
+    eng_Latn), or those of two letters (en before sq). The score is LASER's margin.
     """
-    parts, code = (row["text"] or "").split("\t"), source.language or ""
-    if len(parts) not in (3, 9):
-        return "broken"
+    parts = (row["text"] or "").split("\t")
+    code = source.language or ""
     if len(parts) == 9:
-        first, second, score = parts[:3]
+        first, second, score, *_ = parts
+        english_first = language(code).flores > "eng_Latn"
+    elif len(parts) == 3:
+        score, first, second = parts
+        english_first = code > "en"
     else:
-        first, second, score = (parts[1], parts[2], parts[0])
+        return "broken"
     try:
         margin = float(score)
     except ValueError:
         return "broken"
     if source.min_score is not None and not margin >= source.min_score:
         return "low_score"
-    if len(parts) == 9:
-        english_first = language(code).flores > "eng_Latn"
-    else:
-        english_first = code > "en"
-    return translation_example(*((first, second) if english_first else (second, first)), code)
+    if english_first:
+        return translation_example(first, second, code)
+    return translation_example(second, first, code)
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
-    """Read a column of turns: [[prompt, response], ...], a flat list, or messages with role and
-    content.
+    """Read a column of turns as one conversation.
 
+    A cell has [[prompt, response], ...], a flat list, or messages with role and content.
     Each conversation is one example, up to the last answer that is kept. `prompt` and `completion`
-    are plain text without system messages. `messages` is what a chat template takes, where there is
-    more than one question and its answer.
+    are plain text without system messages. `messages` are for a chat template, if there is more
+    than one question and answer.
     """
     messages = messages_in(row, source)
     if isinstance(messages, str):
@@ -127,10 +127,8 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
         if all(map(is_trained, messages)):
             return "empty"
         return "not_trained"
-    texts = []
-    for turn in turns:
-        if turn["role"] in ("user", "assistant") and turn["content"]:
-            texts.append(turn["content"])
+    spoken = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant")]
+    texts = list(filter(None, spoken))
     example = pair("\n\n".join(texts[:-1]), texts[-1])
     roles = [turn["role"] for turn in turns]
     if roles != ["user", "assistant"] or any(map(other_keys, turns)):
@@ -139,11 +137,11 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
 
 
 def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
-    """Return the messages of a row, of one column or of two."""
+    """Return the messages in the one or two columns of a row."""
     cells = [row[column] for column in turn_columns(source)]
-    return messages_of(
-        cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells)))
-    )
+    if len(cells) == 1:
+        return messages_of(cells[0])
+    return messages_of(list(chain.from_iterable(map(turns_in, cells))))
 
 
 def is_kept_in_part(row: Row, source: Source) -> bool:
@@ -152,42 +150,38 @@ def is_kept_in_part(row: Row, source: Source) -> bool:
     if isinstance(messages, str):
         return False
     turns = whole_turns(messages, source.turns)
-    written = []
-    for message in messages:
-        if message["content"].strip():
-            written.append(message)
+    written = [message for message in messages if message["content"].strip()]
     answers = sum(turn["role"] == "assistant" for turn in turns)
     all_wanted = answers == source.turns or len(written) == len(turns)
     return bool(turns) and (written[: len(turns)] != turns or not all_wanted)
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
-    """Prompts and completions as they are.
+    """Read prompts and completions.
 
-    An empty prompt is plain text: the loss is on all of it; null is none.
+    An empty prompt means plain text, with the loss on all of it. A null prompt is unusable.
     """
     if row["prompt"] is None:
         return "empty"
-    # of another data run
-    conversation = {}
-    if row.get("messages"):
-        conversation = {"messages": row["messages"]}
-    return pair(row["prompt"], row["completion"]) | conversation
+    example = pair(row["prompt"], row["completion"])
+    if row.get("messages"):  # from another data run
+        example["messages"] = row["messages"]
+    return example
 
 
 def text(row: Row, source: Source) -> Example | Unusable:
-    """Plain text: OpenWebMath, Wikisource."""
+    """Read plain text, such as OpenWebMath or Wikisource."""
     return {"text": str(row[source.column or "text"])}
 
 
 def bitext(row: Row, source: Source) -> Example | Unusable:
-    """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
+    """Read pairs of sentences: `prompt` names the English side, `completion` the other side."""
     english, other = (fill_template(words, row) for words in templates_of(source))
     return translation_example(english, other, source.language or "")
 
 
 def filled(row: Row, source: Source) -> Example | Unusable:
-    """Fill templates that name columns in braces: those of a published set, or a user's own."""
+    """Fill templates that name columns in braces, of a published set or a user's."""
     return pair(*(fill_template(words, row) for words in templates_of(source)))
 
 
@@ -197,7 +191,7 @@ PAIRS = {  # templates of prompt and completion
     "aya": ("{inputs}", "{targets}"),  # CohereLabs/aya_dataset
     # BongChat, llm-japanese-dataset, Dolly in Japanese
     "alpaca": ("{instruction}\n{input?}", "{output}"),
-    # Telugu-LLM-Labs: of its nine columns instruction, input and output are the English originals
+    # Telugu-LLM-Labs; its columns instruction, input and output are the English originals
     "telugu_alpaca": ("{telugu_instruction}\n{telugu_input?}", "{telugu_output}"),
     "inkuba": ("{instruction}\n\n{inputs?}", "{targets}"),  # lelapa/Inkuba-instruct
     "xp3mt": ("{inputs}", "{targets}"),  # bigscience/xP3mt
@@ -214,8 +208,9 @@ READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
     "template": filled,
     "bitext": bitext,
 }
-COLUMNS = {  # of readers without templates, as in one
-    **dict.fromkeys(("gsm8k_calculations", "gsm8k_text"), "{question}{answer}"),
+COLUMNS = {  # the columns of readers without templates, in the form of a template
+    "gsm8k_calculations": "{question}{answer}",
+    "gsm8k_text": "{question}{answer}",
     "nllb": "{text?}",
     "pairs": "{prompt?}{completion}",  # without a prompt it is plain text
 }
@@ -225,20 +220,19 @@ def templates_of(source: Source) -> tuple[str, str]:
     return PAIRS.get(source.rows) or (source.prompt or "", source.completion or "")
 
 
-# --- their parts ---
+# --- parts of examples ---
 
 
 def words_of(example: Example) -> str:
-    """All text of an example, as it is compared with benchmarks."""
-    if "messages" in example:
-        values = (
-            value
-            for message in example["messages"]
-            for key, value in message.items()
-            if key != "role"
-        )
-        return "\n".join(value for value in values if isinstance(value, str))
-    return "\n".join(example.values())
+    """Return all text of an example that is compared with benchmarks."""
+    if "messages" not in example:
+        return "\n".join(example.values())
+    texts = []
+    for message in example["messages"]:
+        for key, value in message.items():
+            if key != "role" and isinstance(value, str):
+                texts.append(value)
+    return "\n".join(texts)
 
 
 def pair(prompt: Any, completion: Any) -> Example:
@@ -246,8 +240,9 @@ def pair(prompt: Any, completion: Any) -> Example:
 
 
 def translation_example(english: str, target_text: str, code: str) -> Example | Unusable:
-    """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go
-    each way.
+    """Return one direction of a pair in one wording, both drawn by the pair's checksum.
+
+    Half of the pairs go each way.
     """
     english, target_text = english.strip(), target_text.strip()
     if not english or not target_text:
@@ -261,9 +256,9 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
 
 
 def turn_columns(source: Source) -> list[str]:
-    """Return the columns that hold the turns of a conversation.
+    """Return the one or two columns of a conversation's turns.
 
-    There is one, or TRL's prompt and completion, where `completion` of the source names the second.
+    TRL has two, prompt and completion. `completion` of the source names the second.
     """
     first = source.column or language(source.language or "").flores
     return [first, *template_columns(source.completion or "")]
@@ -272,15 +267,11 @@ def turn_columns(source: Source) -> list[str]:
 def fill_template(words: str, row: Row) -> str:
     """Fill the columns of a template.
 
-    A column that may be blank, and is, goes together with the text between it and the column before
-    it.
+    A blank column that may be blank is dropped, with the text between it and the column before it.
     """
     filled = ""
     for text, name in template_parts(words):
-        if name is None:
-            value = ""
-        else:
-            value = row[name.removesuffix("?")]
+        value = "" if name is None else row[name.removesuffix("?")]
         if not (is_blank(value) and str(name).endswith("?")):
             filled += f"{text}{value}"
     return filled
@@ -292,67 +283,62 @@ def template_parts(words: str) -> list[tuple[str, str | None]]:
 
     {column?} may be blank; {{ is a brace.
     """
-    parts = Formatter().parse(words)
-    return [(text, f"{name}:{more}" if more else name) for text, name, more, _ in parts]
+    parts = []
+    for text, name, more, _ in Formatter().parse(words):
+        parts.append((text, f"{name}:{more}" if more else name))
+    return parts
 
 
 @cache
 def template_columns(words: str) -> dict[str, bool]:
-    """Column of a template -> whether a row must fill it."""
-    names = []
-    for _, name in template_parts(words):
-        if name is not None:
-            names.append(name)
-    return {name.removesuffix("?"): name.removesuffix("?") in names for name in names}
+    """Return for each column of a template whether a row must fill it."""
+    names = [name for _, name in template_parts(words) if name is not None]
+    columns = [name.removesuffix("?") for name in names]
+    return {column: column in names for column in columns}
 
 
 def source_columns(name: str, source: Source) -> dict[str, bool]:
-    """Column that a source's function reads -> whether a row must fill it.
+    """Return for each column that a source's function reads whether a row must fill it.
 
     Raises:
-        PipelineError: an unknown function, or one that lacks a knob.
+        PipelineError: The function is unknown, or a key that it needs is missing.
     """
-    knob_prefix = f"expert.sources.{name}"
+    knob = f"expert.sources.{name}"
     if source.language is not None:
-        named_language(source.language)  # refuses what is no code
+        named_language(source.language)  # raises an error for an unknown code
     if source.rows not in READERS:
-        raise PipelineError(
-            f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}"
-        )
+        raise PipelineError(f"{knob}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
-        raise PipelineError(
-            f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw"
-        )
+        raise PipelineError(f"{knob}.rows={source.rows} needs {knob}.language, such as sw")
     if source.language_column and source.language is None:
-        raise PipelineError(
-            f"{knob_prefix}.language_column needs {knob_prefix}.language, such as sw"
-        )
+        raise PipelineError(f"{knob}.language_column needs {knob}.language, such as sw")
     if source.candidates and not source.stream:
-        raise PipelineError(
-            f"{knob_prefix}.candidates is of streams: give {knob_prefix}.stream=true with it"
-        )
+        raise PipelineError(f"{knob}.candidates is only for streams. Set {knob}.stream=true.")
     if source.rows == "text":
         return {source.column or "text": True}
     if source.rows == "conversation":
         if source.column is None and source.language is None:
             raise PipelineError(
-                f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds"
-                " the turns"
+                f"{knob}.rows=conversation needs {knob}.column, the column of the turns"
             )
         return dict.fromkeys(turn_columns(source), True)
-    for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "' {answer}'")):
-        template = getattr(source, knob)
-        if source.rows in ("template", "bitext") and not are_columns(template):
-            raise PipelineError(
-                f"{knob_prefix}.{knob}={template!r} names no columns: give"
-                f" {knob_prefix}.{knob}={example}, text with your file's columns in braces; {{{{"
-                " stands for a brace, {column?} for one that may be blank"
-            )
+    if source.rows in ("template", "bitext"):
+        _check_template(f"{knob}.prompt", source.prompt, "'Swali: {question}'")
+        _check_template(f"{knob}.completion", source.completion, "' {answer}'")
     return template_columns(COLUMNS.get(source.rows) or "".join(templates_of(source)))
 
 
+def _check_template(knob: str, template: str | None, example: str) -> None:
+    if not are_columns(template):
+        raise PipelineError(
+            f"{knob}={template!r} names no columns. Set {knob}={example}, text with your file's"
+            " columns in braces. Write {{ for a brace, and {column?} for a column that may be"
+            " blank."
+        )
+
+
 def are_columns(template: str | None) -> bool:
-    """Whether a template has columns in its braces, one at least that may not be blank."""
+    """Return True if a template has a column in braces that may not be blank."""
     try:
         return any(template_columns(template or "").values())
     except ValueError:
@@ -360,41 +346,43 @@ def are_columns(template: str | None) -> bool:
 
 
 def language_column(source: Source) -> str | None:
-    """Return the column that names each row's language, of a source that takes the rows of one
-    language.
-    """
-    column = "language" if source.rows == "aya" else source.language_column
-    if source.language:
-        return column
-    return None
+    """Return the column of each row's language, if the source uses the rows of one language."""
+    if not source.language:
+        return None
+    return "language" if source.rows == "aya" else source.language_column
 
 
 def is_wanted(row: Row, source: Source) -> bool:
-    """Whether a row is in the source's language; others are not counted as rows.
+    """Return True if a row is in the source's language; other rows are not counted.
 
-    Its column names it by our code, that of another benchmark, one of these with a region (sw-KE),
-    or its English name.
+    The column has our code of the language, another benchmark's code, one of these with a region
+    (sw-KE), or the English name.
     """
     column = language_column(source)
     if column is None:
         return True
-    of, (names, codes), name = language(source.language or ""), owners_in_aya(), row[column]
+    wanted, name = language(source.language or ""), row[column]
     if source.rows != "aya":
-        return str(name).partition("-")[0] in (of.code, of.name, of.flores, *of.aya_codes)
-    code = row.get("language_code")
-    is_code = (
-        name not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
-    )
-    return name == of.aya or is_code
+        code, _, _ = str(name).partition("-")
+        return code in (wanted.code, wanted.name, wanted.flores, *wanted.aya_codes)
+    names, codes = owners_in_aya()
+    if name == wanted.aya:
+        return True
+    aya_code = row.get("language_code")
+    if name in names or aya_code not in wanted.aya_codes:
+        return False
+    return wanted.constructed or codes.get(aya_code, wanted) == wanted
 
 
 @cache
 def owners_in_aya() -> tuple[set[str], dict[str, Language]]:
-    """Return the names that Aya has of shipped languages, and its code -> language.
+    """Return Aya's names of shipped languages, and the language of each of its codes.
 
-    A language in several scripts has one code there: the first script is taken.
+    A language in several scripts has one code in Aya, which gives its first script.
     """
-    shipped = list(shipped_languages().values())
-    return {one.aya for one in shipped}, {
-        code: one for one in reversed(shipped) for code in one.aya_codes
-    }
+    names, codes = set(), dict[str, Language]()
+    for shipped in shipped_languages().values():
+        names.add(shipped.aya)
+        for code in shipped.aya_codes:
+            codes.setdefault(code, shipped)
+    return names, codes

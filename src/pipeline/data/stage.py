@@ -1,14 +1,15 @@
-"""Stage data: an expert's training set, drawn from its sources or joined from two experts', or the
-small world.
+"""Stage data: an expert's training set, from its sources or two experts' sets, or the small world.
 
-A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a
-data card that says what was taken, what was dropped and why.
+A training set is train.jsonl and validation.jsonl, with prompt and completion (or text) a row, and
+a data card with the rows that were taken and the reasons for the dropped rows.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,37 +27,32 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Run the data stage. Return the counts that the card states."""
+    """Write the data of a run into `work` and return the counts of its card."""
     config, facts = run.config, dict[str, Any]()
+    world, items, union_of = config.expert.world, config.expert.items, config.expert.union
     counts: dict[str, Any]
-    world = config.expert.world
     if world is not None:
         counts = small_world.write(work, "training sets and items", world.dev_items, world.items)
-    elif (items := config.expert.items) is not None:
+    elif items is not None:
         counts = small_world.write(work, "items", items.dev, items.test)
-    elif config.expert.union:
-        sides = {name: expert.side for name, expert in config.expert.union.items()}
+    elif union_of:
+        sides = {name: expert.side for name, expert in union_of.items()}
         folders = {name: run.parents[name].folder for name in sides}
-        counts = union.write_union(
-            work, folders, sides, config.seed if config.data.shuffle else None
-        )
+        seed = config.seed if config.data.shuffle else None
+        counts = union.write_union(work, folders, sides, seed)
     else:
-        root = None
-        if "data_root" in run.parents:
-            root = run.parents["data_root"].folder
+        root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
-        folder = benchmarks.folder_of(config, root)
-        scored = benchmarks.scored_sets(config)
-        pins = benchmarks.compared_with(
-            folder, lock, config.expert.languages, scored
-        )  # before they are read
+        folder, scored = benchmarks.folder_of(config, root), benchmarks.scored_sets(config)
+        # before the benchmarks are read, so that later changes are noticed
+        pins = benchmarks.compared_with(folder, lock, config.expert.languages, scored)
         if benchmarks.keeps_items_apart(config, root):
-            config = replace(
-                config, data=replace(config.data, decontaminate="count", number_variants="count")
-            )
+            data = replace(config.data, decontaminate="count", number_variants="count")
+            config = replace(config, data=data)
         counts = make_training_set(config, root, work, lock)
-        unread = counts.pop("unread", [])
-        facts["benchmarks"] = {label: pin for label, pin in pins.items() if label not in unread}
+        for label in counts.pop("unread", []):
+            pins.pop(label, None)
+        facts["benchmarks"] = pins
     tracker.summary(counts)
     return {"counts": counts, **facts}
 
@@ -64,39 +60,41 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 def make_training_set(
     config: DataStage, data_root: Path | None, work: Path, lock: Lock | None = None
 ) -> dict[str, Any]:
-    """Read, judge, draw, write. The order of rows is a function of the seed.
+    """Read, compare, draw and write the rows of a training set. Return the counts of its card.
 
-    Rows that cannot be used and exact duplicates go; rows that share an n-gram with a benchmark
-    and, of language sets, word problems go too unless they are only to be counted; then each source
-    gives the rows that its share asks for, or all, and validation rows are kept apart.
+    The seed decides the order of rows. Unusable rows and exact duplicates are dropped. Rows that
+    share an n-gram with a benchmark and word problems in language sets are dropped too, or only
+    counted. Then each source gives the rows of its share, or all rows. Validation rows are kept
+    apart.
     """
     opened = open_sources(config, data_root, lock)
     folder = benchmarks.folder_of(config, data_root)
     scored = benchmarks.scored_sets(config)
-    known_ngrams = benchmarks.benchmark_ngrams(
+    known = benchmarks.benchmark_ngrams(
         config.data.ngram, folder, lock, config.expert.languages, scored=scored
     )
-    candidates, counts = gather_candidates(config, known_ngrams, opened)
+    candidates, counts = gather_candidates(config, known, opened)
     usable = filter_candidates(config, candidates, counts)
-    drawn = draw_rows(
-        config, {name: [(name, line) for line in lines] for name, lines in usable.items()}
-    )
+    named = {name: [(name, line) for line in lines] for name, lines in usable.items()}
+    drawn = draw_rows(config, named)
     if not drawn["train"]:
         raise PipelineError(
-            f"data.validation={config.data.validation} leaves no row for training: ask for fewer"
+            f"data.validation={config.data.validation} leaves no row for training. Lower it."
         )
+    taken = Counter(source for source, _ in chain(*drawn.values()))
     for name in config.expert.sources:
-        counts[name]["taken"] = sum(source == name for part in drawn.values() for source, _ in part)
-    for name, part in drawn.items():
-        (work / f"{name}.jsonl").write_bytes(b"".join(line for _, line in part))
-    counts |= {name: len(part) for name, part in drawn.items()}
-    (work / "data_card.md").write_text(write_card(config, counts, known_ngrams), encoding="utf-8")
+        counts[name]["taken"] = taken[name]
+    for name, rows in drawn.items():
+        lines = b"".join(line for _, line in rows)
+        (work / f"{name}.jsonl").write_bytes(lines)
+        counts[name] = len(rows)
+    (work / "data_card.md").write_text(write_card(config, counts, known), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)
-    if not known_ngrams.texts and config.data.benchmarks != "none":
+    if not known.texts and config.data.benchmarks != "none":
         print(
-            "no benchmark files were found to compare with: give data.benchmarks=FOLDER",
+            "no benchmark files were found to compare with. Set data.benchmarks=FOLDER.",
             file=sys.stderr,
         )
-    if known_ngrams.unread:
-        counts["unread"] = known_ngrams.unread
+    if known.unread:
+        counts["unread"] = known.unread
     return counts

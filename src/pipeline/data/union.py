@@ -1,5 +1,6 @@
-"""A joint set (Layer Swapping 5.2, Unreasonable Effectiveness 4.2): the union of what two experts'
-data runs give.
+"""Joint sets: the union of two experts' training sets.
+
+See Layer Swapping 5.2 and Unreasonable Effectiveness 4.2.
 """
 
 from __future__ import annotations
@@ -21,44 +22,44 @@ Row = dict[str, str]
 def unite_sets(
     sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """train and validation of a joint set, and source -> the rows dropped from it.
+    """Return the rows for training and validation, and how many rows of each expert were dropped.
 
-    `sets`: expert -> the folder of its data run; `sides`: expert -> the side that its rows are
-    given.
+    Both have the rows of both experts; the training rows are shuffled once. A training row that the
+    other expert holds out for validation is dropped.
 
-    Training rows are those of both, shuffled once by `seed` (None: one set after the other).
-    Neither's validation rows are among them: one that the other expert trains on is dropped. The
-    validation rows are those of both.
+    Args:
+        sets: The folder of each expert's data run.
+        sides: The side that each expert's rows train.
+        seed: The seed of the shuffle. None: one set after the other.
 
     Raises:
-        PipelineError: one set is plain text and the other is not.
+        PipelineError: One set is plain text and the other is not.
     """
-    rows = {
-        part: [
-            row | {"side": sides[expert]}
-            for expert, folder in sets.items()
-            for row in read_jsonl(folder / f"{part}.jsonl")
-        ]
-        for part in PARTS
-    }
+    rows: dict[str, list[Row]] = {"train": [], "validation": []}
+    for part, united in rows.items():
+        for expert, folder in sets.items():
+            side = {"side": sides[expert]}
+            united += [row | side for row in read_jsonl(folder / f"{part}.jsonl")]
     if len({"text" in row for row in rows["train"]}) > 1:
         raise PipelineError(
-            f"{' and '.join(sets)} are plain text and prompts with completions: join sets of one"
-            " kind"
+            f"{' and '.join(sets)} are plain text and prompts with completions. Join sets of one"
+            " kind."
         )
     held_out = set(map(row_content, rows["validation"]))
-    left_out = Counter(row["side"] for row in rows["train"] if row_content(row) in held_out)
-    rows["train"] = [row for row in rows["train"] if row_content(row) not in held_out]
+    left_out, train = Counter[str](), []
+    for row in rows["train"]:
+        if row_content(row) in held_out:
+            left_out[row["side"]] += 1
+        else:
+            train.append(row)
+    rows["train"] = train
     if seed is not None:
-        random.Random(seed).shuffle(rows["train"])
+        random.Random(seed).shuffle(train)
     return rows, {expert: left_out[sides[expert]] for expert in sets}
 
 
-PARTS = ("train", "validation")
-
-
 def row_content(row: Row) -> tuple[str, ...]:
-    """Return what a row says, whoever wrote it."""
+    """Return the text of a row, whichever expert has it."""
     if "text" in row:
         return (row["text"],)
     return (row["prompt"], row["completion"])
@@ -67,36 +68,34 @@ def row_content(row: Row) -> tuple[str, ...]:
 def write_union(
     work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None
 ) -> dict[str, Any]:
-    """train.jsonl, validation.jsonl and the card of a joint set.
+    """Write the files and the card of a joint set, and return the card's counts.
 
-    Gives the counts that the card states.
+    Args:
+        work: The folder of the files.
+        sets: The folder of each expert's data run.
+        sides: The side that each expert's rows train.
+        seed: The seed of the shuffle. None: one set after the other.
     """
     united, left_out = unite_sets(sets, sides, seed)
-    counts: dict[str, Any] = {part: len(rows) for part, rows in united.items()}
+    counts: dict[str, Any] = {}
+    by_side = {}
+    for part, rows in united.items():
+        counts[part] = len(rows)
+        by_side[part] = Counter(row["side"] for row in rows)
+        write_rows(work / f"{part}.jsonl", rows)
     table = []
     for expert, side in sides.items():
-        taken = [sum(row["side"] == side for row in rows) for rows in united.values()]
+        taken = [numbers[side] for numbers in by_side.values()]
         counts[expert] = {"taken": sum(taken), "left_out": left_out[expert]}
-        table.append([expert, sets[expert].name, side, *map(str, (*taken, left_out[expert]))])
-    head = (
-        "expert",
-        "data run",
-        "side",
-        "training rows",
-        "for validation",
-        "dropped: the other's validation rows",
-    )
-    lines = [
-        "# Joint training set",
-        "",
+        numbers = map(str, (*taken, left_out[expert]))
+        table.append([expert, sets[expert].name, side, *numbers])
+    dropped = "dropped: the other's validation rows"
+    head = ("expert", "data run", "side", "training rows", "for validation", dropped)
+    order = "one after the other" if seed is None else f"shuffled once (seed {seed})"
+    summary = (
         f"{counts['train']} training rows, {counts['validation']} for validation: the union of the"
-        " sets below, "
-        + ("one after the other" if seed is None else f"shuffled once (seed {seed})")
-        + ". Their own cards say what they are made of.",
-        "",
-        *markdown_table(head, table),
-    ]
-    for part, rows in united.items():
-        write_rows(work / f"{part}.jsonl", rows)
+        f" sets below, {order}. Their own cards say what they are made of."
+    )
+    lines = ["# Joint training set", "", summary, "", *markdown_table(head, table)]
     (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return counts

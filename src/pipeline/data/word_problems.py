@@ -1,5 +1,6 @@
-"""Which rows look like math word problems: language sets are to hold none (layer_swapping 3.1,
-unreasonable 3.4).
+"""Detection of math word problems, which language sets must not contain.
+
+See layer_swapping 3.1 and unreasonable 3.4.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ HOW_MANY = re.compile(
 
 
 def is_word_problem(example: Example) -> bool:
-    """Two numbers or more are given, and either an equation is worked out, or a quantity is
-    requested and a number that was not given ends the answer.
+    """Return True if a row looks like a math word problem.
+
+    The prompt has two numbers or more. The answer either works out an equation, or the prompt asks
+    for a quantity and the answer ends with a number that is not in the prompt.
     """
     prompt, answer = example.get("prompt", ""), example.get("completion", "")
-    text = NUMBER.findall(prompt)
-    if len(text) < 2:
+    given = NUMBER.findall(prompt)
+    if len(given) < 2:
         return False
     if EQUATION.search(answer):
         return True
-    last = NUMBER.findall(answer[-60:])
-    return bool(last) and last[-1] not in text and HOW_MANY.search(prompt) is not None
+    if not HOW_MANY.search(prompt):
+        return False
+    last_numbers = NUMBER.findall(answer[-60:])
+    return bool(last_numbers) and last_numbers[-1] not in given

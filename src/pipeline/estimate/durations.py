@@ -1,8 +1,9 @@
-"""How long a run takes on this machine: by its work, and by what finished runs took for theirs.
+"""How long a run takes on this machine, by its work and by the durations of finished runs.
 
 A run's work in rows, tokens, steps and questions becomes seconds by the formulas of
-estimate/flops.py on a GPU, and of estimate/cpu.py on a CPU; where runs of its kind are finished, it
-is the median of what they took. What is not known is None, shown as "?" and left out of sums.
+estimate/flops.py on a GPU, and of estimate/cpu.py on a CPU. If runs of the same kind are finished,
+the prediction is the median of their durations. An unknown duration is None, shown as "?" and left
+out of sums.
 """
 
 from __future__ import annotations
@@ -44,24 +45,20 @@ from pipeline.stages.rows import bytes_of_largest_parent
 from pipeline.text import pluralize
 from pipeline.train.memory import LIBRARIES, WIDTH
 
-ON_GPU = "a100_80"  # where there are GPUs, none is asked which it is
+ON_GPU = "a100_80"  # the card that any GPU of this machine is assumed to be
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
-DISK = 1e9  # bytes of a merge that are read or written a second: assumed
+DISK = 1e9  # bytes of a merge that are read or written a second (assumed)
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
-# seconds a byte of the weights: read, saved and hashed after the first step and at the end,
-# reloaded (1.7 measured with an H100, files in memory; results/bench/check_h100_full.json)
-FILES = {True: 3 / 1e9, False: 12 / 1e9}  # on a GPU or not
-BASE_ALONE = 0.2  # of that, where nothing but the base of an adapter is read
+# Seconds a byte of the weights, on a GPU or not: they are read, saved and hashed after the first
+# step and at the end, and reloaded (1.7 measured with an H100, files in memory;
+# results/bench/check_h100_full.json).
+FILES = {True: 3 / 1e9, False: 12 / 1e9}
+BASE_ALONE = 0.2  # the share of FILES for an adapter, whose base is only read
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
-# on a CPU more than a day for a run, or more than its memory; a month for a table
+# a run needs more than a day or the CPU's memory; a table needs more than a month
 NEEDS_GPU = "needs a GPU"
-UNKNOWN = (
-    PipelineError,
-    KeyError,
-    OSError,
-    ValueError,
-)  # a shape that is not known, a file that is not there
+UNKNOWN = (PipelineError, KeyError, OSError, ValueError)  # a shape is unknown, a file is missing
 Kind = tuple[Any, ...]
 WORK = {  # knobs that decide how long runs of one name take
     "model": ("path",),
@@ -78,23 +75,26 @@ def gpu_here() -> Gpu | None:
 
 
 def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> Kind:
-    """Return a key that is equal for runs that take about as long: stage, beginning of the label,
-    and work.
+    """Return a key that is equal for runs that take about as long.
+
+    It has the stage, the beginning of the label, and the work.
 
     Args:
-        knobs: group -> knob -> value.
+        stage: The stage.
+        label: The run's label.
+        knobs: Group -> knob -> value.
     """
     work = []
     for group, names in WORK.items():
-        for name in names:
-            work.append(knobs.get(group, {}).get(name))
+        values = knobs.get(group, {})
+        work += [values.get(name) for name in names]
     return (stage, *label.split("-")[:2], *work)
 
 
 class History:
-    """What finished runs took, by kind.
+    """The durations of finished runs, by kind.
 
-    gpu: returns the GPU on which what is still to be made will run, None for this machine's CPU.
+    `gpu` returns the GPU that will compute unfinished runs, or None for this machine's CPU.
     """
 
     def __init__(
@@ -116,8 +116,9 @@ class History:
             self.seconds[kind].append(manifest.seconds)
 
     def predict(self, run: Run) -> float | None:
-        """Seconds: the median of finished runs of its kind, else those of its work; None where
-        neither is known.
+        """Return a run's seconds, or None if they are unknown.
+
+        They are the median of finished runs of its kind, otherwise computed from its work.
         """
         knobs = {}
         for group in WORK:
@@ -129,7 +130,7 @@ class History:
         return guess(run, self.gpu)
 
     def seconds_text(self, run: Run) -> str:
-        """Return a run's seconds as a plan shows them."""
+        """Return a run's seconds in the form of a plan."""
         seconds = self.predict(run)
         if self.needs_gpu(run, seconds):
             return NEEDS_GPU
@@ -138,9 +139,7 @@ class History:
         return f"~{seconds:.0f}"
 
     def needs_gpu(self, run: Run, seconds: float | None) -> bool:
-        """Whether a run is too long for this machine's CPU, as predicted, or too large for its
-        memory.
-        """
+        """Return True if a run is predicted to take too long on this CPU, or exceeds its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or self.gpu():
             return False
         return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
@@ -148,53 +147,64 @@ class History:
     def sum(
         self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] = {}
     ) -> tuple[str, str]:
-        """Two texts: the time that runs take together with these workers, "?" if no time is known,
-        and which runs it leaves out. With several workers runs are given parents first. left: run
-        hash -> seconds of those that run.
+        """Return the time that runs take together, and a text about the runs that it leaves out.
+
+        The time is "?" if no run's time is known.
+
+        Args:
+            runs: The runs, with parents before children if there are several workers.
+            workers: The number of workers.
+            left: The remaining seconds of runs in progress, by their hashes.
         """
-        predicted = [
-            (run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs
-        ]
-        feasible = []
-        for run, seconds in predicted:
-            if not self.needs_gpu(run, seconds):
-                feasible.append((run.hash, seconds))
-        predictions = []
-        for key, seconds in feasible:
-            if seconds is not None:
-                predictions.append((key, seconds))
-        needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
-        total = sum(seconds for _, seconds in predictions)
+        seconds_of: dict[str, float] = {}
+        needing = unknown = 0
+        for run in runs:
+            seconds = left.get(run.hash)
+            if seconds is None:
+                seconds = self.predict(run)
+            if self.needs_gpu(run, seconds):
+                needing += 1
+            elif seconds is None:
+                unknown += 1
+            else:
+                seconds_of[run.hash] = seconds
+        total = sum(seconds_of.values())
         if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
         omitted = []
         if needing:
-            omitted = [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"]
+            need = "needs" if needing == 1 else "need"
+            omitted.append(f"{pluralize(needing, 'run')} that {need} a GPU")
         if unknown:
-            omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"]
-        if omitted and not predictions:
+            omitted.append(f"{pluralize(unknown, 'run')} that cannot be estimated")
+        if omitted and not seconds_of:
             return "?", " and ".join(omitted)
-        if workers > 1:  # one a GPU: a training of several holds as many
-            gpus = {}
-            for run in runs:
-                if isinstance(run.config, TrainStage):
-                    gpus[run.hash] = run.config.sft.processes
-            shared = sum(seconds * gpus.get(key, 1) for key, seconds in predictions) / workers
-            total = max([shared, *longest_paths(runs, dict(predictions)).values()])
+        if workers > 1:
+            total = self._elapsed(runs, seconds_of, workers)
         return f"about {format_duration(total)}", " and ".join(omitted)
+
+    def _elapsed(self, runs: Sequence[Run], seconds_of: Mapping[str, float], workers: int) -> float:
+        """Return the time with several workers, each with a GPU.
+
+        A training on several GPUs occupies as many workers.
+        """
+        gpus = {}
+        for run in runs:
+            if isinstance(run.config, TrainStage):
+                gpus[run.hash] = run.config.sft.processes
+        shared = sum(seconds * gpus.get(key, 1) for key, seconds in seconds_of.items()) / workers
+        return max([shared, *longest_paths(runs, dict(seconds_of)).values()])
 
 
 # --- first guesses ---
 
 
 def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
-    """Seconds of its work on a GPU, or on this machine's CPU; None where its work is not known
-    before.
-    """
+    """Return the seconds of a run's work on a GPU or this CPU, or None if the work is unknown."""
     config = run.config
     with suppress(*UNKNOWN):
         if isinstance(config, EvalStage) and is_bundle(run):
-            return 0.2  # averages of scores take almost none
+            return 0.2  # averages of scores take almost no time
         if isinstance(config, TrainStage | EvalStage):
             machine = gpu() or cpu.cpu(shape_for(run), config.threads or cores())
             if isinstance(config, TrainStage):
@@ -204,7 +214,8 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
             return data_seconds(run)
         if config.stage in ("merge", "analyze"):
             size = bytes_of_largest_parent(run) or 4.0 * shape_for(run).parameters
-            return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
+            files = len(run.parents) + 1  # each parent is read, and the result is written
+            return 1 + files * size / DISK
     if config.stage == "select":
         return 1.0
     return None
@@ -214,65 +225,80 @@ def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
 
 
 def training_seconds(run: Training, machine: Gpu) -> float:
-    """Seconds of its steps; then loading and saving.
+    """Return the seconds of a training's steps, and of loading and saving.
 
-    Raises PipelineError where its work is not known yet.
+    Raises:
+        PipelineError: The training's work is not known yet.
     """
     sft = run.config.sft
     steps, seconds = training_work(run, machine)
     files = FILES[not machine.is_cpu] * shape_for(run).parameters * WIDTH[sft.weights]
-    return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
+    if sft.adapter == "lora":
+        files = files * BASE_ALONE
+    return 1 + seconds + STEP * steps + files
 
 
 def describe_training(run: Training, options: Mapping[str, str]) -> str:
     """Return a line that describes a training: recipe, mixture, rows, steps, tokens, and cost.
 
-    The cost is for the GPU of hardware=, otherwise for this CPU if the training fits, otherwise for
-    an A100.
+    The cost is for the GPU of hardware=. Without hardware=, it is for this CPU if the training
+    fits, otherwise for an A100.
 
     Args:
-        options: key -> value of its command.
+        run: The training.
+        options: The keys and values of its command.
     """
-    launcher, processes = run.config.launcher, run.config.sft.processes
-    rows, steps, tokens = (
-        "?" if count is None else f"{count:,.0f}" for count in expected_size(run)
+    launcher = run.config.launcher
+    rows, steps, tokens = (_shown(count, ",.0f") for count in expected_size(run))
+    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+    about = (
+        f"{run.label}: recipe={recipe} mixture={mixture}, {rows} rows in {steps} steps,"
+        f" {tokens} tokens"
     )
-    named = (
-        f"{run.label}: recipe={options.get('recipe', 'default')}"
-        f" mixture={options.get('mixture', 'all')}"
-    )
-    about = f"{named}, {rows} rows in {steps} steps, {tokens} tokens"
     gpu = card_of(options.get(HARDWARE))
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
     bytes_here = memory_here(run)
     fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
     if not (gpu or by_job or visible_gpus()) and fits_here:
         seconds = guess(run, lambda: None)
-        if seconds is None:
-            time = "?"
-        else:
-            time = f"about {format_duration(seconds)}"
-        return (
-            f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB,"
-            f" {time}"
-        )
-    gpu, takes, hours = gpu or ON_GPU, "? GB a GPU", "?"
+        time = "?" if seconds is None else f"about {format_duration(seconds)}"
+        return f"{about}; on this CPU: {_shown(bytes_here, '.1f', 1e9)} GB, {time}"
+    return f"{about}; on {_cost_on_gpu(run, gpu or ON_GPU)}"
+
+
+def _shown(value: float | None, form: str, unit: float = 1) -> str:
+    return "?" if value is None else format(value / unit, form)
+
+
+def _cost_on_gpu(run: Training, gpu: str) -> str:
+    processes = run.config.sft.processes
+    takes, hours = "? GB a GPU", "?"
     with suppress(*UNKNOWN):
         card = cards()[gpu]
         memory = memory_of(run, card=card.memory)
-        above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (memory > card.memory)
-        takes = f"{memory / 1e9:.0f} GB a GPU{above}"
+        takes = f"{memory / 1e9:.0f} GB a GPU"
+        if memory > card.memory:
+            takes += f", more than its {card.memory / 1e9:.0f}: see hardware="
         hours = f"{training_cost(run, card).hours:.1f}"
-    return f"{about}; on {f'{processes} x ' * (processes > 1)}{gpu}: {takes}, {hours} GPU-hours"
+    if processes > 1:
+        gpu = f"{processes} x {gpu}"
+    return f"{gpu}: {takes}, {hours} GPU-hours"
 
 
 def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:
-    """Bytes that a training, with rows as in `memory_of`, takes of each GPU or, in all processes,
-    of this machine, or that a score takes of this machine; None for others and unknown models.
+    """Return the bytes that a training or evaluation needs, or None if they are unknown.
+
+    Other stages have None.
+
+    Args:
+        run: The run.
+        on_gpu: Return the bytes of each GPU, instead of this machine's bytes for all processes.
+        row: The longest row, as in `memory_of`.
     """
     with suppress(*UNKNOWN):
         if isinstance(run.config, TrainStage):
-            return memory_of(run, on_gpu, row) * (1 if on_gpu else run.config.sft.processes)
+            processes = 1 if on_gpu else run.config.sft.processes
+            return memory_of(run, on_gpu, row) * processes
         if isinstance(run.config, EvalStage):
             return shape_for(run).parameters * WIDTH[dtype_of(run)] + LIBRARIES
     return None
@@ -282,15 +308,15 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
 
 
 def evaluation_seconds(run: Evaluation, machine: Gpu) -> float:
-    """Seconds of loading a model, which a GPU does not wait for, and of scoring it."""
-    return (
-        0.3 + FILES[False] * machine.is_cpu * shape_for(run).parameters + scoring_work(run, machine)
-    )
+    """Return the seconds of loading a model and scoring it. A GPU does not wait for loading."""
+    loading = FILES[False] * machine.is_cpu * shape_for(run).parameters
+    return 0.3 + loading + scoring_work(run, machine)
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
-    """By the bytes of the files that are read, but for what is unpacked or copied, and the few of
-    the small world.
+    """Return the seconds of a data run by the bytes of its files.
+
+    Unpacked archives and copies are not counted, nor are the small files of the small world.
     """
     expert, root = run.config.expert, run.parents.get("data_root")
     of_world = isinstance(root, Run) and root.config.expert.world is not None
@@ -311,47 +337,47 @@ def listed_gpus() -> list[tuple[str, str]]:
 
     It may take seconds.
     """
-    query = [
-        "nvidia-smi",
-        "--query-gpu=driver_version,memory.total",
-        "--format=csv,noheader,nounits",
-    ]
+    fields = "--query-gpu=driver_version,memory.total"
+    query = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
+    gpus = []
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        listed = subprocess.run(
-            query, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-        return [
-            (driver, memory)
-            for driver, memory in (line.split(", ") for line in listed.splitlines())
-        ]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        for line in done.stdout.splitlines():
+            driver, memory = line.split(", ")
+            gpus.append((driver, memory))
+        return gpus
     return []
 
 
 @lru_cache(maxsize=1)
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi; None without."""
+    """Return the version of the NVIDIA driver, or None without a driver.
+
+    Reads the kernel module's file, otherwise asks nvidia-smi.
+    """
     with suppress(OSError):
-        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8"))
+        text = MODULE.read_text(encoding="utf-8")
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
         if match:
             return match[1]
     return next((driver for driver, _ in listed_gpus()), None)
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU that nvidia-smi lists; None where it lists none, or not its
-    memory.
-    """
-    return min(
-        (int(memory) * 2**20 for _, memory in listed_gpus() if memory.isdigit()), default=None
-    )
+    """Return the bytes of the smallest GPU that nvidia-smi lists, or None if they are unknown."""
+    sizes = [int(memory) for _, memory in listed_gpus() if memory.isdigit()]
+    if not sizes:
+        return None
+    return min(sizes) * 2**20
 
 
 def visible_gpus() -> list[str]:
     """Return the ids of the GPUs that this process may use, without importing torch.
 
-    Reads CUDA_VISIBLE_DEVICES as CUDA does: an invalid id, such as -1, ends the list.
+    Reads CUDA_VISIBLE_DEVICES like CUDA: an invalid id, such as -1, ends the list.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return list(takewhile(lambda gpu: re.match(r"\w", gpu), map(str.strip, listed.split(","))))
-    return [str(index) for index in range(len(listed_gpus()))]
+    if listed is None:
+        return [str(index) for index in range(len(listed_gpus()))]
+    ids = map(str.strip, listed.split(","))
+    return list(takewhile(lambda gpu: re.match(r"\w", gpu), ids))

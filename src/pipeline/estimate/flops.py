@@ -1,12 +1,12 @@
-"""What runs cost in seconds, by formulas on numbers. Nothing is loaded: a plan takes no time.
+"""What runs cost in seconds, by formulas. Nothing is loaded, so a plan takes no time.
 
-The memory of training is in train/memory.py, that of scoring in evaluate/memory.py, whose checks
-are by the same formulas.
+The memory of training is in train/memory.py, the memory of scoring in evaluate/memory.py; their
+checks use the same formulas.
 
-What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring
-says how). Measured where a card has a record, else assumed, is what is reached of its data sheet
-(conf/cards.yaml); assumed are the time that Python takes to launch a layer (LAUNCH), how many
-answers do not stop, and tokens a row (conf/tokens.yaml). Loading and saving are not counted.
+FLOPs, bytes and numbers of tokens are derived (see each docstring). The share of a card's data
+sheet that is reached is measured if the card has a record, otherwise assumed (conf/cards.yaml). The
+time that Python takes to launch a layer (LAUNCH), the share of answers that do not stop, and the
+tokens a row (conf/tokens.yaml) are assumed. Loading and saving are not counted.
 """
 
 from __future__ import annotations
@@ -37,17 +37,28 @@ from pipeline.train.memory import (
 # --- cards ---
 
 
-LINK_SHARE = 0.75  # of the rate between cards: what collectives reach. Assumed
+LINK_SHARE = 0.75  # the share of the rate between cards that collectives reach (assumed)
 WHOLE: Mapping[str, Sequence[float]] = dict.fromkeys(("bfloat16", "float32", "bf16x3"), (1.0, 0.0))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card by its data sheet and what is reached of it, as conf/cards.yaml has it, or threads of
-    a CPU.
+    """A card with the rates that it reaches (conf/cards.yaml), or threads of a CPU.
 
-    scoring: products -> the share of the rate, and a layer's seconds in a step besides. link: 0
-    where what processes exchange is not counted. records: those of training and of scoring.
+    Attributes:
+        bf16: FLOP/s of the data sheet in bf16.
+        fp32: FLOP/s of the data sheet in fp32.
+        bandwidth: Bytes a second of the memory.
+        memory: Bytes of the memory.
+        link: Bytes a second between cards. 0: exchanges are not counted.
+        bf16_share: The share of `bf16` that training reaches.
+        lora_share: The share of `bf16` that training with LoRA reaches.
+        fp32_share: The share of `fp32` that training reaches.
+        bandwidth_share: The share of `bandwidth` that scoring reaches.
+        scoring: By products the share of the rate that scoring reaches, and further seconds a layer
+            and step.
+        records: The files of the measurements of training and of scoring.
+        is_cpu: True for threads of a CPU.
     """
 
     bf16: float
@@ -64,34 +75,33 @@ class Gpu:
     is_cpu: bool = False
 
     def rate(self, precision: str, lora: bool = False) -> float:
-        """FLOP/s of training that are counted on; of products in TF32, half of those in bf16."""
+        """Return the expected FLOP/s of training. TF32 has half the rate of bf16."""
         if precision == "fp32":
             return self.fp32 * self.fp32_share
-        return (
-            self.bf16
-            * (self.lora_share if lora else self.bf16_share)
-            * (0.5 if precision == "tf32" else 1)
-        )
+        share = self.lora_share if lora else self.bf16_share
+        if precision == "tf32":
+            share = share * 0.5
+        return self.bf16 * share
 
     def scoring_rate(self, products: str) -> float:
-        """FLOP/s of scoring that are counted on; of eval.products=bf16x3 a third."""
+        """Return the expected FLOP/s of scoring. bf16x3 has a third of the rate of bf16."""
         peak = {"float32": self.fp32, "bf16x3": self.bf16 / 3}.get(products, self.bf16)
         return peak * self.scoring[products][0]
 
     def basis(self) -> str:
         """Return the source of the card's rates, in the words of a plan."""
-        training, scoring = (
+        sources = [
             f"results/bench/{record}.json" if record else "assumed" for record in self.records
-        )
+        ]
+        training, scoring = sources
         return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
 @lru_cache(maxsize=1)
 def cards() -> dict[str, Gpu]:
     """Return the cards of conf/cards.yaml by name."""
-    return {
-        name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()
-    }
+    by_name = read_yaml(shipped_conf() / "cards.yaml")
+    return {name: Gpu(**values) for name, values in by_name.items()}
 
 
 # --- training ---
@@ -100,51 +110,54 @@ def cards() -> dict[str, Gpu]:
 def training_flops(
     shape: Shape, trained: Trained, length: float, checkpointing: bool = True, lora_rank: int = 0
 ) -> float:
-    """FLOPs a token of a step that moves `trained`, in rows of `length` tokens.
+    """Return the FLOPs a token of a training step.
 
-    Each matrix of P weights takes 2 P forward, 2 P for the gradient of its input where something
-    trained lies at or below it, and 2 P for that of its weights where they are trained: 6 N in all
-    (Kaplan et al. 2020). Checkpointing adds the forward pass of what the backward pass reaches: 8
-    N, 4/3 of it (Chen et al. 2016; torch leaves out the last product of a layer, 6 % less, which is
+    A matrix of P weights takes 2 P in the forward pass, 2 P for the gradient of its input if a
+    trained weight is at or below it, and 2 P for its own gradient if it is trained: 6 N in all
+    (Kaplan et al. 2020). Checkpointing repeats the forward pass where the backward pass goes: 8 N,
+    4/3 of it (Chen et al. 2016; torch leaves out the last product of a layer, 6 % less, which is
     not counted). TRL's loss computes the head's product again in any case. Attention over s
-    positions of width w: 4 s w forward, twice that backward (PaLM, appendix B). Input embeddings
-    are looked up: 0. LoRA saves the weights' gradients and adds its own products.
+    positions of width w takes 4 s w forward, and twice that backward (PaLM, appendix B). Input
+    embeddings are looked up and take 0. LoRA saves the weights' gradients and adds its own
+    products.
+
+    Args:
+        shape: The model's shape.
+        trained: The trained parts.
+        length: The tokens of a row.
+        checkpointing: Whether gradient checkpointing is on.
+        lora_rank: The rank of LoRA. 0: no LoRA.
     """
-    outside = OUTSIDE in trained and not lora_rank  # adapters sit in layers
-    if outside:
-        lowest = 0
-    else:
+    lowest, head_passes = 0, 4
+    if lora_rank or OUTSIDE not in trained:  # adapters are only in layers
         lowest = min(site.layer for site in trained if site.layer is not None)
+        head_passes = 3
     core = 4 * length * shape.heads * shape.head_width
-    total = 2.0 * shape.embedding * (4 if outside else 3)
-    adapters, matrices = (
-        adapter_parameters(shape, lora_rank),
-        {"attention": shape.attention, "mlp": shape.mlp},
-    )
+    total = 2.0 * shape.embedding * head_passes
+    adapters = adapter_parameters(shape, lora_rank)
+    matrices = {"attention": shape.attention, "mlp": shape.mlp}
     for layer in range(shape.layers):
-        kinds = []
-        for kind in matrices:
-            if Site(layer, kind) in trained:
-                kinds.append(kind)
+        kinds = [kind for kind in matrices if Site(layer, kind) in trained]
         adapter = sum(adapters[kind] for kind in kinds)
-        weights = shape.attention + shape.mlp + adapter
-        total += 2 * weights + core
+        moved = adapter if lora_rank else sum(matrices[kind] for kind in kinds)
+        weights = 2 * (shape.attention + shape.mlp + adapter)
+        forward = weights + core
+        total += forward
         if layer < lowest:
             continue
-        total += 2 * weights + 2 * core + (2 * weights + core if checkpointing else 0)
-        total += 2 * (adapter if lora_rank else sum(matrices[kind] for kind in kinds))
+        total += weights + 2 * core + (forward if checkpointing else 0)
+        total += 2 * moved
         if layer == lowest and lora_rank:
-            total -= (
-                2 * shape.qkv
-            )  # the norm below is frozen too: nothing asks for the gradient of their input
+            # the norm below is frozen too, so the gradient of their input is not computed
+            total -= 2 * shape.qkv
     return total
 
 
 def optimizer_bytes(sft: Sft) -> int:
-    """Bytes that a step moves for each trained parameter: weight and moments are read and written,
-    gradients read.
+    """Return the bytes that a step moves for each trained parameter.
 
-    28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 +
+    The weight and its moments are read and written, the gradient is read. AdamW in fp32 moves 28
+    bytes: 4 for each reading or writing of a weight, its gradient, and two moments (4 x (2 + 1 +
     4)).
     """
     return 3 * trained_width(sft) + 2 * moment_bytes(sft)
@@ -159,74 +172,96 @@ def training_seconds(
     machine: Gpu,
     gathered: bool = False,
 ) -> float:
-    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards
-    say to one another where that takes longer, as both are done at the same time; then the
-    optimizer at the rate of its memory.
+    """Return the seconds of a training's steps.
+
+    Products run at the card's rate. The exchange between cards runs at the same time, so the longer
+    of both counts. Then the optimizer runs at the rate of the memory.
 
     Simultaneous training is the sum of its two sides. Several GPUs share the products, and under
-    fsdp2 the optimizer's work, which each does under ddp. Processes on a CPU share its threads.
+    fsdp2 the optimizer's work, which each GPU repeats under ddp. Processes on a CPU share its
+    threads.
+
+    Args:
+        shape: The model's shape.
+        trained: The trained parts.
+        rows: The number of rows.
+        tokens: The mean tokens of a row.
+        sft: The settings of the training.
+        machine: The card or CPU.
+        gathered: Whether fsdp2 keeps the weights gathered between forward and backward pass.
     """
     rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = trained_parameters(shape, trained, rank)
-    precision = "bf16"
+    precision, gpus, shards = "bf16", sft.processes, 1
     if sft.weights == "float32":
         precision = sft.precision
-    gpus = 1 if machine.is_cpu else sft.processes
+    if machine.is_cpu:
+        gpus = 1
+    if sft.parallel == "fsdp2":
+        shards = gpus
     seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
     if machine.link:
         exchanged = steps * bytes_between(shape, moved, sft, gathered)
         seconds = max(seconds, exchanged / (machine.link * LINK_SHARE))
-    shards = gpus if sft.parallel == "fsdp2" else 1
     return seconds + steps * moved / shards * optimizer_bytes(sft) / machine.bandwidth
 
 
 def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
-    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass
-    forward and, unless they stay gathered, backward, and of the gradients, which are added up in
-    fp32; under ddp of the gradients, added up and given out again.
+    """Return the bytes that each GPU receives in a step, with ring collectives.
+
+    Under fsdp2 it receives all weights in each forward pass, and in each backward pass unless they
+    stay gathered. It also receives the gradients, which are summed in fp32. Under ddp it receives
+    the gradients twice, in an all-reduce.
     """
     peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
-    weights = shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
-    return micro_batches(sft)[1] * peers_share * ((1 if gathered else 2) * weights + 4 * moved)
+    width = 2 if sft.precision == "bf16" else WIDTH[sft.weights]
+    weights = shape.parameters * width
+    if not gathered:
+        weights = 2 * weights
+    _, passes = micro_batches(sft)
+    return passes * peers_share * (weights + 4 * moved)
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
-    """Bytes: each process holds the weights once, while they are loaded or gathered, and 6 GB of
-    libraries.
+    """Return the bytes of host memory.
+
+    Each process has the weights once, while they are loaded or gathered, and 6 GB of libraries.
     """
     return processes * (parameters * WIDTH[dtype] + 6e9)
 
 
 # --- scoring ---
 
-ROOM = 512  # eval.max_gen_toks where it is not given, as the task files have it
-# seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
-LAUNCH = 0.6e-3
-LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
-COLUMNS = (
-    2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
-)
-IDLE = (
-    1 / 16
-)  # rows that wait: a GPU fills an eighth of them at once (REFILL in evaluate/decode.py)
+ROOM = 512  # the default of eval.max_gen_toks in the task files
+LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels (assumed)
+LONGEST_QUESTION = 2.5  # relative to the mean; 2.4 for MGSM's 250 questions
+# relative to a row's mean tokens: a step reads as many columns as the longest row has (assumed)
+COLUMNS = 2.0
+# the share of rows that wait: a GPU fills an eighth of its rows at once (REFILL in decode.py)
+IDLE = 1 / 16
 
 
 @lru_cache(maxsize=1)
 def token_counts() -> dict[str, Any]:
-    """Mean tokens of conf/tokens.yaml: of MGSM's texts by language, and of training rows by set."""
+    """Return conf/tokens.yaml: mean tokens of MGSM's texts by language, and of rows by set."""
     return read_yaml(shipped_conf() / "tokens.yaml")  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer
-    (0: letters weighed).
+    """Questions of one kind.
 
-    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer;
-    `logits`: of so many tokens of a question.
+    Attributes:
+        questions: The number of questions.
+        prefix: Tokens of the exemplars before a question.
+        question: Tokens of a question.
+        answer: Tokens of an answer. 0: log-likelihoods of letters.
+        prefixes: The number of sets of exemplars, such as one a subject.
+        room: The most tokens of an answer.
+        logits: How many tokens of a question need logits.
     """
 
     questions: int
@@ -239,43 +274,98 @@ class QuestionSet:
 
 
 def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
-    """Return the questions that a task asks in one language, with their lengths in tokens.
+    """Return the questions of a task in one language, with their lengths in tokens.
 
-    MGSM and other tasks with numeric answers have measured lengths; languages without a measurement
-    have the English ones. Other tasks have English lengths, multiplied by how much longer MGSM's
-    problems are in the language, as these tasks are translations. The English lengths are assumed
-    (`Benchmark.tokens`): tests of a program 90 tokens, the program 70, the names of two languages
-    10.
+    MGSM and other tasks with numeric answers have measured lengths; a language without a
+    measurement has the English lengths. Other tasks are translations, so their English lengths are
+    multiplied by the relative length of MGSM's problems in the language. The English lengths are
+    assumed (`Benchmark.tokens`): 90 tokens for a program's tests, 70 for the program, 10 for the
+    names of two languages.
     """
     mgsm = token_counts()["mgsm"]
+    english_question, *_ = mgsm["en"]
     question, exemplar, answer = mgsm.get(language, mgsm["en"])
     benchmark = benchmark_of(task)
-    alike = benchmark.continuation_tokens
-    questions, tokens_each = (
-        benchmark.questions,
-        alike + (benchmark.tokens - alike) * question / mgsm["en"][0],
-    )
+    count, alike = benchmark.questions, benchmark.continuation_tokens
+    tokens = alike + (benchmark.tokens - alike) * question / english_question
     if benchmark.kind == "number":
-        return [QuestionSet(questions, shots * exemplar, question, answer)]
+        return [QuestionSet(count, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":
-        english, pair = benchmark.tokens, shots * (tokens_each + benchmark.tokens)
+        english, prefix = benchmark.tokens, shots * (tokens + benchmark.tokens)
         return [
-            QuestionSet(questions, pair, english + 10, tokens_each),
-            QuestionSet(questions, pair, tokens_each + 10, english),
+            QuestionSet(count, prefix, english + 10, tokens),
+            QuestionSet(count, prefix, tokens + 10, english),
         ]
     if benchmark.kind == "program":
-        return [QuestionSet(questions, shots * (tokens_each + 160), tokens_each + 90, 70)]
-    written, exemplars = benchmark.tokens if benchmark.kind == "answer" else 0, shots * tokens_each
-    return [
-        QuestionSet(
-            questions,
-            exemplars,
-            tokens_each,
-            written,
-            benchmark.exemplar_sets,
-            logits=max(1, alike),
-        )
-    ]
+        return [QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)]
+    written = benchmark.tokens if benchmark.kind == "answer" else 0
+    prefixes, logits = benchmark.exemplar_sets, max(1, alike)
+    return [QuestionSet(count, shots * tokens, tokens, written, prefixes, logits=logits)]
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """A model on a machine, in seconds and FLOPs.
+
+    Attributes:
+        rate: FLOP/s.
+        launch: Seconds to launch a forward pass.
+        step: Seconds of a decoding step's small kernels.
+        weights: Seconds to read the weights.
+        token: Seconds to read a token's keys and values.
+        layers: FLOPs a token of the layers, without attention.
+        core: FLOPs of attention for each pair of tokens.
+        head: FLOPs of a token's logits.
+        window: The sliding window, or infinity.
+        adds_up: True on a CPU, where reading and computing do not overlap.
+        keeps_prefix: Whether a step reads a shared prefix once for all rows.
+    """
+
+    rate: float
+    launch: float
+    step: float
+    weights: float
+    token: float
+    layers: float
+    core: float
+    head: float
+    window: float
+    adds_up: bool
+    keeps_prefix: bool
+
+    def prefill(self, kind: QuestionSet, rows: int, shared: bool) -> float:
+        prefix = kind.prefix * (kind.prefixes if shared else kind.questions)
+        questions = kind.questions * kind.question
+        reached = kind.prefix + kind.question
+        flops = prefix * (self.layers + self.core * kind.prefix)
+        flops += questions * (self.layers + self.core * reached)
+        logits = kind.questions * kind.logits
+        if not shared and not kind.answer:
+            logits = prefix + questions
+        flops += self.head * logits
+        batches = math.ceil(kind.questions / kind.prefixes / rows)
+        passes = kind.prefixes * (batches + bool(kind.prefix))
+        return max(flops / self.rate, passes * max(self.launch, self.weights))
+
+    def decode(self, kind: QuestionSet, rows: int, shared: bool) -> tuple[float, float]:
+        """Return the seconds of the steps with all rows, and with the longest answer's row."""
+        once = kind.prefix if shared and self.keeps_prefix else 0
+        answer, in_use = min(kind.room, kind.answer), float(rows)
+        if self.adds_up:
+            answer = kind.room
+        elif rows < kind.questions:
+            in_use = rows * (1 - IDLE)
+        columns = kind.prefix - once + COLUMNS * (kind.question + answer / 2)
+        cached = self.token * min(columns, self.window)
+        all_rows = answer * kind.questions / in_use * self._step(once, cached, rows)
+        return all_rows, (kind.room - answer) * self._step(once, cached, 1)
+
+    def _step(self, once: float, cached: float, rows: int) -> float:
+        reading = self.weights + self.token * once + rows * cached
+        computing = rows * ((self.layers + self.head) / self.rate)
+        if self.adds_up:
+            return self.step + (reading + computing)
+        return self.step + max(reading, computing)
 
 
 def scoring_seconds(
@@ -288,83 +378,68 @@ def scoring_seconds(
     share_prefix: bool = True,
     products: str = "ieee",
 ) -> tuple[float, float]:
-    """(prefill, decode) of one model.
+    """Return the seconds of prefill and of decoding.
 
-    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the
-    products; letters need one pass. Exemplars are computed once, unless they are not shared, which
-    also gives a letter the logits of all tokens, or answers are generated by layers with a window.
-    Decode: a step reads the weights and the rows' keys and values once (the exemplars' once for all
-    rows if they are shared), multiplies, and runs the small kernels of its layers. On a GPU reading
-    and multiplying overlap, and CUDA graphs save Python's launches; on a CPU they add up. Rows that
-    end are filled again: all are in use for as long as the answers take together, and one, which
-    does not stop, goes on to eval.max_gen_toks. On a CPU all answers are assumed to reach it, as
-    small models often do not stop.
+    Prefill takes 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the
+    products. Letters need one pass. Exemplars are computed once, with two exceptions: they are not
+    shared (then a letter also needs the logits of all tokens), or answers are generated by layers
+    with a window.
+
+    A decoding step reads the weights and the rows' keys and values once, and those of shared
+    exemplars once for all rows. It multiplies, and runs the small kernels of its layers. On a GPU
+    reading and multiplying overlap, and CUDA graphs save Python's launches; on a CPU they add up.
+    Finished rows are refilled, so all rows are in use until the questions run out. Then one answer
+    that does not stop continues to eval.max_gen_toks. On a CPU all answers are assumed to reach it,
+    because small models often do not stop.
+
+    Args:
+        shape: The model's shape.
+        kinds: The questions.
+        machine: The card or CPU.
+        dtype: The dtype of the weights.
+        batch_size: eval.batch_size.
+        vllm: Whether the backend is vLLM.
+        share_prefix: eval.share_prefix.
+        products: eval.products.
     """
-    prefill = decode = 0.0
     if products == "ieee":
-        products = "bfloat16"
-        if dtype == "float32":
-            products = "float32"
-    rate, size = machine.scoring_rate(products), WIDTH[dtype]
-    bandwidth, layers = machine.bandwidth * machine.bandwidth_share, 0 if vllm else shape.layers
+        products = "float32" if dtype == "float32" else "bfloat16"
+    size, layers = WIDTH[dtype], 0 if vllm else shape.layers
+    bandwidth = machine.bandwidth * machine.bandwidth_share
     launch = LAUNCH * layers
-    if machine.is_cpu:
-        step = launch
-    else:
-        step = machine.scoring[products][1] * layers
-    weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
-    flops_each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
-    core = 4.0 * shape.layers * shape.heads * shape.head_width
+    scorer = _Scorer(
+        rate=machine.scoring_rate(products),
+        launch=launch,
+        step=launch if machine.is_cpu else machine.scoring[products][1] * layers,
+        weights=(shape.layers * shape.layer + shape.embedding) * size / bandwidth,
+        token=shape.kv_values * size / bandwidth,
+        layers=2.0 * shape.layers * (shape.attention + shape.mlp),
+        core=4.0 * shape.layers * shape.heads * shape.head_width,
+        head=2.0 * shape.embedding,
+        window=shape.window or math.inf,
+        adds_up=machine.is_cpu,
+        keeps_prefix=not vllm,
+    )
+    prefill = decode = 0.0
     for kind in kinds:
         shared = share_prefix and not (kind.answer and shape.window)
-        prefix = kind.prefix * (kind.prefixes if shared else kind.questions)
-        questions = kind.questions * kind.question
-        flops = prefix * (flops_each + core * kind.prefix) + questions * (
-            flops_each + core * (kind.prefix + kind.question)
-        )
-        flops += head * (
-            kind.questions * kind.logits if shared or kind.answer else prefix + questions
-        )
-        rows = min(
-            rows_of(shape, kind, machine, dtype, batch_size),
-            math.ceil(kind.questions / kind.prefixes),
-        )
-        passes = kind.prefixes * (
-            math.ceil(kind.questions / kind.prefixes / rows) + bool(kind.prefix)
-        )
-        prefill += max(flops / rate, passes * max(launch, weights))
-        if not kind.answer:
-            continue
-        token, computed = shape.kv_values * size / bandwidth, (flops_each + head) / rate
-        once = kind.prefix if shared and not vllm else 0
-        answer = min(kind.room, kind.room if machine.is_cpu else kind.answer)
-        cached = token * min(
-            kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf
-        )
-        if rows < kind.questions and not machine.is_cpu:
-            in_use = rows * (1 - IDLE)
-        else:
-            in_use = rows
-        for steps, used in ((answer * kind.questions / in_use, rows), (kind.room - answer, 1)):
-            moved, computing = weights + token * once + used * cached, used * computed
-            decode += steps * (
-                step + (moved + computing if machine.is_cpu else max(moved, computing))
-            )
+        most = math.ceil(kind.questions / kind.prefixes)
+        rows = min(rows_of(shape, kind, machine, dtype, batch_size), most)
+        prefill += scorer.prefill(kind, rows, shared)
+        if kind.answer:
+            for seconds in scorer.decode(kind, rows, shared):
+                decode += seconds
     return prefill, decode
 
 
 def prompts_of(kind: QuestionSet) -> Prompts:
-    """Return the most tokens that are computed together, by the mean lengths of a kind of
-    questions.
-    """
+    """Return the most tokens that are computed together, from the mean lengths of the questions."""
     return Prompts(kind.prefix, LONGEST_QUESTION * kind.question, kind.room if kind.answer else 0)
 
 
 def rows_of(
     shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None
 ) -> int:
-    """Rows that a machine computes together: of eval.batch_size, or of null what its memory
-    holds.
-    """
+    """Return how many rows a machine computes together: eval.batch_size, or as many as fit."""
     limit = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
     return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, limit)

@@ -1,9 +1,9 @@
-"""What the runs of a plan cost on a card: hours, memory and disk, and what cannot fit it.
+"""The cost of a plan's runs on a card (hours, memory and disk), and the runs that do not fit.
 
-By the formulas of estimate/flops.py and train/memory.py, with rows and questions as in
-estimate/training_rows.py and estimate/questions.py, and weights scored as bfloat16 unless
-eval.dtype says otherwise. Data, merges and choices are of the CPU and not counted, nor are resume
-points, which go when their training ends.
+Uses the formulas of estimate/flops.py and train/memory.py, with the rows and questions of
+estimate/training_rows.py and estimate/questions.py. Scored weights are assumed to be bfloat16
+unless eval.dtype is set. Data, merges and selections run on the CPU and are not counted. Resume
+points are not counted either, because they are deleted when their training ends.
 """
 
 from __future__ import annotations
@@ -52,8 +52,17 @@ from pipeline.train.steps import snapshot_steps
 
 @dataclass
 class Cost:
-    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, GPUs, bytes on
-    disk; of a score the rows that are computed together, of its questions with the fewest.
+    """Cost of one run.
+
+    Attributes:
+        run: The run.
+        hours: GPU-hours of all GPUs.
+        memory: Peak bytes a GPU.
+        host: Bytes of host memory.
+        gpus: The number of GPUs.
+        weights: Bytes of the weights on disk.
+        snapshots: Bytes of the snapshots on disk.
+        rows: The rows that an evaluation computes together, for its longest questions.
     """
 
     run: Run
@@ -70,13 +79,19 @@ class Cost:
 class Bill:
     """Cost of the unfinished runs of a plan, by kind.
 
-    unknown: why runs have none; causes: why runs do not fit.
+    Attributes:
+        plan: The settings of the plan.
+        kinds: The costs by kind of run.
+        disk: Bytes on disk.
+        freed: Bytes on disk with free_snapshots=true.
+        unknown: The reasons why runs have no cost, by kind.
+        causes: The reasons why runs do not fit.
     """
 
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
     disk: float = 0.0
-    freed: float = 0.0  # the disk with free_snapshots=true
+    freed: float = 0.0
     unknown: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     causes: list[str] = field(default_factory=list)
 
@@ -87,26 +102,21 @@ class Bill:
         return [*chain.from_iterable(self.kinds.values())]
 
     def basis(self) -> str:
-        """Return the sources of the hours: the card's rates, and how many rows are scored
-        together.
-        """
-        rates, rows = (
-            cards()[self.plan.gpu or ""].basis(),
-            {cost.rows for cost in self.costs() if cost.rows},
-        )
+        """Return the sources of the hours: the card's rates, and the rows scored together."""
+        rates = cards()[self.plan.gpu or ""].basis()
+        rows = {cost.rows for cost in self.costs()} - {0}
         if not rows:
             return rates
-        return (
-            f"{rates}; {' to '.join(map(str, sorted({min(rows), max(rows)})))} rows scored at once"
-        )
+        span = sorted({min(rows), max(rows)})
+        return f"{rates}; {' to '.join(map(str, span))} rows scored at once"
 
     def left_out(self) -> list[str]:
-        """How many runs of each kind are not in it, with the first reason."""
-        return [
-            f"{len(reasons):,} of {len(reasons) + len(self.kinds.get(kind, ())):,} of {kind}"
-            f" ({reasons[0]})"
-            for kind, reasons in self.unknown.items()
-        ]
+        """Return how many runs of each kind have no cost, with the first reason."""
+        lines = []
+        for kind, reasons in self.unknown.items():
+            total = len(reasons) + len(self.kinds.get(kind, ()))
+            lines.append(f"{len(reasons):,} of {total:,} of {kind} ({reasons[0]})")
+        return lines
 
 
 def estimate_costs(
@@ -116,31 +126,26 @@ def estimate_costs(
     waiting: Sequence[Run] = (),
     typed: Container[str] = (),
 ) -> Bill:
-    """Return the costs of unfinished runs, and of scores like `waiting` whose models are still to
-    be chosen.
-
-    What selections compare is a separate kind, `selection`.
+    """Return the costs of unfinished runs. The evaluations for selections are a separate kind.
 
     Args:
-        typed: keys that no hardware= would change.
+        unfinished: The unfinished runs.
+        plan: The settings of the plan.
+        free_snapshots: Whether snapshots are deleted once they are ranked.
+        waiting: Evaluations like those of models that are not chosen yet.
+        typed: Keys that hardware= would not change.
     """
     assert plan.gpu is not None
     total, gpu = Bill(plan), cards()[plan.gpu]
-    selections = []
-    for run in unfinished:
-        if isinstance(run.config, SelectStage):
-            selections.append(run)
+    selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     behind_selections = {run.hash for run in order_runs(selections)}
-    # a bundle's scores are runs of their own
-    computing = []
-    for run in unfinished:
-        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run):
-            computing.append(run)
+    # a bundle's scores are separate runs
+    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
+    computing = [run for run in computing if not is_bundle(run)]
     for run in [*computing, *waiting]:
+        kind = run.config.stage
         if isinstance(run.config, EvalStage) and run.hash in behind_selections:
             kind = "selection"
-        else:
-            kind = run.config.stage
         try:
             if isinstance(run.config, TrainStage):
                 cost = training_cost(run, gpu)
@@ -150,31 +155,32 @@ def estimate_costs(
             total.unknown[kind].append(str(error).strip("'"))
             continue
         total.kinds[kind].append(cost)
-    total.disk, total.freed = (
-        disk_bytes(total.costs(), selections, freed) for freed in (free_snapshots, True)
-    )
-    for kind, costs in total.kinds.items():
-        total.causes += infeasibility_messages(kind, costs, plan, typed)
+    costs = total.costs()
+    total.disk = disk_bytes(costs, selections, free_snapshots)
+    total.freed = disk_bytes(costs, selections, True)
+    for kind, of_kind in total.kinds.items():
+        total.causes += infeasibility_messages(kind, of_kind, plan, typed)
     return total
 
 
 def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
-    """Bytes of weights and snapshots.
+    """Return the bytes of weights and snapshots.
 
-    Where these are freed once they are ranked, those of one selection are there at a time, and of
-    each selection the one that it chose.
+    If snapshots are freed once they are ranked, the disk has the snapshots of one selection at a
+    time, and the chosen snapshot of each selection.
     """
     total = float(sum(cost.weights + cost.snapshots for cost in costs))
     if not free_snapshots:
         return total
-    ranked = [{snapshot.run.hash for snapshot in compared(run)} for run in selections]
-    candidates = [[cost for cost in costs if cost.run.hash in hashes] for hashes in ranked]
-    at_once = max((sum(cost.snapshots for cost in group) for group in candidates), default=0)
-    chosen = sum(max((cost.weights for cost in group), default=0) for group in candidates)
-    freed = set().union(*ranked)
-    return (
-        total - sum(cost.snapshots for cost in costs if cost.run.hash in freed) + at_once + chosen
-    )
+    freed: dict[str, int] = {}
+    at_once = chosen = 0
+    for selection in selections:
+        hashes = {snapshot.run.hash for snapshot in compared(selection)}
+        candidates = [cost for cost in costs if cost.run.hash in hashes]
+        freed |= {cost.run.hash: cost.snapshots for cost in candidates}
+        at_once = max(at_once, sum(cost.snapshots for cost in candidates))
+        chosen += max((cost.weights for cost in candidates), default=0)
+    return total - sum(freed.values()) + at_once + chosen
 
 
 # --- trainings ---
@@ -183,74 +189,88 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
 def training_cost(run: Training, gpu: Gpu) -> Cost:
     """Return the cost of a training.
 
-    Raises PipelineError if its shape, rows or tokens are not known yet.
+    Raises:
+        PipelineError: Its shape, rows or tokens are not known yet.
     """
     _, seconds = training_work(run, gpu)
     gpus, files = run.config.sft.processes, bytes_of_training(run)
     return Cost(
         run,
-        seconds * gpus / 3600,
-        memory_of(run, card=gpu.memory),
-        host_memory(shape_for(run).parameters, "float32", gpus),
-        gpus,
-        files["weights"],
-        files["snapshots"],
+        hours=seconds * gpus / 3600,
+        memory=memory_of(run, card=gpu.memory),
+        host=host_memory(shape_for(run).parameters, "float32", gpus),
+        gpus=gpus,
+        weights=files["weights"],
+        snapshots=files["snapshots"],
     )
 
 
 def training_work(
     run: Training, machine: Gpu, steps: int | None = None, length: float | None = None
 ) -> tuple[int, float]:
-    """(optimizer steps, seconds of all of them) on this machine; of simultaneous training of its
-    sides, half the steps each. Raises PipelineError as `training_cost`.
+    """Return the optimizer steps of a training and their seconds.
 
-    steps, length: by default those that the training will take, and the positions of its rows.
+    Each side of simultaneous training has half of the steps.
+
+    Args:
+        run: The training.
+        machine: The card or CPU.
+        steps: The number of steps. None: the expected steps.
+        length: The positions of a row. None: the expected positions.
+
+    Raises:
+        PipelineError: The model's shape, the rows or the tokens are not known yet.
     """
     steps = steps or expected_steps(run)
     if steps is None:
         raise PipelineError(
-            f"the rows of {run.name} are not known before its data run is made: give data.size"
+            f"The rows of {run.name} are not known before its data run is finished. Set data.size."
         )
     sft, shape = run.config.sft, shape_for(run)
     parts = trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
     gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
-    return steps, sum(
-        training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
-        for side, part in parts.items()
-    )
+    total = 0.0
+    for side, part in parts.items():
+        row = length or padded_row(run, side)
+        total += training_seconds(shape, part, rows, row, sft, machine, gathered)
+    return steps, total
 
 
 def bytes_of_training(run: Training) -> dict[str, int]:
-    """Purpose -> bytes that a training has on the disk at once: its weights, two resume points
-    while one replaces the other, and snapshots. Empty where the shape of its model is not known
-    yet.
+    """Return the bytes that a training has on disk at once, by purpose.
+
+    They are its weights, snapshots, and two resume points while one replaces the other. The result
+    is empty if the model's shape is not known yet.
     """
     sft = run.config.sft
     try:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    trained = sum(
-        trained_parameters(shape, part, sft.adapter_rank)
-        for part in trained_parts(run.config, shape).values()
-    )
+    parts = trained_parts(run.config, shape).values()
+    trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
     snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
-    return written_bytes(
-        sft, shape.parameters, trained, snapshots, points=1 if sft.resume_minutes is None else 2
-    )
+    points = 1 if sft.resume_minutes is None else 2
+    return written_bytes(sft, shape.parameters, trained, snapshots, points)
 
 
 def written_bytes(
     sft: Sft, total: int, trained: int, snapshots: int, points: int
 ) -> dict[str, int]:
-    """Purpose -> bytes that a training writes.
+    """Return the bytes that a training writes, by purpose.
 
-    total, trained: numbers of parameters; with adapters the trained ones are theirs. snapshots,
-    points: snapshots and resume points on the disk at once.
+    Args:
+        sft: The settings of the training.
+        total: The number of the model's parameters.
+        trained: The number of trained parameters, with adapters the adapters' parameters.
+        snapshots: The number of snapshots.
+        points: The number of resume points on the disk at once.
     """
     bytes_per_weight = trained_width(sft)
-    saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
+    saved = total
+    if sft.adapter == "lora":
+        saved = trained  # an adapter is saved without its base
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
     point = saved * bytes_per_weight + trained * moment_bytes(sft)
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
@@ -259,22 +279,26 @@ def written_bytes(
 def memory_of(
     run: Training, on_gpu: bool = True, row: float | None = None, card: float = 0.0
 ) -> float:
-    """Bytes of a process.
+    """Return the bytes that a process of a training needs.
 
-    row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of its
-    GPU, on which weights may stay gathered; 0: the least that it needs.
+    Args:
+        run: The training.
+        on_gpu: Whether it runs on a GPU.
+        row: Tokens of the longest row of a micro-batch. None: `longest_row`.
+        card: Bytes of the GPU, where weights may stay gathered. 0: the least bytes are returned.
     """
-    config, shape, row = run.config, shape_for(run), longest_row(run) if row is None else row
-    parts, gathered = (
-        trained_parts(config, shape).values(),
-        stays_gathered(config, shape, row, card),
-    )
+    config, shape = run.config, shape_for(run)
+    if row is None:
+        row = longest_row(run)
+    parts = trained_parts(config, shape).values()
+    gathered = stays_gathered(config, shape, row, card)
     return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
 
 
 def longest_row(run: Training) -> float:
-    """Tokens of the longest row of a micro-batch: twice the mean, where it is known, at most
-    sft.seq_length.
+    """Return the tokens of the longest row of a micro-batch.
+
+    They are twice the mean if it is known, and at most sft.seq_length.
     """
     with suppress(PipelineError):
         return min(run.config.sft.seq_length, 2 * row_tokens(run))
@@ -286,31 +310,37 @@ def longest_row(run: Training) -> float:
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
-    dtype, shape, hours = dtype_of(run), shape_for(run), scoring_work(run, gpu) / 3600
-    rows = min(
-        rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size)
-        for kind in question_sets_of(run)
-    )
-    return Cost(
-        run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype), rows=rows
-    )
+    dtype, shape, batch_size = dtype_of(run), shape_for(run), run.config.eval.batch_size
+    hours = scoring_work(run, gpu) / 3600
+    kinds = question_sets_of(run)
+    rows = min(rows_of(shape, kind, gpu, dtype, batch_size) for kind in kinds)
+    host = host_memory(shape.parameters, dtype)
+    return Cost(run, hours, least_memory(run, dtype), host, rows=rows)
 
 
 def scoring_work(run: Evaluation, machine: Gpu) -> float:
-    """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
+    """Return the seconds of an evaluation's forward passes on a card or CPU."""
     config = run.config.eval
     vllm = config.backend == "vllm"
-    if machine.is_cpu:
-        products = "ieee"
-    else:
-        products = config.products
-    how = (dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix, products)
-    return sum(scoring_seconds(shape_for(run), question_sets_of(run), machine, *how))
+    prefill, decode = scoring_seconds(
+        shape_for(run),
+        question_sets_of(run),
+        machine,
+        dtype_of(run),
+        config.batch_size,
+        vllm=vllm,
+        share_prefix=vllm or config.share_prefix,
+        products="ieee" if machine.is_cpu else config.products,
+    )
+    return prefill + decode
 
 
 def least_memory(run: Evaluation, dtype: str) -> float:
-    shape, kinds = shape_for(run), map(prompts_of, question_sets_of(run))
-    return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
+    shape, size = shape_for(run), WIDTH[dtype]
+    needs = []
+    for kind in question_sets_of(run):
+        needs.append(sum(scoring_memory(shape, size, prompts_of(kind), 1).values()))
+    return max(needs)
 
 
 def dtype_of(run: Evaluation) -> str:
@@ -319,82 +349,94 @@ def dtype_of(run: Evaluation) -> str:
     return run.config.eval.dtype
 
 
-# --- what cannot fit ---
+# --- runs that do not fit ---
 
 
 def infeasibility_messages(
     kind: str, costs: list[Cost], plan: Plan, typed: Container[str] = ()
 ) -> Iterator[str]:
-    """One sentence per cause why runs of a kind do not fit: which, what they need, and overrides
-    that would fit.
+    """Yield the reasons why runs of a kind do not fit, with overrides that make them fit.
+
+    Args:
+        kind: The kind of the runs.
+        costs: Their costs.
+        plan: The settings of the plan.
+        typed: Keys that hardware= would not change.
     """
     widest = max(costs, key=lambda cost: cost.gpus)
     if widest.gpus > plan.gpus:
-        above, label = sum(cost.gpus > plan.gpus for cost in costs), widest.run.label
+        above = sum(cost.gpus > plan.gpus for cost in costs)
         yield (
-            f"{above} runs of {kind} need up to {widest.gpus} GPUs ({label}), more than"
+            f"{above} runs of {kind} need up to {widest.gpus} GPUs ({widest.run.label}), more than"
             f" plan.gpus={plan.gpus}"
         )
     room = cards()[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
-    largest, fitting = max(large, key=lambda cost: cost.memory), []
-    if isinstance(largest.run.config, TrainStage):
-        options = hardware_that_fits([cost.run for cost in large], typed=typed)
-        fitting = [option for option, card in options if card == plan.gpu] or [
-            option for option, _ in options[:1]
-        ]
-    elif all(least_memory(cost.run, "bfloat16") <= room for cost in large):
-        fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
+    largest = max(large, key=lambda cost: cost.memory)
+    remedies = _remedies(kind, large, plan, typed)
     for name, card in cards().items():
         if largest.memory <= card.memory:
-            fitting.append(f"plan.gpu={name}")
-    need = (
-        f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)} up to"
-        f" {largest.memory / 1e9:.0f} GB"
-    )
-    remedy = ", or ".join(fitting) or "no knob here"
+            remedies.append(f"plan.gpu={name}")
+    need = "needs" if len(large) == 1 else "need"
+    remedy = ", or ".join(remedies) or "no knob here"
     yield (
-        f"{need} a GPU, and {plan.gpu} has {room / 1e9:.0f}: {remedy} makes them fit"
+        f"{pluralize(len(large), 'run')} of {kind} {need} up to {largest.memory / 1e9:.0f} GB a"
+        f" GPU, and {plan.gpu} has {room / 1e9:.0f}: {remedy} makes them fit"
         f" ({largest.run.label})"
     )
+
+
+def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -> list[str]:
+    """Return the overrides with which large runs fit on the plan's card, or on another card."""
+    room = cards()[plan.gpu or ""].memory
+    runs = [cost.run for cost in large]
+    if isinstance(runs[0].config, TrainStage):
+        options = hardware_that_fits(runs, typed=typed)
+        on_card = [option for option, card in options if card == plan.gpu]
+        return on_card or [option for option, _ in options[:1]]
+    if all(least_memory(run, "bfloat16") <= room for run in runs):
+        prefix = "every.select." if kind == "selection" else "every."
+        return [f"{prefix}eval.dtype=bfloat16 for all rows"]
+    return []
 
 
 def hardware_that_fits(
     large: Sequence[Training], room: float | None = None, typed: Container[str] = ()
 ) -> list[tuple[str, str]]:
-    """(option of hardware=, its card) with which these trainings fit into `room` bytes, by default
-    those of its card; the smallest node first. typed: keys that stay as they are.
+    """Return the options of hardware= with which trainings fit, the smallest node first.
+
+    Args:
+        large: The trainings.
+        room: The available bytes. None: the bytes of the option's card.
+        typed: Keys that stay unchanged.
+
+    Returns:
+        The options, each with its card.
     """
-    found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
+    nodes: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         machine = read_hardware(name).get("plan", {})
         card = machine.get("gpu")
-        if card:
-            memory = cards()[card].memory
-            with suppress(PipelineError):  # a batch that so many processes do not share
-                needed = max(
-                    memory_of(with_recipe(run, **knobs_of(name, run, typed))) for run in large
-                )
-                if needed <= (memory if room is None else room):
-                    found.append((memory * machine["gpus"], f"{HARDWARE}={name}", card))
-    return [(option, card) for _, option, card in sorted(found)]
+        if not card:
+            continue
+        memory = cards()[card].memory
+        with suppress(PipelineError):  # the number of processes does not divide the batch
+            changed = [with_recipe(run, **knobs_of(name, run, typed)) for run in large]
+            needed = max(map(memory_of, changed))
+            if needed <= (memory if room is None else room):
+                nodes.append((memory * machine["gpus"], f"{HARDWARE}={name}", card))
+    return [(option, card) for _, option, card in sorted(nodes)]
 
 
 def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
-    """Return the knobs of sft that an option of hardware= sets in a training and that the user did
-    not type.
-    """
-    decided = read_hardware(name, run.config.sft.adapter).get("sft", {})
-    decided = {"micro_batch_size": None, **decided}  # which another option may have set
-    found = {}
-    for key, value in decided.items():
-        if f"sft.{key}" not in typed:
-            found[key] = value
-    return found
+    """Return the knobs of sft that an option of hardware= sets, except those the user typed."""
+    decided = {"micro_batch_size": None}  # another option may have set it
+    decided |= read_hardware(name, run.config.sft.adapter).get("sft", {})
+    return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
 
 
 def with_recipe(run: Training, **knobs: Any) -> Training:
-    """Return a training with other knobs of sft."""
+    """Return a training with some knobs of sft changed."""
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

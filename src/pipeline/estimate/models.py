@@ -1,4 +1,4 @@
-"""The models that a run is made of: their shape and their tokenizer."""
+"""The shape and the tokenizer of the model that a run trains or scores."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Evaluation = Run[EvalStage]
 
 
 def shape_for(run: Run) -> Shape:
-    """Return the shape of the model that a run trains or scores, from a folder on this disk or a
-    known model.
+    """Return the shape of the model that a run trains or scores.
+
+    Raises:
+        PipelineError: The model is neither on this disk nor a known model.
     """
     shape = shape_of_model(run)
     if shape:
         return shape
     raise PipelineError(
-        f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch"
-        " first, or name a folder with its config.json"
+        f"The size of the model of {run.label} is unknown, because the model is not on this disk."
+        " Run stage=prefetch first, or name a folder with its config.json."
     )
 
 
 def shape_of_model(run: Parent) -> Shape | None:
-    """Return a model's shape from its config.json, its parents or its name; None if it is
-    unknown.
-    """
+    """Return a model's shape from its config.json, its parents or its name, or None."""
     if (run.folder / "config.json").is_file():
         return shape_in(run.folder)
     inherited = map(shape_of_model, models_of(run))
@@ -53,35 +53,30 @@ def models_of(run: Parent) -> list[Parent]:
     """Return the parents of a run except data."""
     if isinstance(run, Snapshot):
         return [run.run]
-    roles = run.parents.items() if isinstance(run, Run) else ()
-    return [
-        parent
-        for role, parent in roles
-        if role not in ("data", "data_root", "benchmarks", "spm_model")
-    ]
+    if not isinstance(run, Run):
+        return []
+    data = ("data", "data_root", "benchmarks", "spm_model")
+    return [parent for role, parent in run.parents.items() if role not in data]
 
 
-FINE_TUNED = {
-    "lightonai/Qwen3-8B-": "qwen3_8b"
-}  # beginning of names on the Hub -> the model of their shape
+FINE_TUNED = {"lightonai/Qwen3-8B-": "qwen3_8b"}  # prefix of names on the Hub -> model of its shape
 
 
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
-    """Return the option of conf/model that names a model on the Hub, or whose shape it has."""
-    for beginning, model in FINE_TUNED.items():
-        if hub.startswith(beginning):
+    """Return the option of conf/model for a model on the Hub, or for a model of the same shape."""
+    for prefix, model in FINE_TUNED.items():
+        if hub.startswith(prefix):
             return model
-    paths = {
+    repository, _, _ = hub.partition("@")
+    by_path = {
         conf.option("model", name)["model"].get("path"): name for name in conf.options("model")
     }
-    return paths.get(f"hub:{hub.partition('@')[0]}", "")
+    return by_path.get(f"hub:{repository}", "")
 
 
 def tokenizer_of(run: Parent) -> Path | None:
-    """Return the tokenizer.json of the model that a run trains or scores, or of its parents, if it
-    is on this disk.
-    """
+    """Return the tokenizer.json of the model that a run trains or scores, if it is on this disk."""
     file = run.folder / "tokenizer.json"
     if file.is_file():
         return file

@@ -1,7 +1,8 @@
-"""The questions that an evaluation puts to its model: how many, and of how many tokens.
+"""The number and the lengths of the questions of an evaluation.
 
-By the local files where they are here, else by the benchmarks' publications and the token counts of
-estimate/flops.py, of a language without one as in English.
+They come from the local files if these are on this disk, otherwise from the benchmarks'
+publications and the token counts of estimate/flops.py. A language without counts has the English
+ones.
 """
 
 from __future__ import annotations
@@ -19,73 +20,81 @@ from pipeline.estimate.models import Evaluation, tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
-THINKING = 0.25  # of eval.max_gen_toks
+THINKING = 0.25  # the share of eval.max_gen_toks that a model that thinks uses (assumed)
 
 
 def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
-    """Return the questions that a task asks, with counts and lengths of local files if they are on
-    this disk.
-
-    A model that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING).
-    """
-    config, benchmark = run.config.eval, benchmark_of(task.task)
+    """Return the questions of a task, with the counts and lengths of local files on this disk."""
+    config = run.config.eval
     count = count_questions(run, task, language)
-    kinds = question_sets(task.task, task.num_fewshot, language)
-    file = scored_file(run, task, language)
-    columns, worked = benchmark.columns, benchmark.kind == "number"
-    if file and columns:
-        lengths = sampled_lengths(file, columns, tokenizer := tokenizer_of(run))
-        if lengths:
-            question = statistics.fmean(lengths)
-            if worked and benchmark.exemplar_file:
-                exemplars = file.with_name(benchmark.exemplar_file)
-            else:
-                exemplars = file
-            if worked:
-                columns = (*columns, "answer")
-            if exemplars.is_file():
-                shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
-            else:
-                shot = question
-            kinds = [
-                replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds
-            ]
     room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
-    return [
-        replace(
-            kind,
-            questions=config.answers * count,
-            room=room,
-            answer=room * THINKING if config.think_end and kind.answer else kind.answer,
-            prefixes=min(kind.prefixes, count),
-        )
-        for kind in kinds
-    ]
+    lengths = _local_lengths(run, task, language)
+    kinds = []
+    for kind in question_sets(task.task, task.num_fewshot, language):
+        if lengths:
+            kind = replace(kind, question=lengths[0], prefix=task.num_fewshot * lengths[1])
+        if config.think_end and kind.answer:
+            kind = replace(kind, answer=room * THINKING)
+        prefixes = min(kind.prefixes, count)
+        kind = replace(kind, questions=config.answers * count, room=room, prefixes=prefixes)
+        kinds.append(kind)
+    return kinds
+
+
+def _local_lengths(run: Evaluation, task: EvalTask, language: str) -> tuple[float, float] | None:
+    """Return the mean tokens of a question and an exemplar in local files, or None without any."""
+    benchmark = benchmark_of(task.task)
+    file, columns = scored_file(run, task, language), benchmark.columns
+    if not file or not columns:
+        return None
+    tokenizer = tokenizer_of(run)
+    lengths = sampled_lengths(file, columns, tokenizer)
+    if not lengths:
+        return None
+    question = statistics.fmean(lengths)
+    exemplars = file
+    if benchmark.kind == "number":
+        columns = (*columns, "answer")
+        if benchmark.exemplar_file:
+            exemplars = file.with_name(benchmark.exemplar_file)
+    if not exemplars.is_file():
+        return question, question
+    return question, statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
 
 
 def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
-    """Return the local file of a task's questions, if it is on this disk."""
+    """Return the local file of a task's questions, or None if it is not on this disk."""
     benchmark, root = benchmark_of(task.task), run.parents.get("data_root")
     if root is None or benchmark.built_from:
         return None
-    names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
     files = {path.stem: path for path in benchmark.files(root.folder, language)}
-    return next((files[stem] for stem in names if stem in files), None)
+    names = {"test": ("test", "devtest"), "dev": ("development", "dev")}
+    for name in names[run.config.eval.split]:
+        if name in files:
+            return files[name]
+    return None
 
 
 def count_questions(run: Evaluation, task: EvalTask, language: str, limited: bool = True) -> int:
-    """Return the number of questions: those of the local file if it is here or is planned, else the
-    benchmark's published size; one's own items may be more. limited: at most eval.limit.
+    """Return the number of a task's questions.
+
+    It is the number of the local file if that exists or is planned, otherwise the benchmark's
+    published size. A user's own items may be more.
+
+    Args:
+        run: The evaluation.
+        task: The task.
+        language: The language.
+        limited: Whether eval.limit applies.
     """
     config, root = run.config.eval, run.parents.get("data_root")
     benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
     if benchmark.of_harness:
         file = scored_rows(task.task, root.folder if root else None)
+    count = benchmark.questions
     if file:
         count = count_lines(file)
-    else:
-        count = benchmark.questions
     if isinstance(root, Run) and not root.folder.is_dir():
         count = root.config.expert.questions(config.split) or count
     if config.limit and limited:
@@ -94,12 +103,11 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
 
 
 def question_sets_of(run: Evaluation) -> list[QuestionSet]:
-    """Those of all its tasks and languages."""
-    config = run.config
-    found = []
-    for task in config.eval.tasks:
-        for code in config.languages:
+    """Return the questions of all tasks and languages of an evaluation."""
+    sets = []
+    for task in run.config.eval.tasks:
+        for code in run.config.languages:
             for kind in kinds_of(run, task, code):
                 if kind.questions:
-                    found.append(kind)
-    return found
+                    sets.append(kind)
+    return sets

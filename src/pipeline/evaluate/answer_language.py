@@ -1,6 +1,6 @@
-"""Whether an answer is in the language that it was asked for: a score may be high in the wrong one.
+"""Detection of answers in another language than the question's: their scores may still be high.
 
-From stored answers alone; nothing here decides whether an answer is right.
+Reads stored answers. Nothing here decides whether an answer is right.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pipeline.languages import MGSM, language
 
 @lru_cache(maxsize=1)
 def language_identifier() -> Any:
-    """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of
-    MGSM.
-    """
+    """Load py3langid's model (4 MB, in its package), restricted to the languages of MGSM."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     loaded = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -27,28 +25,37 @@ def language_identifier() -> Any:
 
 
 def told_by(code: str) -> str:
-    """What tells a language: "script" where no other that MGSM has is written in it, or where
-    nothing else can tell (a language that MGSM does not have); "py3langid" among MGSM's of one
-    script.
+    """Return the name of the detector for a language, "script" or "py3langid".
+
+    py3langid separates the languages of MGSM that share a script. The script decides about a
+    language that has a script to itself, and about languages that MGSM does not have.
     """
-    scripts = set(language(code).scripts)
-    is_shared = any(other != code and scripts & set(language(other).scripts) for other in MGSM)
-    if code not in MGSM or not is_shared:
+    if code not in MGSM:
         return "script"
-    return "py3langid"
+    scripts = set(language(code).scripts)
+    for other in MGSM:
+        if other != code and scripts & set(language(other).scripts):
+            return "py3langid"
+    return "script"
 
 
 def in_language(text: str, code: str) -> bool | None:
-    """Whether an answer is in this language; None where it has too few letters to have one."""
+    """Return True if an answer is in this language, None if it has too few letters to tell."""
     share = share_in(language(code).scripts, text)
-    if share is None or share < 0.5 or told_by(code) == "script":
-        if share is None:
-            return None
+    if share is None:
+        return None
+    if share < 0.5 or told_by(code) == "script":
         return share >= 0.5
-    return language_identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text))[0] == code
+    without_numbers = re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text)
+    detected, _ = language_identifier().classify(without_numbers)
+    return detected == code
 
 
 def in_another_language(answers: Sequence[str], code: str) -> list[bool]:
-    """Whether each answer that is long enough to tell is in another language."""
-    verdicts = (in_language(answer, code) for answer in answers)
-    return [not same for same in verdicts if same is not None]
+    """Return for each answer that is long enough to tell whether it is in another language."""
+    others = []
+    for answer in answers:
+        same = in_language(answer, code)
+        if same is not None:
+            others.append(not same)
+    return others

@@ -1,7 +1,7 @@
-"""What the backends are given: a model's folder or a merge, its configuration and its tokenizer.
+"""The inputs of the backends: a model's folder or a merge, its configuration and its tokenizer.
 
-A backend (TorchBackend, VllmBackend) loads weights and answers prompts of token ids; texts, tokens,
-stored answers and scores are of `Answering` (model.py), which puts the harness' requests to it.
+A backend (TorchBackend, VllmBackend) loads weights and answers prompts of token ids. `Answering`
+(model.py) converts the harness' requests to token ids, and handles texts and stored answers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,24 @@ def without_weights(weights: Merging | Path) -> tuple[Any, Any]:
 
 
 def _digests(*folders: Path) -> tuple[str, ...]:
-    files = (folder / name for folder in dict.fromkeys(folders) for name in BESIDE_WEIGHTS)
-    return tuple(f"{file} {sha256(file)}" for file in files if file.is_file())
+    digests = []
+    for folder in dict.fromkeys(folders):
+        for name in BESIDE_WEIGHTS:
+            file = folder / name
+            if file.is_file():
+                digests.append(f"{file} {sha256(file)}")
+    return tuple(digests)
 
 
 @lru_cache(maxsize=1)
 def _without_weights(
     folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]
 ) -> tuple[Any, Any]:
-    """Cached, as tokenizers take seconds to load and the evaluations of a table share theirs."""
+    """Build the model and load the tokenizer once for all evaluations of a table.
+
+    Loading a tokenizer takes seconds. `digests` is a part of the cache's key: it changes with the
+    files.
+    """
     model = build_skeleton(folder, "checkpoint")
     take_generation_config(model, generation)
     return model, load_tokenizer(texts)

@@ -1,7 +1,6 @@
-"""What an evaluation can be refused for before its model is loaded: its data, and the files of the
-model.
+"""Checks of an evaluation's data and of its model's files, made before the model is loaded.
 
-Imports nothing heavy, so that a plan checks the same.
+Imports nothing heavy, so that a plan can make the same checks.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ Check = Callable[["Run[EvalStage]", Sequence[TaskSpec]], None]
 
 
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[TaskSpec]:
-    """Define the task files of what the stage asks for, and check their data.
+    """Write the task files of an evaluation and check their data.
 
-    What a bundle cannot have goes into `left_out`.
+    Tasks that a bundle asks for `where_possible` and that cannot be defined go into `left_out`.
     """
     stage = run.config
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
@@ -43,40 +42,35 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
 
 
 def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise the first PipelineError of some checks, for what would otherwise fail after minutes of
-    loading or scoring.
+    """Raise the first PipelineError of some checks, before minutes of loading or scoring.
 
-    A plan makes the checks of OF_TASKS once for all models, and those of OF_MODEL once for each.
+    A plan makes the checks of OF_TASKS once, and those of OF_MODEL once a model.
     """
     for check in checks:
         check(run, specs)
 
 
 def check_sandbox(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if a task runs programs that a model writes, and this machine cannot
-    confine them.
-    """
+    """Raise PipelineError if a task runs programs and this machine cannot confine them."""
     if any(spec.kind == "program" for spec in specs):
         check_confinement()
 
 
 def check_packages(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if a package is not installed:
-
-    SentencePiece for spBLEU, or that of the backend.
-    """
+    """Raise PipelineError if SentencePiece (for spBLEU) or the backend's package is missing."""
     settings = run.config.eval
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError(
-            "eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece"
+            "eval.spm_model: SentencePiece is not installed. Run pip install sentencepiece."
         )
     engine_of(settings)
 
 
 def engine_of(settings: Eval) -> dict[str, str]:
-    """Return what of a backend outside of this program changes answers.
+    """Return the versions and settings of a backend's own package that change answers.
 
-    Raises: PipelineError: it is not installed.
+    Raises:
+        PipelineError: The package is not installed.
     """
     if settings.backend == "hf":
         return {}
@@ -84,24 +78,19 @@ def engine_of(settings: Eval) -> dict[str, str]:
 
 
 def check_base(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub and cannot be
-    fetched from it.
-    """
-    base, adapter = run.parents.get("base"), run.parents.get("0")
-    if (
-        base is None
-        or not isinstance(adapter, Folder)
-        or not is_adapter(adapter.folder)
-        or not of_hub(base.folder)
-    ):
+    """Raise PipelineError if a foreign adapter's base is on the Hub and cannot be fetched."""
+    base = run.parents.get("base")
+    adapter = run.parents.get("0")
+    if base is None or not isinstance(adapter, Folder):
+        return
+    if not is_adapter(adapter.folder) or not of_hub(base.folder):
         return
     try:
         _look_for(base.folder)
     except PipelineError as error:
         raise PipelineError(
-            f"{adapter.name} is an adapter, and its base {error}; or give a copy of the base:"
-            " eval.base=FOLDER (a merge: merge.base=FOLDER), in a table among the words of the"
-            " run, in a study base: FOLDER"
+            f"The base model of adapter {adapter.name} cannot be loaded: {error}. To use a local"
+            " copy, set eval.base=FOLDER (for a merge merge.base=FOLDER, in a study base: FOLDER)."
         ) from error
 
 
@@ -111,15 +100,16 @@ def _look_for(base: Path) -> None:
 
 
 def check_checkpoint(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Check the files of a checkpoint. Those of a merge are checked with its headers."""
+    """Check the files of a checkpoint. A merge's files are checked with its headers."""
     if "checkpoint" in run.parents:
         refuse_model(run.parents["checkpoint"].folder, run.config.eval)
 
 
 def refuse_model(folder: Path, settings: Eval) -> None:
-    """Raise PipelineError where the files of a model show that it cannot be scored: truncated
-    weights, no tokenizer, no chat template. A folder without weights is judged where these are
-    loaded.
+    """Raise PipelineError if a model's files show that it cannot be scored.
+
+    Finds truncated weights, a missing tokenizer, and a missing chat template. A folder without
+    weights is checked when they are loaded.
     """
     if not any(folder.glob("*.safetensors")):
         return
@@ -128,23 +118,23 @@ def refuse_model(folder: Path, settings: Eval) -> None:
         wrapped = wrapped_names(folder)
         if wrapped:
             raise PipelineError(
-                f"eval.backend={settings.backend} does not read {min(wrapped)} of checkpoint"
-                f" {folder}, named by what held the model in training: write it anew, stage=export"
-                f" checkpoint={folder}, or score it with eval.backend=hf"
+                f"eval.backend={settings.backend} cannot read the tensor {min(wrapped)} of"
+                f" checkpoint {folder}: a wrapper of the training is part of its name. Write the"
+                f" checkpoint anew with stage=export checkpoint={folder}, or set eval.backend=hf."
             )
     refuse_without_tokenizer(folder)
     if settings.chat_template and not has_chat_template(folder):
         raise PipelineError(
-            f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off"
+            f"eval.chat_template=true, but the tokenizer of {folder} has no chat template. Set"
+            " eval.chat_template=false."
         )
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the files of a tokenizer hold a chat template, in any of the places where
-    transformers looks.
-    """
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
+    """Return True if a tokenizer has a chat template, in any file that transformers reads."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if (folder / name).is_file():
+            return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and bool(read_json(config).get("chat_template"))
 
@@ -157,13 +147,18 @@ OF_MODEL: tuple[Check, ...] = (check_base, check_checkpoint)
 
 
 def refuse_too_long(name: str, tokens_of: Mapping[int, int], max_length: int) -> None:
-    """Raise PipelineError for a task with prompts and answers that do not fit a model that takes
-    `max_length` tokens. tokens_of: question -> tokens.
+    """Raise PipelineError if prompts with their answers are longer than the model takes.
+
+    Args:
+        name: The task's name, for the message.
+        tokens_of: Question -> tokens of its longest prompt and answer.
+        max_length: The most tokens that the model takes.
     """
     too_long = sum(tokens > max_length for tokens in tokens_of.values())
     if too_long:
+        longest = max(tokens_of.values())
         raise PipelineError(
-            f"{name}: {too_long} of {len(tokens_of)} prompts do not fit: the longest takes"
-            f" {max(tokens_of.values())} tokens with its answer, the model {max_length}: ask for"
-            " fewer exemplars or shorter answers (eval.max_gen_toks)"
+            f"{name}: {too_long} of {len(tokens_of)} prompts do not fit. The longest needs"
+            f" {longest} tokens with its answer, and the model takes {max_length}. Use fewer"
+            " exemplars, or shorter answers (eval.max_gen_toks)."
         )

@@ -1,8 +1,7 @@
-"""An evaluation of several tasks or languages: the scoring runs that it is made of, and what they
-come to together.
+"""The scoring runs of an evaluation with several tasks or languages, and their joint result.
 
-A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a
-selection and stage=eval share it. Imports nothing heavy.
+A scoring run is one model, one task with its shots, and one language. A table, a selection and
+stage=eval share it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -20,77 +19,78 @@ from pipeline.files import link_or_copy
 from pipeline.languages import TEN
 
 if TYPE_CHECKING:
+    from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.config.stages import EvalStage
     from pipeline.runs.run import Parent
 
 
-SAMPLED = (
-    "number",
-    "program",
-    "answer",
-)  # kinds of benchmarks of which several answers can be drawn
-AVERAGE_OF_TEN = "ten languages"  # stands where a language does
+SAMPLED = ("number", "program", "answer")  # kinds of benchmarks whose answers can be sampled
 WRITTEN = (*SAMPLED, "translation")
+AVERAGE_OF_TEN = "ten languages"  # in place of a language
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
 
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
-    """Role -> the scoring run's configuration, for each task in each language.
+    """Return the scoring run's configuration for each task in each language, by role.
 
-    FLORES goes between English and others.
-
-    The longest answer of a language stands where that of all did, only FLORES has a model for
-    spBLEU, only answers that are letters can be texts, only numbers and programs are sampled, and
-    only what is written has thoughts, so that a scoring run is the same whatever else is requested
-    with it. A task of the harness stands under the first language.
+    FLORES translates between English and another language. A task of the harness is listed under
+    the first language.
     """
-    settings, configs = config.eval, {}
-    for task in settings.tasks:
-        name, benchmark = f"{task.task}_{task.num_fewshot}shot", benchmark_of(task.task)
-        for language in dict.fromkeys(
-            config.languages[:1] if benchmark.one_set else config.languages
-        ):
-            is_translation = benchmark.kind == "translation"
-            if is_translation and language == "en" and len(set(config.languages)) > 1:
+    configs = {}
+    for task in config.eval.tasks:
+        benchmark = benchmark_of(task.task)
+        languages = config.languages[:1] if benchmark.one_set else config.languages
+        for language in dict.fromkeys(languages):
+            to_itself = benchmark.kind == "translation" and language == "en"
+            if to_itself and len(set(config.languages)) > 1:
                 continue
-            part = replace(
-                settings,
-                name=name,
-                tasks=[task],
-                max_gen_toks_of={},
-                max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
-                spm_model=settings.spm_model if is_translation else None,
-                options=settings.options if benchmark.letters else "letters",
-                think_end=settings.think_end if benchmark.kind in WRITTEN else None,
-                **({} if benchmark.kind in SAMPLED else GREEDY),
-            )
-            configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
+            part = _settings_of(config.eval, task, language)
+            configs[f"{task.label}.{language}"] = replace(config, eval=part, languages=[language])
     return configs
 
 
-def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
-    """Join what finished scoring runs found: all their rows, and the averages over languages, in
-    scores.json.
+def _settings_of(settings: Eval, task: EvalTask, language: str) -> Eval:
+    """Return an evaluation's settings for one task, without those that do not apply to it.
 
-    samples/ has their questions, as hard links. Returns the facts of a run, as scoring does.
+    So a scoring run is the same whatever else is requested with it. `max_gen_toks_of` is resolved
+    for the language. Only FLORES has a spBLEU model, only letters can be shown as texts, only
+    numbers, programs and answers are sampled, and only written answers contain thoughts.
     """
-    written = {
-        role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8"))
-        for role, part in scored.items()
-    }
-    rows, further = (
-        [ScoreRow(**row) for scores in written.values() for row in scores[side]]
-        for side in ("rows", "beside")
-    )
-    averages = over_languages([*rows, *further])
-    parts = {role: scores["harness"] for role, scores in written.items()}
-    first, *further_parts = parts.values()
-    same = {}
-    for key, fact in first.items():
-        if all(facts.get(key) == fact for facts in further_parts):
-            same[key] = fact
-    harness = {**same, "parts": parts}
-    result = EvaluationResult(rows, {}, harness, further + averages)
+    benchmark = benchmark_of(task.task)
+    changes: dict[str, Any] = {"max_gen_toks_of": {}}
+    changes["max_gen_toks"] = settings.max_gen_toks_of.get(language, settings.max_gen_toks)
+    if benchmark.kind != "translation":
+        changes["spm_model"] = None
+    if not benchmark.letters:
+        changes["options"] = "letters"
+    if benchmark.kind not in WRITTEN:
+        changes["think_end"] = None
+    if benchmark.kind not in SAMPLED:
+        changes |= GREEDY
+    return replace(settings, name=task.label, tasks=[task], **changes)
+
+
+def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
+    """Join the rows of finished scoring runs and their averages over languages in scores.json.
+
+    samples/ gets their questions as hard links. Returns the same facts as scoring does.
+    """
+    rows: list[ScoreRow] = []
+    beside: list[ScoreRow] = []
+    parts: dict[str, dict[str, Any]] = {}
+    for role, part in scored.items():
+        written = json.loads((part.folder / "scores.json").read_text(encoding="utf-8"))
+        rows += [ScoreRow(**row) for row in written["rows"]]
+        beside += [ScoreRow(**row) for row in written["beside"]]
+        parts[role] = written["harness"]
+    averages = over_languages([*rows, *beside])
+    facts = list(parts.values())
+    harness: dict[str, Any] = {}
+    for key, fact in facts[0].items():
+        if all(part.get(key) == fact for part in facts):
+            harness[key] = fact
+    harness["parts"] = parts
+    result = EvaluationResult(rows, {}, harness, beside + averages)
     scores = write_scores(result, work)
     (work / "samples").mkdir()
     for part in scored.values():
@@ -100,25 +100,20 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Each metric of a task over its languages, each of the same weight; of FLORES from and into
-    English apart. Then MGSM over all its languages but Thai, where all ten are there: Layer
-    Swapping's average.
+    """Return the mean of each metric of a task over its languages, each with the same weight.
 
-    They have no standard error, as languages share their questions. None where a language has no
-    score.
+    FLORES has two means, from and into English. MGSM has a second mean over all its languages
+    except Thai if all ten were scored: Layer Swapping's average. Means have no standard error,
+    because languages share their questions. If a language has no score, there is no mean.
     """
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if row.subject is None:
-            pair = row.pair and ("mean-en" if row.pair.endswith("-en") else "en-mean")
-            place = (row.task, row.num_fewshot, row.metric, row.filter, pair)
+            place = (row.task, row.num_fewshot, row.metric, row.filter, _mean_pair(row.pair))
             groups.setdefault(place, {})[row.language] = row
     means, tens = [], []
     for (task, *_, pair), by_language in groups.items():
-        scored = {}
-        for code, row in by_language.items():
-            if row.value is not None:
-                scored[code] = row
+        scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):
             means.append(mean_of(list(scored.values()), "mean", pair))
         if kind_of(task) == "number" and {*TEN} <= scored.keys():
@@ -126,14 +121,14 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     return means + tens
 
 
+def _mean_pair(pair: str | None) -> str | None:
+    if not pair:
+        return pair
+    return "mean-en" if pair.endswith("-en") else "en-mean"
+
+
 def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
-    """One row for several languages, each of the same weight."""
+    """Return the mean row of several languages, each with the same weight."""
     value = fmean([row.value for row in rows if row.value is not None])
-    return replace(
-        rows[0],
-        language=language,
-        pair=pair,
-        value=value,
-        stderr=None,
-        n=sum(row.n for row in rows),
-    )
+    mean = replace(rows[0], language=language, pair=pair, stderr=None)
+    return replace(mean, value=value, n=sum(row.n for row in rows))

@@ -1,12 +1,14 @@
-"""MBPP: programs that a model wrote, run against their tests, each in a confined process of its own
-(confined.py).
+"""MBPP: a model's programs, each run with its tests in a separate confined process (confined.py).
 
-The outcome is decided here, from how the process ended and from one line that it wrote, of which
-nothing but the name of a built-in exception is kept. The line begins with a nonce, which no object
-of the interpreter holds while the program runs: what it prints, raises or writes is no pass. Not
-stopped is forgery that is meant for this very code: program and tests share an interpreter, as in
-the stock task, so that a program can replace what its tests compare with, or do what confined.py
-does at its end. It so claims a pass for itself; it reaches no other problem, secret or process.
+This module decides the outcome from how the process ended and from one line that it wrote. From
+that line it keeps only the name of a built-in exception. The line begins with a nonce, which no
+object of the interpreter holds while the program runs. So a program cannot pass by what it prints,
+raises or writes.
+
+Forgery that targets this code is not stopped, because program and tests share an interpreter, as
+in the stock task. A program can replace the values that its tests compare with, or do what
+confined.py does at its end. It gains a pass for itself, but reaches no other problem, secret or
+process.
 """
 
 from __future__ import annotations
@@ -29,28 +31,29 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import cores
 
-SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
-# seconds more by the clock, after which a program that waits is ended: waiting costs no computing
-# time
-GRACE = 5
-POLL, LOOKS = 0.5, 5  # seconds between looks at a program beyond that, and looks in them
+SECONDS, MEMORY = 10, 2**29  # limits of a program: seconds of computing, bytes
+GRACE = 5  # further seconds by the clock: a program that waits uses no computing time
+POLL, LOOKS = 0.5, 5  # beyond them: seconds between polls, and looks at the process in each
 
 _SECRET = re.compile(
     r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
 )
 
 
-# What came of a program: one of these, NOT_CONFINED with the reason, or the name of the built-in
-# exception that left it (others are Exception).
-PASSED = "passed"  # it reached its end, the tests after it included
+# An outcome is one of these constants, NOT_CONFINED with the reason, or the name of the built-in
+# exception that the program raised ("Exception" for other classes).
+PASSED = "passed"  # the program and its tests reached their end
 TIMED_OUT = "timed out"
-KILLED = "killed"  # by a signal; or it left by itself before its end, or wrote what is no outcome
-NOT_CONFINED = "not confined"  # it was not begun
+KILLED = "killed"  # by a signal; or it exited early, or wrote no valid outcome
+NOT_CONFINED = "not confined"  # it was not started
 
 
 @functools.cache
 def has_landlock() -> bool:
-    """Whether this kernel can keep a process from files: Linux 5.13 or later, with Landlock on."""
+    """Return True if the kernel can hide files from a process.
+
+    Needs Linux 5.13 or later, with Landlock on.
+    """
     if sys.platform != "linux":
         return False
     from pipeline.evaluate.confined import landlock_version
@@ -61,21 +64,21 @@ def has_landlock() -> bool:
 def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> str:
     """Run a program and return its outcome, never an exception.
 
-    It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and
-    writes nothing. With Landlock it reads only Python's own files; without, what the user may read
-    (see `refuse_secrets`).
+    The program has an empty environment and no capabilities, and cannot write. With Landlock it
+    reads only Python's own files, otherwise everything that the user may read (see
+    `refuse_secrets`).
+
+    Args:
+        program: Its source code.
+        seconds: The limit of computing time.
+        memory: The limit of memory in bytes.
     """
-    nonce, code = secrets.token_hex(16), program.encode(errors="replace")
-    arguments = map(str, (seconds, memory, int(has_landlock()), len(code)))
+    nonce = secrets.token_hex(16)
+    code = program.encode(errors="replace")
+    limits = map(str, (seconds, memory, int(has_landlock()), len(code)))
+    script = str(Path(__file__).with_name("confined.py"))
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-B",
-            str(Path(__file__).with_name("confined.py")),
-            *arguments,
-        ],
+        [sys.executable, "-I", "-S", "-B", script, *limits],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -88,7 +91,8 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
         child.stdin.write(code + nonce.encode())
         child.stdin.close()
         status = wait_while_computing(child, seconds + GRACE)
-        return outcome_of(status, os.read(child.stdout.fileno(), 4096), nonce)
+        line = os.read(child.stdout.fileno(), 4096)
+        return outcome_of(status, line, nonce)
     except subprocess.TimeoutExpired:
         return TIMED_OUT
     except BrokenPipeError:
@@ -100,13 +104,13 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
 
 
 def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
-    """The exit status.
+    """Wait for a process and return its exit status.
 
-    After `seconds` by the clock a process that still computes, or waits for a core, is left to its
-    limit of computing time, so that its outcome does not depend on how many others share the cores.
+    After `seconds` by the clock, a process that computes or waits for a core continues up to its
+    limit of computing time. So its outcome does not depend on how many processes share the cores.
 
     Raises:
-        subprocess.TimeoutExpired: it waits for something else, as a sleeping one does.
+        subprocess.TimeoutExpired: The process waits for something else, such as a sleep.
     """
     try:
         return child.wait(seconds)
@@ -118,18 +122,22 @@ def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def is_computing(pid: int) -> bool:
-    """Whether a process runs or waits for a core, in one of a few looks."""
+    """Return True if a process runs or waits for a core in one of a few looks."""
     for _ in range(LOOKS):
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
-        if state in "RZX":  # runnable; or ended meanwhile
+        if state in "RZX":  # runnable, or ended meanwhile
             return True
         time.sleep(POLL / LOOKS)
     return False
 
 
 def outcome_of(status: int, line: bytes, nonce: str) -> str:
-    """Return the outcome of a process by its exit status (minus the signal that ended it) and the
-    line that it wrote.
+    """Return the outcome of a process.
+
+    Args:
+        status: Its exit status, or minus the signal that ended it.
+        line: The line that it wrote.
+        nonce: The text that a genuine line begins with.
     """
     if status == -signal.SIGXCPU:
         return TIMED_OUT
@@ -141,8 +149,7 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
         return PASSED
     if status == 1 and outcome == "raised":
         kind = getattr(builtins, detail, None)
-        is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
-        if is_builtin:
+        if isinstance(kind, type) and issubclass(kind, BaseException):
             return detail
         return "Exception"
     if status == 1 and outcome == "unconfined":
@@ -151,52 +158,45 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
 
 
 def check_confinement() -> None:
-    """Raise PipelineError where programs cannot be confined on this machine, found with one that
-    does no harm.
-    """
+    """Raise PipelineError if a harmless program cannot be confined on this machine."""
     refuse_secrets()
-    begun = run_program(
-        "import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2"
-    )
-    if begun != PASSED:
-        reason = begun.removeprefix(f"{NOT_CONFINED}: ")
+    program = "import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2"
+    outcome = run_program(program)
+    if outcome != PASSED:
+        reason = outcome.removeprefix(f"{NOT_CONFINED}: ")
         raise PipelineError(
-            f"eval.run_code=true: programs cannot be confined here ({reason}): use Linux on x86-64"
+            f"eval.run_code=true: programs cannot be confined on this machine ({reason}). Use"
+            " Linux on x86-64."
         )
 
 
 def refuse_secrets() -> None:
-    """Raise PipelineError where secrets are in the environment: without Landlock a program can read
-    it, and the user's files.
+    """Raise PipelineError if a program could read secrets because Landlock is missing.
+
+    Without Landlock a program can read this process' environment and the user's files.
     """
     if has_landlock():
         return
-    secrets = sorted(
-        name
-        for name, value in os.environ.items()
-        if _SECRET.search(name.upper()) and len(value) >= 8
-    )
-    home = os.environ.get(
-        "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    )
-    files = (
-        os.environ.get("NETRC", "~/.netrc"),
-        os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")),
-    )
-    for file in files:
+    long = [name for name, value in os.environ.items() if len(value) >= 8]
+    names = sorted(name for name in long if _SECRET.search(name.upper()))
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    hub_home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    token_file = os.environ.get("HF_TOKEN_PATH", os.path.join(hub_home, "token"))
+    for file in (os.environ.get("NETRC", "~/.netrc"), token_file):
         if Path(file).expanduser().is_file():
-            secrets.append(file)
-    if secrets:
+            names.append(file)
+    if names:
         raise PipelineError(
-            "eval.run_code=true: this kernel has no Landlock, so programs of a model could read"
-            f" {', '.join(secrets)}: take what is secret away for this evaluation, or use Linux"
-            " 5.13 or later with Landlock"
+            "eval.run_code=true: this kernel has no Landlock, so a model's programs could read"
+            f" {', '.join(names)}. Remove these secrets for this evaluation, or use Linux 5.13 or"
+            " later with Landlock."
         )
 
 
 def code_of(response: str) -> str:
-    """Return the program in an answer: its first fenced block if it has one, else all of it, as in
-    the stock task.
+    """Return the program in an answer: its first fenced block, otherwise the whole answer.
+
+    This is the rule of the stock task.
     """
     fenced = re.search(r"```(?:\w+)?\n(.*?)(?:```|\Z)", response, re.DOTALL)
     if fenced:
@@ -205,18 +205,18 @@ def code_of(response: str) -> str:
 
 
 def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[str]:
-    """For each answer what came of its program with the tests after it.
+    """Run each answer's program with its tests and return the outcomes.
 
     A filter of the harness (tasks/mbpp.yaml).
     """
-    programs = [
-        code_of(answers[0]) + "\n" + "\n".join(doc["test_list"])
-        for answers, doc in zip(responses, docs, strict=True)
-    ]
+    programs = []
+    for answers, doc in zip(responses, docs, strict=True):
+        tests = "\n".join(doc["test_list"])
+        programs.append(f"{code_of(answers[0])}\n{tests}")
     with ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(run_program, programs))
 
 
 def passed(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """pass@1 of one problem. Named by tasks/mbpp.yaml."""
+    """Return pass@1 of one problem. Named by tasks/mbpp.yaml."""
     return {"pass_at_1": float(results[0] == PASSED)}

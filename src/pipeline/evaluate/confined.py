@@ -1,14 +1,12 @@
-"""Runs one program that a model wrote, in a process of its own that can do little.
-
-Started by code_eval.py.
+"""Script that runs one program of a model in a confined process, started by code_eval.py.
 
 Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's
-length in bytes. Standard input: the program, then a nonce, which stays in the pipe while the
-program runs and stands before the one line in which the parent reads what came of it.
+length in bytes. Standard input: the program, then a nonce. The nonce stays in the pipe while the
+program runs. It is written at the start of the one line in which the parent reads the outcome.
 
-Before the program begins the process gives up capabilities, memory, time and new files; by
-Landlock, all files but Python's own, /proc with them; by a seccomp filter that lets only named
-system calls pass, the network, other processes and every way to write.
+Before the program starts, the process gives up its capabilities and limits memory, time and new
+files. Landlock hides all files except Python's own, including /proc. A seccomp filter passes only
+named system calls: no network, no other processes, no way to write.
 """
 
 import ctypes
@@ -17,92 +15,25 @@ import resource
 import struct
 import sys
 
-# System calls of x86-64 that a single-threaded Python needs to compute, import and read the clock;
-# all else is refused.
-ALLOWED = (
-    [
-        0,
-        1,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        13,
-        14,
-        15,
-        17,
-        19,
-        20,
-        21,
-        23,
-        25,
-        28,
-        32,
-        35,
-        39,
-    ]  # read ... getpid
-    + [
-        60,
-        63,
-        72,
-        79,
-        89,
-        96,
-        97,
-        98,
-        99,
-        100,
-        102,
-        104,
-        107,
-        108,
-        131,
-        158,
-        186,
-        202,
-        204,
-        217,
-    ]  # exit ... getdents64
-    + [
-        228,
-        229,
-        230,
-        231,
-        262,
-        267,
-        269,
-        270,
-        273,
-        318,
-        332,
-        334,
-        439,
-    ]  # clock_gettime ... faccessat2
-)
-OPENING = {2: 24, 257: 32}  # open, openat: where their flags stand in what the filter sees
-WRITING = (
-    os.O_WRONLY
-    | os.O_RDWR
-    | os.O_CREAT
-    | os.O_TRUNC
-    | os.O_APPEND
-    | (os.O_TMPFILE & ~os.O_DIRECTORY)
-)
+# System calls of x86-64 that a single-threaded Python needs to compute, import and read the clock:
+# read to getpid, exit to getdents64, clock_gettime to faccessat2. All others are refused.
+ALLOWED = [
+    *map(int, "0 1 3 4 5 6 7 8 9 10 11 12 13 14 15 17 19 20 21 23 25 28 32 35 39".split()),
+    *map(int, "60 63 72 79 89 96 97 98 99 100 102 104 107 108 131 158 186 202 204 217".split()),
+    *map(int, "228 229 230 231 262 267 269 270 273 318 332 334 439".split()),
+]
+OPENING = {2: 24, 257: 32}  # open, openat: offset of their flags in the filter's input
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITING |= os.O_TMPFILE & ~os.O_DIRECTORY
 X86_64 = 0xC000003E
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: EPERM
 LOAD, EQUAL, ANY_BIT, GIVE = 0x20, 0x15, 0x45, 0x06  # instructions of the filter
-NO_NEW_PRIVILEGES, SET_SECCOMP, BY_FILTER = 38, 22, 2  # of prctl
+NO_NEW_PRIVILEGES, SET_SECCOMP, BY_FILTER = 38, 22, 2  # arguments of prctl
 
 # Landlock (Linux 5.13, landlock(7)): its system calls have these numbers on every processor.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-READ_FILE, READ_FOLDER, ALL_ACCESS = 1 << 2, 1 << 3, (1 << 13) - 1  # of its first version
-# Python's own files, and what its extension modules link to and read.
+READ_FILE, READ_FOLDER, ALL_ACCESS = 1 << 2, 1 << 3, (1 << 13) - 1  # in its first version
+# Python's own files, and the files that its extension modules link to and read.
 READABLE = [
     *sys.path,
     sys.base_prefix + "/lib",
@@ -121,17 +52,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 def filter_program() -> bytes:
     """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    allow, refuse = (GIVE, 0, 0, ALLOW), (GIVE, 0, 0, REFUSE)
     for number in ALLOWED:
-        steps += [(EQUAL, 0, 1, number), (GIVE, 0, 0, ALLOW)]
+        steps += [(EQUAL, 0, 1, number), allow]
     for number, flags in OPENING.items():
-        steps += [(EQUAL, 0, 4, number), (LOAD, 0, 0, flags), (ANY_BIT, 1, 0, WRITING)]
-        steps += [(GIVE, 0, 0, ALLOW), (GIVE, 0, 0, REFUSE)]
-    steps.append((GIVE, 0, 0, REFUSE))
+        steps += [(EQUAL, 0, 4, number), (LOAD, 0, 0, flags)]
+        steps += [(ANY_BIT, 1, 0, WRITING), allow, refuse]
+    steps.append(refuse)
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that the kernel has, or 0 if there is none or it is off."""
+    """Return the kernel's version of Landlock, or 0 if Landlock is missing or off."""
     return max(0, libc.syscall(CREATE_RULESET, None, 0, 1))
 
 
@@ -142,15 +74,15 @@ def checked(result: int, call: str) -> int:
 
 
 def restrict_files() -> None:
-    """By Landlock: nothing is read, listed or written but what is READABLE."""
+    """Restrict the process by Landlock to reading and listing READABLE."""
     attributes = ctypes.c_uint64(ALL_ACCESS)
-    rules = checked(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), 8, 0), "Landlock")
+    ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(attributes), 8, 0)
+    rules = checked(ruleset, "Landlock")
     for path in filter(os.path.exists, READABLE):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        access = READ_FILE
         if os.path.isdir(path):
-            access = READ_FILE | READ_FOLDER
-        else:
-            access = READ_FILE
+            access |= READ_FOLDER
         beneath = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
         checked(libc.syscall(ADD_RULE, rules, 1, beneath, 0), "Landlock rule")
         os.close(descriptor)
@@ -159,7 +91,11 @@ def restrict_files() -> None:
 
 
 def confine(seconds: int, memory: int, landlock: bool) -> None:
-    """Give up what the program must not have. Raises OSError where the system does not let us."""
+    """Give up everything that the program must not have.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -167,7 +103,8 @@ def confine(seconds: int, memory: int, landlock: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.uname().machine != "x86_64":
         raise OSError("the filter of system calls is written for x86-64")
-    third_version, own_process, no_capabilities = 0x20080522, 0, ctypes.create_string_buffer(24)
+    third_version, own_process = 0x20080522, 0
+    no_capabilities = ctypes.create_string_buffer(24)
     head = ctypes.create_string_buffer(struct.pack("=Ii", third_version, own_process), 8)
     checked(libc.capset(head, no_capabilities), "capset")
     checked(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "new privileges")
@@ -181,7 +118,8 @@ def confine(seconds: int, memory: int, landlock: bool) -> None:
 
 def main() -> None:
     seconds, memory, landlock, length = map(int, sys.argv[1:5])
-    program, requests, answer, leave = b"", os.dup(0), os.dup(1), os._exit
+    requests, answer, leave = os.dup(0), os.dup(1), os._exit
+    program = b""
     while len(program) < length:
         program += os.read(requests, length - len(program)) or leave(1)
     silence = os.open(os.devnull, os.O_RDWR)
@@ -189,10 +127,10 @@ def main() -> None:
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
 
-    def end(
-        outcome: str, read=os.read, write=os.write
-    ) -> None:  # the program may replace those of os
-        write(answer, read(requests, 64) + f" {outcome}".encode())
+    # read and write are bound now, because the program may replace those of os
+    def end(outcome: str, read=os.read, write=os.write) -> None:
+        nonce = read(requests, 64)
+        write(answer, nonce + f" {outcome}".encode())
         leave(outcome != "passed")
 
     try:
@@ -200,12 +138,9 @@ def main() -> None:
     except (OSError, ValueError) as error:
         end(f"unconfined {error}")
     try:
-        exec(
-            compile(program.decode(), "program", "exec"), {}
-        )  # so a main block is none, as with HF's code_eval
-    except (
-        BaseException
-    ) as error:  # its message is not passed on: it may hold what the program read
+        # no __name__, so that a main block does not run, as with HF's code_eval
+        exec(compile(program.decode(), "program", "exec"), {})
+    except BaseException as error:  # its message may contain what the program read: drop it
         end(f"raised {type(error).__name__}")
     end("passed")
 

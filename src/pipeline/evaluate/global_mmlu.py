@@ -1,4 +1,4 @@
-"""A task of the harness whose exemplars come from the question's own subject.
+"""A task of the harness whose exemplars come from the question's subject.
 
 Named by tasks/global_mmlu.yaml.
 """
@@ -12,15 +12,16 @@ from lm_eval.api.task import ConfigurableTask
 
 
 class BySubject(ConfigurableTask):
-    """All subjects in one task: the prompt of a question is that of the harness' task of its
-    subject.
+    """All subjects as one task, with the prompts of the harness' task of each question's subject.
 
-    The harness has 57 tasks a language, each of which loads the whole language and keeps one
+    The harness has 57 tasks a language. Each of them loads the whole language and keeps one
     subject.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config={key: value for key, value in config.items() if key != "class"})
+        settings = dict(config)
+        settings.pop("class", None)
+        super().__init__(config=settings)
         self.exemplars: dict[str, list[dict[str, Any]]] = {}
         for doc in self.fewshot_docs():
             self.exemplars.setdefault(doc["subject"], []).append(doc)

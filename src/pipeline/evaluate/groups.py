@@ -1,5 +1,6 @@
-"""Groups of the evaluation harness: scores and questions of the parts joined, aggregated by its own
-functions.
+"""Groups of the evaluation harness: joins the scores and questions of a group's parts.
+
+The harness' own functions aggregate the scores.
 """
 
 from __future__ import annotations
@@ -11,97 +12,86 @@ from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import EvaluationResult, Sample, ScoreRow
 
-MOST_QUESTIONS = 1_000_000  # of a part: a question is known by its number and that of its part
+MOST_QUESTIONS = 1_000_000  # in a part; a question's id is its number plus its part's offset
 
 
 def join_group(
     specs: list[TaskSpec], result: EvaluationResult
 ) -> tuple[list[TaskSpec], EvaluationResult]:
-    """Join the parts of a group as one task: the group's scores, then those of its parts as
-    subjects, and all questions.
+    """Join the parts of a group as one task, with the parts' scores as subjects.
 
-    A scoring run has one task or group; what is no group stays. The mean of a question's scores
-    over the questions is the group's score. Where each part has the same weight, a question's score
-    is multiplied by questions / (parts * questions of its part).
+    A scoring run has one task or one group; a single task is returned unchanged. The mean of the
+    questions' scores is the group's score. If each part has the same weight, a question's score is
+    multiplied by questions / (parts * questions of its part).
     """
     first = specs[0]
     if not first.group:
         return specs, result
-    group_result = replace(
-        first, name=f"{first.group}_{first.where}_{first.num_fewshot}shot", group="", part=""
-    )
+    name = f"{first.group}_{first.where}_{first.num_fewshot}shot"
+    group = replace(first, name=name, group="", part="")
     rows = [*_group_rows(first, result.rows), *result.rows]
-    return [group_result], replace(
-        result, rows=rows, samples={group_result.name: _samples_of(specs, result)}
-    )
+    return [group], replace(result, rows=rows, samples={name: _samples_of(specs, result)})
 
 
 def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Return the harness' score of a group in each metric and filter that it aggregates."""
+    group_rows = []
+    for metric in first.aggregates:
+        by_filter: dict[str, list[ScoreRow]] = {}
+        for row in parts:
+            if row.metric == metric["metric"]:
+                by_filter.setdefault(row.filter, []).append(row)
+        filters = metric["filter_list"]
+        if filters is None:
+            filters = list(by_filter)
+        for name in filters:
+            if name in by_filter:
+                group_rows.append(_group_row(by_filter[name], metric["weight_by_size"]))
+    if not group_rows:
+        raise PipelineError(
+            f"The tasks of the group {first.group} have none of its metrics. List the tasks in"
+            " eval.tasks=[...]."
+        )
+    return group_rows
+
+
+def _group_row(rows: Sequence[ScoreRow], by_size: bool) -> ScoreRow:
     from lm_eval.api.metrics import (
         aggregate_subtask_metrics,
         pooled_sample_stderr,
         unweighted_mean_stderr,
     )
 
-    group_rows = []
-    for metric in first.aggregates:
-        rows = []
-        for row in parts:
-            if row.metric == metric["metric"]:
-                rows.append(row)
-        for name in (
-            dict.fromkeys(row.filter for row in rows)
-            if metric["filter_list"] is None
-            else metric["filter_list"]
-        ):
-            same = [row for row in rows if row.filter == name]
-            if not same:
-                continue
-            by_size, sizes, stderr = metric["weight_by_size"], [row.n for row in same], None
-            errors = []
-            for row in same:
-                if row.stderr is not None:
-                    errors.append(row.stderr)
-            if len(errors) == len(same):
-                if by_size:
-                    stderr = pooled_sample_stderr(errors, sizes)
-                else:
-                    stderr = unweighted_mean_stderr(errors)
-            value = aggregate_subtask_metrics([row.value for row in same], sizes, by_size)
-            group_rows.append(
-                replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes))
-            )
-    if not group_rows:
-        raise PipelineError(
-            f"the tasks of the group {first.group} have none of its metrics: list them in"
-            " eval.tasks=[...]"
-        )
-    return group_rows
+    sizes = [row.n for row in rows]
+    errors = [row.stderr for row in rows]
+    stderr = None
+    if None not in errors:
+        if by_size:
+            stderr = pooled_sample_stderr(errors, sizes)
+        else:
+            stderr = unweighted_mean_stderr(errors)
+    value = aggregate_subtask_metrics([row.value for row in rows], sizes, by_size)
+    return replace(rows[0], subject=None, value=value, stderr=stderr, n=sum(sizes))
 
 
 def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    same_weight = set()
+    weighted = set()  # the metrics in which each part has the same weight
     for metric in parts[0].aggregates:
         if not metric["weight_by_size"]:
-            same_weight.add(metric["metric"])
+            weighted.add(metric["metric"])
     joined: list[Sample] = []
     for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))
         for sample in questions:
-            scores = {
-                name: (
-                    weight * score
-                    if name in same_weight and isinstance(score, int | float)
-                    else score
-                )
-                for name, score in sample["scores"].items()
-            }
-            place = MOST_QUESTIONS * part_index + sample["doc_id"]
-            correct = None if same_weight else sample["correct"]
-            joined.append(
-                {**sample, "doc_id": place, "part": part.part, "scores": scores, "correct": correct}
-            )
+            scores = dict(sample["scores"])
+            for name in weighted & scores.keys():
+                if isinstance(scores[name], int | float):
+                    scores[name] = weight * scores[name]
+            joint = sample | {"part": part.part, "scores": scores}
+            joint["doc_id"] = MOST_QUESTIONS * part_index + sample["doc_id"]
+            if weighted:
+                joint["correct"] = None
+            joined.append(joint)
     return joined

@@ -1,7 +1,6 @@
-"""Memory of scoring by arithmetic: bytes of weights and of the rows that are computed together, and
-how many rows fit.
+"""Computed memory of scoring: the bytes of weights and rows, and how many rows fit.
 
-Plans and the backend reckon by the same formulas. Nothing heavy is imported.
+Plans and the backend use the same formulas. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from typing import NamedTuple
 from pipeline.models.shape import Shape
 from pipeline.train.memory import CONTEXT
 
-MOST_ROWS = 512  # of eval.batch_size=null on a GPU
-ROWS = 32  # of eval.batch_size=null on a CPU, and of models of which no shape is known
-COLUMNS = 128  # on CUDA rows have, and steps read, a multiple of these
-FILL = (
-    2**16
-    # tokens whose keys and values are read at once when rows are filled, those of the prefix by
-    # each row
-)
+MOST_ROWS = 512  # for eval.batch_size=null on a GPU
+ROWS = 32  # for eval.batch_size=null on a CPU, and for models whose shape is unknown
+COLUMNS = 128  # on CUDA the length of rows, and the columns that a step reads, are multiples
+# tokens whose keys and values are read at once when rows are filled; each row reads the prefix
+FILL = 2**16
 
 
 class Prompts(NamedTuple):
-    """Tokens of what is computed together: the shared prefix, the longest prompt after it, and the
-    longest answer; 0: likelihoods, which leave no keys and values behind.
+    """Numbers of tokens that are computed together.
+
+    The shared prefix, the longest prompt after it, and the longest answer. `room=0` means
+    log-likelihoods, which leave no keys and values behind.
     """
 
     prefix: float
@@ -32,33 +30,35 @@ class Prompts(NamedTuple):
 
 
 def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict[str, float]:
-    """What for -> bytes, of numbers of `size` bytes.
+    """Return the bytes of scoring by their purpose.
 
-    Weights; keys and values of the prefix, once, and of the rows; and the widest layer of a forward
-    pass, of all rows or, where answers are generated, of those that are filled at once (FILL). It
-    holds three times the MLP's width a token and eight times its own, and copies for each head the
-    keys and values that are read, of a step's rows where no prefix is read apart. The mask of a
-    likelihood's row is a line for each token. Logits are of a token a row.
+    The keys and values of the prefix count once, those of the rows once a row. The activations are
+    those of the widest layer: of all rows, or in generation of the rows that are filled at once
+    (FILL). That layer stores three times the MLP's width and eight times the model's width a
+    token, and copies the keys and values that are read for each head. If there is no prefix, a step
+    copies those of all rows. A log-likelihood's mask has a line for each token of a row. Logits are
+    computed for one token a row.
+
+    Args:
+        shape: The model's shape.
+        size: Bytes of a number.
+        prompts: The tokens that are computed together.
+        rows: The number of rows.
     """
     prefix, question, room = prompts
     longest = prefix + question
-    cached_tokens = rows * COLUMNS * -(-(question + room) // COLUMNS) if room else 0
+    at_once = rows * longest
+    mask = 5 * rows * question * longest  # as booleans, and as the numbers added to scores
+    cached_tokens = 0.0
     if room:
-        at_once = min(rows * longest, max(FILL, longest))
-    else:
-        at_once = rows * longest
-    if prefix:
-        read = at_once
-    else:
-        read = max(at_once, cached_tokens)
-    token, key = (
-        3 * shape.inner + 8 * shape.width,
-        2 * shape.head_width * (shape.heads + shape.kv_heads),
-    )
-    layer = (max(prefix, at_once * question / longest) * token + read * key) * size
-    mask = (
-        0 if room else 5 * rows * question * longest
-    )  # of booleans, and as they are added to scores
+        at_once = min(at_once, max(FILL, longest))
+        cached_tokens = rows * COLUMNS * -(-(question + room) // COLUMNS)
+        mask = 0
+    read = max(at_once, cached_tokens) if not prefix else at_once
+    token = 3 * shape.inner + 8 * shape.width
+    key = 2 * shape.head_width * (shape.heads + shape.kv_heads)
+    layer_tokens = max(prefix, at_once * question / longest)
+    layer = (layer_tokens * token + read * key) * size
     return {
         "weights": shape.parameters * size,
         "cache": (prefix + cached_tokens) * shape.kv_values * size,
@@ -68,8 +68,9 @@ def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict
 
 
 def rows_that_fit(shape: Shape, size: int, prompts: Prompts, memory: float, row_limit: int) -> int:
-    """Rows whose memory these bytes hold, of `row_limit`, its half and so on, as scoring halves
-    them where memory runs out; 1 at the least.
+    """Return how many rows fit in `memory` bytes, at least 1.
+
+    Halves `row_limit` until the rows fit, as scoring does when memory runs out.
     """
     while row_limit > 1 and sum(scoring_memory(shape, size, prompts, row_limit).values()) > memory:
         row_limit //= 2

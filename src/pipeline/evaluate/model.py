@@ -1,8 +1,7 @@
-"""The model that answers: a checkpoint or a merge, as the harness' model class, whose answers a
-backend computes.
+"""The harness' model class for a checkpoint or a merge, whose answers a backend computes.
 
-Tokens, stop strings and scores are the harness' own (backend.py has what is not). Weights are read
-when the first request needs them.
+Tokens, stop strings and scores are the harness' own. Weights are read when the first request needs
+them.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from pipeline.progress import announced, say
 if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
-GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a request
-DRAW = "draw"  # setting of a sampled request: the seed and the number of the answer
+GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a greedy request
+DRAW = "draw"  # setting of a sampled request: the seed and the answer's number
 
 
 def open_model(
@@ -45,21 +44,28 @@ def open_model(
     dtype: str = "auto",
     backend: Callable[..., Any] = TorchBackend,
 ) -> Answering:
-    """Open the model of a folder or merge: its headers and tokenizer are read, its weights not yet.
+    """Open the model of a folder or merge: read its headers and tokenizer, but not its weights.
 
-    Raises: PipelineError: its files are not those of a model.
+    Args:
+        weights: A folder or a merge.
+        batch_size: eval.batch_size.
+        dtype: eval.dtype.
+        backend: The class of the backend, called with the other arguments.
+
+    Raises:
+        PipelineError: The files are not those of a model.
     """
     model, tokenizer = without_weights(weights)
     if tokenizer.eos_token_id is None:
         raise PipelineError(
-            f"the tokenizer of {tokenizer.name_or_path} has no eos_token, at which answers end:"
-            " name one"
+            f"The tokenizer of {tokenizer.name_or_path} has no eos_token, so answers would not"
+            " end. Set eos_token in its tokenizer_config.json."
         )
     return Answering(backend(batch_size, dtype, weights), pretrained=model, tokenizer=tokenizer)
 
 
 def is_reproducible(settings: GenKwargs) -> bool:
-    """Whether a request has one answer: the greedy one, or that of its draw."""
+    """Return True if a request determines its answer: it is greedy or has a seed (DRAW)."""
     greedy = settings.keys() <= GREEDY and not settings["do_sample"]
     return greedy or settings.keys() == {*GREEDY, "top_p", DRAW}
 
@@ -67,25 +73,25 @@ def is_reproducible(settings: GenKwargs) -> bool:
 class Answering(HFLM):
     """HFLM that reports each answer when it ends.
 
-    `engine`: the backend. `share_prefix`: compute what prompts have in common once; `unshared`: the
-    model did not allow it. `think_end`: the end of a model's thoughts, in which stop strings are
-    ignored. `ended`: is given the kind of a request, its arguments and its answer, as store.py has
-    them.
+    Attributes:
+        engine: The backend.
+        share_prefix: Whether the common prefix of prompts is computed once.
+        unshared: Whether sharing was requested and the model did not allow it.
+        think_end: The end of a model's thoughts, in which stop strings are ignored.
+        ended: Called with a request's kind, its arguments and its answer, in the form of store.py.
     """
 
     def __init__(self, backend: Any, **kwargs: Any) -> None:
-        self._encoded = functools.lru_cache(maxsize=8)(
-            super().tok_encode
-        )  # a context has several continuations
+        # a context has several continuations
+        self._encoded = functools.lru_cache(maxsize=8)(super().tok_encode)
         self.engine = backend
         super().__init__(batch_size=backend.batch_size, **kwargs)
         self.share_prefix = self.unshared = False
         self.ended: Callable[[str, tuple[Any, ...], Any], Any] = lambda kind, args, answer: None
         self.think_end: str | None = None
-        self._batch: list[bool] = []
-        self.set_cache_hook(
-            self
-        )  # the harness tells its cache each answer, in the order of the batch
+        self._cut_off: list[bool] = []  # for the answers of the current batch
+        # the harness reports each answer to its cache (`add_partial`), in the batch's order
+        self.set_cache_hook(self)
 
     def load(self) -> None:
         with announced("loading the model"):
@@ -94,7 +100,7 @@ class Answering(HFLM):
 
     @property
     def batch_size(self) -> int:
-        """Rows computed together: eval.batch_size or what memory holds, halved once it ran out."""
+        """Rows computed together: eval.batch_size or as many as fit, halved if memory runs out."""
         return self.engine.batch_size
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
@@ -102,17 +108,17 @@ class Answering(HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         self.load()
-        settings = [
-            normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests
-        ]
-        alike = all({**one, DRAW: ""} == {**settings[0], DRAW: ""} for one in settings)
+        limit = self.max_gen_toks
+        settings = [normalize_gen_kwargs(request.args[1], limit) for request in requests]
+        first = settings[0]
+        alike = all({**one, DRAW: ""} == {**first, DRAW: ""} for one in settings)
         if alike and all(map(is_reproducible, settings)) and self.engine.can_generate():
             return self._decoded(requests, settings)
-        if DRAW in settings[0]:
+        if DRAW in first:
             raise PipelineError(
-                f"eval.temperature={settings[0]['temperature']:g}: {self.model.config.model_type}"
-                " cannot draw each token by itself, so that answers would differ each time: give"
-                " eval.temperature=0"
+                f"eval.temperature={first['temperature']:g}: {self.model.config.model_type} models"
+                " cannot draw each token with its own seed, so answers would differ each time. Set"
+                " eval.temperature=0."
             )
         self._shares(possible=False)
         generate = functools.partial(super().generate_until, requests, disable_tqdm=True)
@@ -120,20 +126,17 @@ class Answering(HFLM):
             return self.engine.halving(generate)
 
     def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
-        """As HFLM's, for requests that differ in their draws alone."""
-        ends, eos = self._ends, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        """Answer requests like HFLM, if they differ only in their draws."""
+        ends = self._ends
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
-        endings = [
-            Ending(
-                ends,
-                handle_stop_sequences(one.get("until"), eos=eos),
-                one["max_gen_toks"],
-                to_text,
-                think_end=self.think_end,
-            )
-            for one in settings
-        ]
-        prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
+        endings, prompts = [], []
+        for request, one in zip(requests, settings, strict=True):
+            stop = handle_stop_sequences(one.get("until"), eos=eos)
+            room = one["max_gen_toks"]
+            endings.append(Ending(ends, stop, room, to_text, think_end=self.think_end))
+            encoded, _ = self.tok_batch_encode([request.args[0]])
+            prompts.append(encoded[0].tolist())
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
@@ -142,21 +145,16 @@ class Answering(HFLM):
             cut_off = self._ran_out(tokens, text, ending.room, ending.stop)
             self.ended("generate_until", requests[place].args, (answers[place], cut_off))
 
-        sampling = None
-        if DRAW in settings[0]:
-            put = (request.args for request in requests)
-            keys = [
-                f"{how[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, how in put
-            ]
-            sampling = Sampling(settings[0]["temperature"], settings[0]["top_p"], keys)
+        sampling = _sampling_of(requests, settings[0]) if DRAW in settings[0] else None
         self.engine.generate(prompts, endings, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(
         self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list:
-        """As HFLM's, requests being ((context, continuation), tokens, tokens); of a part of a text
-        None, tokens, tokens.
+        """Answer requests like HFLM: ((context, continuation), tokens, tokens).
+
+        The first element is None for a part of a text.
         """
         self.load()
         answers: dict[int, tuple[float, bool]] = {}
@@ -171,15 +169,15 @@ class Answering(HFLM):
         return [answers[place] for place in range(len(requests))]
 
     def _shares(self, possible: bool) -> bool:
-        """Whether prompts share what they have in common.
+        """Return True if prompts share their common prefix.
 
-        Reported once where it is asked for and not possible.
+        Reports once that sharing was requested and is not possible.
         """
         if self.share_prefix and not possible and not self.unshared:
             self.unshared = True
             say(
-                "prompts do not share their exemplars: the model's layers or generation settings do"
-                " not allow it"
+                "prompts do not share their exemplars, because the model's layers or generation"
+                " settings do not allow it"
             )
         return self.share_prefix and possible
 
@@ -187,12 +185,14 @@ class Answering(HFLM):
     def _ends(self) -> set[int]:
         """The tokens that end an answer: the harness' and the model's own."""
         ends = self.model.generation_config.eos_token_id
-        return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        if not isinstance(ends, list):
+            ends = [ends]
+        return {self.eot_token_id, *ends} - {None}
 
     def _cut(self, generation: str, stop: list[str], think_end_token: None = None) -> str:
-        """Cut a text at its first stop string after the thoughts, which are kept.
+        """Cut a text at its first stop string after the thoughts, and keep the thoughts.
 
-        Called as the harness' `postprocess_generated_text`, which would drop them.
+        Replaces the harness' `postprocess_generated_text`, which drops the thoughts.
         """
         thoughts, answer = split_thoughts(generation, self.think_end)
         answer = postprocess_generated_text(answer, stop, think_end_token=None)
@@ -201,29 +201,37 @@ class Answering(HFLM):
         return f"{thoughts}{self.think_end}{answer}"
 
     def _ran_out(self, tokens: list[int], text: str, room: int, stop: Sequence[str]) -> bool:
-        """Return True if an answer used all its tokens without an end token, or a stop string after
-        the thoughts.
+        """Return True if an answer used all its tokens.
+
+        It has neither an end token nor a stop string after the thoughts.
         """
         thoughts, answer = split_thoughts(text, self.think_end)
-        thinks_still = self.think_end is not None and thoughts is None
-        return metrics.ran_out(tokens, answer, room, [] if thinks_still else stop, self._ends)
+        if self.think_end is not None and thoughts is None:
+            stop = []
+        return metrics.ran_out(tokens, answer, room, stop, self._ends)
 
-    # --- answers of the harness' own loops ---
+    # --- called by the harness' own loops ---
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        ends_at = stop if self.think_end is None else [eos]
-        rows, start = (
-            super()._model_generate(context, max_length, ends_at, **kwargs),
-            context.shape[1],
-        )
-        self._batch = [
-            self._ran_out(tokens, self.tok_decode(tokens), max_length - start, stop)
-            for tokens in (row[start:].tolist() for row in rows)
-        ]
+        ends_at = stop
+        if self.think_end is not None:
+            ends_at = [self.tok_decode(self.eot_token_id, skip_special_tokens=False)]
+        rows = super()._model_generate(context, max_length, ends_at, **kwargs)
+        start = context.shape[1]
+        self._cut_off = []
+        for row in rows:
+            tokens = row[start:].tolist()
+            text = self.tok_decode(tokens)
+            self._cut_off.append(self._ran_out(tokens, text, max_length - start, stop))
         return rows
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
-        self.ended(
-            attr, request, (response, self._batch.pop(0)) if attr == "generate_until" else response
-        )
+        answer = (response, self._cut_off.pop(0)) if attr == "generate_until" else response
+        self.ended(attr, request, answer)
+
+
+def _sampling_of(requests: Sequence[Instance], settings: GenKwargs) -> Sampling:
+    keys = []
+    for prompt, options in (request.args for request in requests):
+        keys.append(f"{options[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}")
+    return Sampling(settings["temperature"], settings["top_p"], keys)

@@ -1,6 +1,4 @@
-"""Prompts that begin alike: which to take together, and the tries of their tokens below what they
-share.
-"""
+"""Groups of prompts with a common prefix, and tries of the tokens after the prefix."""
 
 from __future__ import annotations
 
@@ -9,16 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from os.path import commonprefix
 
-FAR_LESS = 4  # times
-SMALL = (
-    512  # tokens of a trie that is computed in a batch with others, not below a prefix of its own
-)
-LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
-MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has a line for each
+FAR_LESS = 4  # a factor
+SMALL = 512  # tokens of a trie that is computed in a batch with other tries, without a prefix
+LEAST = 16  # tokens of a prefix that is worth a separate forward pass
+MOST_TOKENS = 2048  # in a trie: more than a question has; a row's mask has a line a token
 
 
 def places_by_prompt(prompts: Iterable[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Each prompt -> all places where it is."""
+    """Return for each distinct prompt all its places."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, prompt in enumerate(prompts):
         places.setdefault(tuple(prompt), []).append(place)
@@ -28,59 +24,63 @@ def places_by_prompt(prompts: Iterable[Sequence[int]]) -> dict[tuple[int, ...], 
 def group_prompts(
     prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, token_limit: int = 0
 ) -> list[tuple[int, list[int]]]:
-    """Places of prompts (token ids) taken together, with the length of the prefix that they share;
-    0: none.
+    """Group prompts that are computed together.
 
-    The prompts in the order of their tokens, cut where two neighbours share far less than one of
-    them shares with its other neighbour: between the exemplars of two subjects, not between two
-    questions after the same exemplars. `longest`: at most so many tokens of each prompt may be in a
-    prefix; by default all but the last. `token_limit`: what follows a prefix is computed as tries
-    of at most so many tokens, and a group that is one small trie needs no prefix; 0: each prompt by
-    itself.
+    Sorts the prompts by their tokens. A cut is made between two neighbours that share far less
+    than one of them shares with its other neighbour: between the exemplars of two subjects, but
+    not between two questions after the same exemplars.
+
+    Args:
+        prompts: The token ids of each prompt.
+        longest: The most tokens of each prompt that may be in a prefix. None: all except the last.
+        token_limit: The size of the tries that are computed after a prefix; a group that is one
+            small trie needs no prefix. 0: each prompt is computed separately.
+
+    Returns:
+        The length of each group's common prefix (0: no prefix) and the places of its prompts.
     """
     order, common = sort_prompts(prompts, range(len(prompts)))
+    if longest is None:
+        longest = [len(prompt) - 1 for prompt in prompts]
     cuts = []
     for index, same in enumerate(common):
-        if FAR_LESS * same < max(common[max(index - 1, 0) : index + 2]):
+        neighbours = common[max(index - 1, 0) : index + 2]
+        if FAR_LESS * same < max(neighbours):
             cuts.append(index + 1)
-    grouped: list[tuple[int, list[int]]] = []
-    alone: list[int] = []
+    groups: list[tuple[int, list[int]]] = []
+    without_prefix: list[int] = []
     for begin, end in pairwise([0, *cuts, len(order)]):
         members = order[begin:end]
-        caps = [
-            len(prompts[prompt_index]) - 1 if longest is None else longest[prompt_index]
-            for prompt_index in members
-        ]
-        shared = min([*common[begin : end - 1], *caps], default=0)
-        is_small = (
-            token_limit and len(build_tries(prompts, members, 0, min(token_limit, SMALL))) == 1
-        )
-        if len(members) == 1 or shared < LEAST or is_small:
-            alone += members
+        limits = [longest[place] for place in members]
+        shared = min([*common[begin : end - 1], *limits], default=0)
+        tries = build_tries(prompts, members, 0, min(token_limit, SMALL)) if token_limit else []
+        if len(members) == 1 or shared < LEAST or len(tries) == 1:
+            without_prefix += members
         else:
-            grouped.append((shared, members))
-    if alone:
-        return [*grouped, (0, sorted(alone))]
-    return grouped
+            groups.append((shared, members))
+    if without_prefix:
+        groups.append((0, sorted(without_prefix)))
+    return groups
 
 
 def sort_prompts(
     prompts: Sequence[Sequence[int]], indices: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the places in the order of their prompts' tokens, and how many tokens each shares with
-    the next.
-    """
+    """Return the places sorted by their prompts' tokens, and how many tokens neighbours share."""
     order = sorted(indices, key=lambda index: tuple(prompts[index]))
-    return order, [
-        len(commonprefix([list(prompts[first]), list(prompts[second])]))
-        for first, second in pairwise(order)
-    ]
+    common = []
+    for first, second in pairwise(order):
+        prefix = commonprefix([list(prompts[first]), list(prompts[second])])
+        common.append(len(prefix))
+    return order, common
 
 
 @dataclass
 class Trie:
-    """The tokens of prompts below their shared prefix, depth first; `parents`: the place of the
-    token before each, -1 where that is the prefix; `paths`: prompt -> places of its tokens.
+    """The tokens of prompts after their shared prefix, depth first.
+
+    `parents` has the place of the token before each token, -1 for the end of the prefix. `paths`
+    maps a prompt to the places of its tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -91,33 +91,39 @@ class Trie:
 def build_tries(
     prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, token_limit: int
 ) -> list[Trie]:
-    """Build tries of at most `token_limit` tokens of the prompts `members`, whose first `shared`
-    tokens are common.
+    """Build tries of at most `token_limit` tokens from the prompts `members`.
 
-    With 0 each prompt is by itself. A prompt that shares less than half of its rest with the one
-    before it begins a trie.
+    The prompts have their first `shared` tokens in common. With a limit of 0 each prompt has its
+    own trie. A prompt that shares less than half of its rest with the prompt before it begins a
+    new trie.
     """
     order, common = sort_prompts(prompts, members)
     tries: list[Trie] = []
     path: list[int] = []
     for index, shared_before in zip(order, [0, *common], strict=True):
-        tail, path_before = prompts[index][shared:], path[: max(shared_before - shared, 0)]
-        new = len(tail) - len(path_before)
+        tail = prompts[index][shared:]
+        known = path[: max(shared_before - shared, 0)]
+        new = len(tail) - len(known)
         if not tries or 2 * new > len(tail) or len(tries[-1].tokens) + new > token_limit:
             tries.append(Trie())
-            path_before = []
-        trie, begin = tries[-1], len(tries[-1].tokens)
-        trie.tokens += tail[len(path_before) :]
-        path = [*path_before, *range(begin, len(trie.tokens))]
-        trie.parents += [-1, *path][len(path_before) : -1]
+            known = []
+        trie = tries[-1]
+        begin = len(trie.tokens)
+        trie.tokens += tail[len(known) :]
+        path = [*known, *range(begin, len(trie.tokens))]
+        parents = [-1, *path]
+        trie.parents += parents[len(known) : -1]
         trie.paths[index] = path
     return tries
 
 
 def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> list[list[int]]:
-    """Places in batches, the longest first: what runs out of memory does so at once.
+    """Divide places into batches, the longest first, so that memory runs out at the start.
 
-    `prompts`: how many each place holds; a batch holds `size` of them, or a place that holds more.
+    Args:
+        lengths: The length of each place.
+        prompts: The number of prompts of each place.
+        size: The most prompts of a batch. A place with more prompts has its own batch.
     """
     batches: list[list[int]] = []
     tokens = size

@@ -1,6 +1,4 @@
-"""Questions as the evaluation harness puts them: its tasks read, their requests built, and the
-lengths of these.
-"""
+"""Tasks and requests of the evaluation harness, and the lengths of the requests."""
 
 from __future__ import annotations
 
@@ -34,22 +32,22 @@ from pipeline.models.load import date_of_templates
 from pipeline.progress import say
 from pipeline.text import one_line
 
-FEWSHOT_SEED = 1234  # of simple_evaluate
+FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
 
 
 @contextlib.contextmanager
 def harness_tamed() -> Iterator[None]:
-    """Habits of the harness: each look at a task's name draws from Python's random numbers; a bar
-    for each task's prompts, done in no time, and warnings that a model in memory is not a model's
-    name.
+    """Undo the harness' side effects.
+
+    Looking up a task's name draws from Python's random numbers. Each task's prompts have a progress
+    bar, although building them takes no time. Warnings say that a model in memory has no name.
     """
     state, logger = random.getstate(), logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    without_bar = functools.partial(harness_task.tqdm, disable=True)
     try:
-        with reach.replaced(
-            harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)
-        ):
+        with reach.replaced(harness_task, "tqdm", without_bar):
             yield
     finally:
         logger.setLevel(level)
@@ -58,130 +56,147 @@ def harness_tamed() -> Iterator[None]:
 
 @harness_tamed()
 def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
-    """Load the harness' task objects with their data, those of the Hub at their locked revisions,
-    in the order of `specs`.
+    """Load the harness' task objects with their data, in the order of `specs`.
 
-    Raises: PipelineError: data cannot be read, neither from the Hub, which is asked once, nor from
-    its cache.
+    Data sets on the Hub have their locked revisions.
+
+    Raises:
+        PipelineError: Data can be read neither from the Hub, which is asked once, nor from its
+            cache.
     """
-    manager, refusal_of_set = (
-        TaskManager(include_defaults=False),
-        functools.cache(reach.refusal_of_set),
-    )
+    manager = TaskManager(include_defaults=False)
+    refusal_of_set = functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
     for spec in specs:
-        benchmark, name = spec.benchmark, spec.part or spec.task
         sets = dict.fromkeys(repository for repository, _, _ in data_sets(spec))
-        kept_from = []
-        for one in sets:
-            error = refusal_of_set(one)
-            if error:
-                kept_from.append(f"{one}: {first_line(error)}")
+        refusals = []
+        for repository in sets:
+            refusal = refusal_of_set(repository)
+            if refusal:
+                refusals.append(f"{repository}: {first_line(refusal)}")
         remember_places(spec.file)
+        offline = reach.force_offline() if refusals else nullcontext()
         try:
-            with (
-                reach.at_locked_revisions(lock),
-                reach.force_offline() if kept_from else nullcontext(),
-            ):
+            with reach.at_locked_revisions(lock), offline:
                 tasks += manager.load([str(spec.file)])["tasks"].values()
         except RefusedTemplate:
             raise
         except Exception as error:  # datasets raises whatever its readers and the network raise
-            remedy = "write its files below data_root again"
-            if sets:
-                remedy = (
-                    "run stage=prefetch on a node that reaches the Hub, or set data_root to a"
-                    " folder that has it"
-                )
-            if sets and benchmark.gated:
-                remedy = (
-                    f"accept the conditions of {benchmark.gated} on the Hub and log in, {remedy}"
-                )
-            elif benchmark.of_harness and kept_from:
-                remedy += f" as harness/{name}/SPLIT.jsonl"
-            elif spec.own_folder:
-                remedy = "correct its task file in eval.include_path, or the rows that it names"
-            elif benchmark.of_harness:
-                remedy = f"give its rows the columns that the harness' {spec.task} reads"
-            if isinstance(error, DatasetGenerationError) and error.__cause__:
-                cause = error.__cause__
-            else:
-                cause = error
-            if isinstance(cause, OSError):
-                reason = unusable_cache()
-                if reason:
-                    raise PipelineError(reason) from error
-            not_there = kept_from and not isinstance(cause, PipelineError)
-            if not_there:
-                problem = f"{kept_from[0]}; its cache here has none"
-            else:
-                problem = first_line(cause)
-            raise PipelineError(
-                f"the data of {spec.name} cannot be read ({problem}): {remedy}"
-            ) from error
+            raise _unreadable(spec, error, bool(sets), refusals) from error
         _refuse_too_few_rows(spec, tasks[-1])
         if spec.own_folder:
             _refuse_misread_rows(spec, tasks[-1])
     return tasks
 
 
-def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a task file of one's own that reads no column, or a target that is
-    none of the choices: the harness takes the key itself as text, and counts every answer as wrong,
-    with a warning.
+def _unreadable(
+    spec: TaskSpec, error: Exception, on_hub: bool, refusals: Sequence[str]
+) -> PipelineError:
+    """Return the error of a task whose data cannot be read.
+
+    Args:
+        spec: The task.
+        error: The error of the reader.
+        on_hub: Whether the data is on the Hub.
+        refusals: The Hub's errors for the task's data sets.
     """
-    remedy = "correct its task file in eval.include_path, or its rows"
+    cause: BaseException = error
+    if isinstance(error, DatasetGenerationError) and error.__cause__:
+        cause = error.__cause__
+    if isinstance(cause, OSError):
+        cache_problem = unusable_cache()
+        if cache_problem:
+            return PipelineError(cache_problem)
+    problem = first_line(cause)
+    if refusals and not isinstance(cause, PipelineError):
+        problem = f"{refusals[0]}; its cache here has none"
+    remedy = _data_remedy(spec, on_hub, bool(refusals))
+    return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
+
+
+def _data_remedy(spec: TaskSpec, on_hub: bool, is_refused: bool) -> str:
+    benchmark = spec.benchmark
+    remedy = "Write its files below data_root again"
+    if on_hub:
+        remedy = (
+            "Run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that"
+            " has it"
+        )
+    if on_hub and benchmark.gated:
+        return f"Accept the conditions of {benchmark.gated} on the Hub and log in. {remedy}"
+    if benchmark.of_harness and is_refused:
+        return f"{remedy} as harness/{spec.part or spec.task}/SPLIT.jsonl"
+    if spec.own_folder:
+        return "Correct its task file in eval.include_path, or the rows that it names"
+    if benchmark.of_harness:
+        return f"Give its rows the columns that the harness' {spec.task} reads"
+    return remedy
+
+
+def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
+    """Raise PipelineError if a user's task file names a missing column or a wrong target.
+
+    The harness takes the name of a missing column as text. It counts every answer as wrong if the
+    target is not among the choices, with only a warning.
+    """
     of_choices = task.OUTPUT_TYPE == "multiple_choice"
-    for key in ("doc_to_text",) if of_choices else ("doc_to_text", "doc_to_target"):
+    for key in ["doc_to_text"] if of_choices else ["doc_to_text", "doc_to_target"]:
         column = getattr(task.config, key)
         if isinstance(column, str) and column.isidentifier() and column not in task.features:
             raise PipelineError(
-                f"{spec.name}: {key}={column} is no column of its rows,"
-                f" {suggest(column, task.features)} {remedy}"
+                f"{spec.name}: {key}={column}, but the rows have no column {column}"
+                f" ({suggest(column, task.features)}). Correct its task file in eval.include_path,"
+                " or its rows."
             )
-    if not of_choices or callable(task.config.process_results):
-        return
-    if task.multiple_input:
-        target_of = task.doc_to_text
-    else:
-        target_of = task.doc_to_target
+    if of_choices and not callable(task.config.process_results):
+        _refuse_wrong_targets(spec, task)
+
+
+def _refuse_wrong_targets(spec: TaskSpec, task: Any) -> None:
+    target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
     for number, row in enumerate(task.eval_docs, start=1):
         choices, targets = task.doc_to_choice(row), target_of(row)
         for target in targets if isinstance(targets, list) else [targets]:
-            if target not in (choices if isinstance(target, str) else range(len(choices))):
+            allowed = choices if isinstance(target, str) else range(len(choices))
+            if target not in allowed:
                 raise PipelineError(
-                    f"{spec.name}: the target of row {number}, {target!r}, is none of its"
-                    f" {len(choices)} choices (the first is 0): {remedy}"
+                    f"{spec.name}: the target of row {number}, {target!r}, is not among its"
+                    f" {len(choices)} choices (the first is 0). Correct its task file in"
+                    " eval.include_path, or its rows."
                 )
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than
-    shots; local files are checked before.
+    """Raise PipelineError for a data set of the Hub without questions or with too few exemplars.
+
+    Local files are checked earlier.
     """
     if not len(task.eval_docs):
         raise PipelineError(
-            f"{spec.name} has no questions: leave the task out, or give data_root with its rows"
+            f"{spec.name} has no questions. Leave the task out, or set data_root to a folder that"
+            " has its rows."
         )
-    if spec.num_fewshot:
-        subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        subject, fewest = min(
-            ((name, len(docs)) for name, docs in subjects.items()), key=lambda counted: counted[1]
+    if not spec.num_fewshot:
+        return
+    by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+    counts = {subject: len(docs) for subject, docs in by_subject.items()}
+    scarcest = min(counts, key=lambda subject: counts[subject])
+    fewest = counts[scarcest]
+    if fewest < spec.num_fewshot:
+        of_subject = f" of {scarcest}" if scarcest else ""
+        raise PipelineError(
+            f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
+            f"{of_subject}. Set num_fewshot to at most {fewest}."
         )
-        if fewest < spec.num_fewshot:
-            raise PipelineError(
-                f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
-                + (f" of {subject}" if subject else "")
-                + f": ask for at most {fewest}"
-            )
 
 
 def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
     """Return the rows to score: those of the first eval.limit questions.
 
-    It is a range, not a list: the harness asks `row in rows` for each row.
+    The result is a range, not a list, because the harness tests `row in rows` for each row.
     """
-    rows, column = range(spec.first, len(task.eval_docs)), spec.benchmark.question_column
+    rows = range(spec.first, len(task.eval_docs))
+    column = spec.benchmark.question_column
     if settings.limit is None or not column:
         return rows[: settings.limit]
     questions = set()
@@ -195,10 +210,11 @@ def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
 def build_requests(
     lm: Any, spec: TaskSpec, task: Any, rows: Sequence[int], settings: Eval
 ) -> list[Instance]:
-    """Build what the harness will ask for, of each sampled answer to each question.
+    """Build the harness' requests for each sampled answer to each question.
 
-    Raises: PipelineError: the model's chat template cannot render the prompts, or answers would
-    differ each time.
+    Raises:
+        PipelineError: The model's chat template cannot render the prompts, or answers would differ
+            each time.
     """
     templated = settings.chat_template
     how = prompt_settings(settings)
@@ -209,7 +225,7 @@ def build_requests(
         prepare(task, spec, settings, answer)
         try:
             task.build_all_requests(samples=rows, **how)
-        except Exception as error:  # a template is a program, and raises what it likes
+        except Exception as error:  # a template is a program and can raise any exception
             if not templated or isinstance(error, RefusedTemplate):
                 raise
             problem = f"raises on the prompts of {spec.name} ({plain_line(error)})"
@@ -217,23 +233,22 @@ def build_requests(
         if templated:
             refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
-    kwargs = []
     for request in requests:
-        if request.request_type == "generate_until":
-            kwargs.append(request.args[1])
-    if any(
-        DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs
-    ):
-        raise PipelineError(
-            f"{spec.name} draws its answers by itself (do_sample in its task file), others each"
-            " time: give eval.temperature, or leave the task out"
-        )
+        if request.request_type != "generate_until":
+            continue
+        options = request.args[1]
+        if DRAW not in options and normalize_gen_kwargs(options)["do_sample"]:
+            raise PipelineError(
+                f"{spec.name} samples its answers without a seed (do_sample in its task file), so"
+                " they would differ each time. Set eval.temperature, or leave the task out."
+            )
     return requests
 
 
 def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
-    """Raise PipelineError for a question of which a chat template leaves every prompt empty:
-    acc_mutual_info has an empty one for each option besides the question's own.
+    """Raise PipelineError if a chat template renders all prompts of a question empty.
+
+    A single empty prompt is allowed: acc_mutual_info has one for each option.
     """
     written = set()
     for request in task.instances:
@@ -241,74 +256,79 @@ def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
             written.add(request.doc_id)
     for request in task.instances:
         if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
-            raise PipelineError(
-                template_problem(f"renders an empty prompt for a question of {spec.name}")
-            )
+            problem = f"renders an empty prompt for a question of {spec.name}"
+            raise PipelineError(template_problem(problem))
 
 
 def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
-    """Set what the requests of the sampled answer of this number differ in; draw exemplars as the
-    harness' command line does.
+    """Set a task's options for the sampled answer of this number.
+
+    Exemplars are drawn with the seed of the harness' command line.
     """
     if is_sampled(settings):
         draw = {
+            "do_sample": True,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             DRAW: f"{settings.sample_seed} {answer}",
         }
-        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
+        task.set_config("generation_kwargs", draw, update=True)
     if settings.exemplars == "random" or spec.benchmark.of_harness:
         task.set_fewshot_seed(FEWSHOT_SEED)
 
 
 def prompt_settings(settings: Eval) -> dict[str, Any]:
-    """Return what the harness makes prompts with, in its names."""
+    """Return the prompt settings under the harness' own names."""
     turns = settings.chat_template and settings.fewshot_as_multiturn
     how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
     return how | {"system_instruction": settings.system_instruction}
 
 
 def model_settings(lm: Any, settings: Eval) -> None:
-    """Give a model the settings that its prompts and answers depend on: the variables of its chat
-    template, with the date of eval.template_date as today's, and the end of its thoughts.
+    """Give a model the settings that its prompts and answers depend on.
+
+    They are the variables of its chat template, with eval.template_date as today's date, and the
+    end of its thoughts.
     """
     lm.chat_template_args = date_of_templates(settings.template_date) | settings.chat_template_args
     lm.think_end = settings.think_end
 
 
 def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
-    """Question -> the tokens of its longest prompt as this model's tokenizer cuts it, with the
-    longest of what is asked after it, or the room for an answer.
+    """Return the tokens that each question needs with this model's tokenizer.
+
+    They are the tokens of its longest prompt, with the longest continuation or the room for an
+    answer.
     """
     room = 0
-    put: dict[
-        tuple[int, str], str
-    ] = {}  # a question's prompt -> the longest of what is asked after it
+    longest: dict[tuple[int, str], str] = {}  # (question, prompt) -> the longest continuation
     for request in requests:
         if request.request_type == "loglikelihood_rolling":
             continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
             room, after = normalize_gen_kwargs(after, lm.max_gen_toks)["max_gen_toks"], ""
-        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
+        place = (request.doc_id, prompt)
+        longest[place] = max(longest.get(place, ""), after, key=len)
     needed: dict[int, int] = {}
-    for (doc_id, prompt), after in put.items():
-        tokens = len(lm.tok_encode(prompt + after)) - bool(
-            after
-        )  # the last token is only predicted
-        needed[doc_id] = max(needed.get(doc_id, 0), tokens + room)
+    for (doc_id, prompt), after in longest.items():
+        tokens = len(lm.tok_encode(prompt + after)) + room
+        if after:
+            tokens -= 1  # the last token is only predicted
+        needed[doc_id] = max(needed.get(doc_id, 0), tokens)
     return needed
 
 
 def measured(
     spec: TaskSpec, folder: Path, settings: Eval, lock: Lock
 ) -> tuple[dict[int, int], int]:
-    """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose
-    weights are not read.
+    """Measure the prompts of one task with the model in `folder`, without reading its weights.
+
+    Returns:
+        `tokens_needed`, and the most tokens that the model takes.
 
     Raises:
-        PipelineError: its data cannot be read, or the model's files are not those of its
-            config.json.
+        PipelineError: The data cannot be read, or the model's files do not match its config.json.
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([spec], lock)
@@ -326,19 +346,19 @@ def measured(
 
 def template_problem(problem: str) -> str:
     return (
-        f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or"
-        " leave it off"
+        f"eval.chat_template=true, but the checkpoint's chat template {problem}. Correct the"
+        " template, or set eval.chat_template=false."
     )
 
 
 def plain_line(error: Exception) -> str:
-    """Return what an error says, in one line of at most 200 printable characters."""
+    """Return an error's message in one line of at most 200 printable characters."""
     text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
 
 
 def without_marks(text: str, tokenizer: Any) -> str:
-    """Return a text without special tokens and the space around it."""
+    """Strip special tokens and surrounding whitespace from a text."""
     for mark in tokenizer.all_special_tokens:
         text = text.replace(mark, "")
     return text.strip()

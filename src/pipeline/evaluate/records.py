@@ -1,4 +1,4 @@
-"""From the harness' records to what is kept: score rows, and one record a question."""
+"""Score rows, and one record a question, made from the harness' records."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
 from pipeline.stats.statistics import mean_stderr, value_per_question
 
-Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
+Sample = dict[str, Any]  # one question in samples/; the keys depend on the task
 
 
 @dataclass(frozen=True)
 class ScoreRow:
     """One score of scores.json.
 
-    `language`: of a translation pair, the one that is not English. `subject`: None of all.
-
-    `value` and `stderr` as the harness has them: fractions of 1; BLEU and chrF++ 0-100. `n`:
-    questions. `reason`: why a requested task has no value.
+    Attributes:
+        language: The language. For a translation pair, the language that is not English.
+        subject: None for the whole task.
+        value: As in the harness: a fraction of 1, or 0-100 for BLEU and chrF++.
+        stderr: The standard error, in the unit of `value`.
+        n: The number of questions.
+        reason: Why a requested task has no value.
     """
 
     task: str
     language: str
     pair: str | None
     subject: str | None
-    num_fewshot: int | None  # None where the log of another tool does not tell
+    num_fewshot: int | None  # None if the log of another tool does not have it
     metric: str
     filter: str
     value: float | None
@@ -49,18 +52,15 @@ class ScoreRow:
         return self.pair or self.language
 
     def as_json(self) -> dict[str, Any]:
-        found = {}
-        for name, value in vars(self).items():
-            if name != "reason" or value:
-                found[name] = value
-        return found
+        content = dict(vars(self))
+        if not self.reason:
+            del content["reason"]
+        return content
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task of one model: `rows` of scores, the harness' and what belongs to them, `samples` a
-    question each.
-    """
+    """The scores of one task of one model, and one sample a question."""
 
     rows: list[ScoreRow]
     samples: list[Sample]
@@ -72,11 +72,15 @@ class TaskResult:
 class EvaluationResult:
     """All tasks of one evaluation.
 
-    `beside`: rows that are ours alone; `harness`: what scored them, and how.
+    Attributes:
+        rows: The harness' scores.
+        samples: The questions, by the name of their TaskSpec.
+        harness: The versions and settings that the scores depend on.
+        beside: Scores that this program adds.
     """
 
     rows: list[ScoreRow]
-    samples: dict[str, list[Sample]]  # by a spec's name
+    samples: dict[str, list[Sample]]
     harness: dict[str, Any]
     beside: list[ScoreRow] = field(default_factory=list)
 
@@ -89,14 +93,25 @@ def score_row(
     value: float | None = None,
     subject: str | None = None,
 ) -> ScoreRow:
-    """One score. item_values: a number per question, or (question, number) of its parts, from which
-    the standard error is computed; anything else for corpus scores, which have none. value: that of
-    the score; by default their mean.
+    """Return one score.
+
+    Args:
+        spec: The task.
+        metric: The metric's name.
+        filter_name: The filter's name.
+        item_values: Numbers for the standard error: one a question, or (question, number) for each
+            part of a question. Other values belong to corpus scores, which have no standard error.
+        value: The score. None: the mean of `item_values`.
+        subject: The subject of the questions.
     """
-    value, benchmark = fmean(item_values) if value is None else float(value), spec.benchmark
+    value = fmean(item_values) if value is None else float(value)
+    benchmark = spec.benchmark
     if benchmark.question_column:
-        item_values = list(value_per_question(item_values, metric in benchmark.measures).values())
-    single = all(isinstance(item, int | float) for item in item_values)
+        by_question = value_per_question(item_values, metric in benchmark.measures)
+        item_values = list(by_question.values())
+    stderr = None
+    if all(isinstance(item, int | float) for item in item_values):
+        stderr = mean_stderr(item_values, value)
     return ScoreRow(
         task=spec.task,
         language=spec.language,
@@ -106,7 +121,7 @@ def score_row(
         metric=metric,
         filter=filter_name,
         value=value,
-        stderr=mean_stderr(item_values, value) if single else None,
+        stderr=stderr,
         n=len(item_values),
     )
 
@@ -114,136 +129,137 @@ def score_row(
 def rows_of(
     spec: TaskSpec, results: Mapping[str, Any], records: list[dict[str, Any]]
 ) -> list[ScoreRow]:
-    """Return the harness' scores of one task, the primary one first."""
+    """Return the harness' scores of one task, the primary score first."""
     rows = []
     for name, value in results.items():
         metric, _, filter_name = name.partition(",")
-        if filter_name and not metric.endswith("_stderr"):
-            if not isinstance(value, Real):
-                raise PipelineError(
-                    f"{spec.name}: its metric {metric} is {value!r}, which is not a number: leave"
-                    " the metric out of metric_list, or give it an aggregation that returns a"
-                    " number; its answers are stored"
-                )
-            of_filter = []
-            for record in records:
-                if record["filter"] == filter_name:
-                    of_filter.append(record)
-            # some questions may have none
-            item_values = []
-            for record in of_filter:
-                if metric in record:
-                    item_values.append(record[metric])
-            rows.append(score_row(spec, metric, filter_name, item_values, float(value)))
+        if not filter_name or metric.endswith("_stderr"):
+            continue
+        if not isinstance(value, Real):
+            raise PipelineError(
+                f"{spec.name}: its metric {metric} is {value!r}, which is not a number. Leave the"
+                " metric out of metric_list, or give it an aggregation that returns a number. The"
+                " answers are stored."
+            )
+        # the metric may be missing for some questions
+        of_filter = [record for record in records if record["filter"] == filter_name]
+        item_values = [record[metric] for record in of_filter if metric in record]
+        rows.append(score_row(spec, metric, filter_name, item_values, float(value)))
     return sorted(rows, key=lambda row: (row.metric, row.filter) != spec.primary)
 
 
 def share_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
-    """Shares of the answers to each question that held none or ran out of tokens, scores by group,
-    and what several answers alone have.
+    """Return the scores that this program computes from the samples of a task.
+
+    They are the shares of answers without a number and of answers that ran out of tokens, the
+    scores of sampled answers (majority and pass@k), and the scores by group.
     """
-    benchmark, (metric, chief) = spec.benchmark, spec.primary
-    answers, shares = list(map(answers_of, samples)), dict[str, list[Any]]()
-    if benchmark.kind == "number":
-        shares["unparsed"] = [
-            fmean([answer["extracted"] == metrics.INVALID for answer in some]) for some in answers
-        ]
-    shares["cut_off"] = [
-        fmean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]
-    ]
+    answers = [answers_of(sample) for sample in samples]
+    shares: dict[str, list[Any]] = {"unparsed": [], "cut_off": []}
+    for of_question in answers:
+        if spec.kind == "number":
+            unparsed = [answer["extracted"] == metrics.INVALID for answer in of_question]
+            shares["unparsed"].append(fmean(unparsed))
+        if "cut_off" in of_question[0]:
+            shares["cut_off"].append(fmean([answer["cut_off"] for answer in of_question]))
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
-    rows = []
-    for name, values in shares.items():
-        if values:
-            rows.append(score_row(spec, name, chief, values))
-    if benchmark.group:
-        for group in sorted({sample[benchmark.group] for sample in samples}):
-            item_values = []
-            for sample in samples:
-                if sample[benchmark.group] == group:
-                    item_values.append(sample["scores"][metric])
-            rows.append(score_row(spec, metric, chief, item_values, subject=group))
-    return rows
+    _, chief = spec.primary
+    rows = [score_row(spec, name, chief, values) for name, values in shares.items() if values]
+    return rows + _group_rows(spec, samples)
+
+
+def _group_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
+    column = spec.benchmark.group
+    metric, primary_filter = spec.primary
+    by_group: dict[str, list[Any]] = {}
+    for sample in samples:
+        if column:
+            by_group.setdefault(sample[column], []).append(sample["scores"][metric])
+    groups = sorted(by_group)
+    return [
+        score_row(spec, metric, primary_filter, by_group[name], subject=name) for name in groups
+    ]
 
 
 def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
-    """One question as it is kept: what was asked, what came back, what was read from it, whether it
-    is right.
+    """Return a question in the form of samples/.
 
-    `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was
-    generated.
+    Args:
+        spec: The task.
+        record: The harness' record of the question.
+        cut_off: Whether the answer ran out of tokens. None if it was not generated or this is
+            unknown.
     """
-    benchmark, answer = spec.benchmark, record["filtered_resps"]
-    sample: Sample = {"doc_id": record["doc_id"], "prompt": record["arguments"][0][0]}
+    benchmark = spec.benchmark
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
-        arguments = record["arguments"]
-        if (
-            "acc_mutual_info" in record["metrics"]
-        ):  # each option stands a second time, without the question
-            arguments = arguments[: len(arguments) // 2]
-        letters = [continuation.strip() for _, continuation in arguments]
-        if len({*letters}) < len(
-            letters
-        ):  # options that are parts of the prompt, as Winogrande's, end alike
-            letters = [f"{label}: {text}" for label, text in enumerate(letters, 1)]
-        likelihoods = [float(likelihood) for likelihood, _ in answer[: len(letters)]]
-        best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
-        sample |= {
-            "target": letters[target] if isinstance(target, int) else target,
-            "response": best,
-            "extracted": best,
-            "correct": right_or_wrong(
-                scores.get(benchmark.metric), bool(benchmark.question_column)
-            ),
-            "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
-        }
-        if benchmark.group:
-            sample[benchmark.group] = record["doc"][benchmark.group]
-        if benchmark.passage:
-            sample["group"] = passage_group(record["doc"][benchmark.passage])
+        part = _choice_sample(spec, record, scores.get(benchmark.metric))
     elif benchmark.kind == "text":
-        scores = {
-            name: score
-            for name, score in scores.items()
-            if not (benchmark.of_harness and isinstance(score, tuple))
-        }
-        sample |= {
-            "target": str(record["target"]),
-            "response": "",
-            "extracted": "",
-            "correct": None,
-        }
+        part = {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
+        if benchmark.of_harness:
+            scores = {name: value for name, value in scores.items() if not isinstance(value, tuple)}
     else:
-        right, response = scores.get(benchmark.metric), record["resps"][0][0]
-        sample |= {
-            "target": str(record["target"]),
-            "response": response,
-            "extracted": str(answer[0]),
-            "correct": right_or_wrong(right),
-        }
+        part = _written_sample(spec, record, scores.get(benchmark.metric))
         if benchmark.kind == "number":
-            written_in = spec.answers_in
-            number = metrics.last_number(response, written_in)
-            scores["numeric_match"] = metrics.numeric_match(
-                response, record["doc"]["answer_number"], written_in
-            )
-            if number is None:
-                sample["number"] = None
-            else:
-                sample["number"] = str(number)
+            gold = record["doc"]["answer_number"]
+            scores["numeric_match"] = metrics.numeric_match(part["response"], gold, spec.answers_in)
         elif benchmark.kind == "translation":
-            sample |= {"extracted": answer[0].strip(), "correct": None}
-            scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
+            chrf = metrics.sentence_chrf(record["target"], record["filtered_resps"][0])
+            scores = {"chrf++": chrf}
         if cut_off is not None:
-            sample["cut_off"] = cut_off
-    return sample | {
+            part["cut_off"] = cut_off
+    return {
+        "doc_id": record["doc_id"],
+        "prompt": record["arguments"][0][0],
+        **part,
         "filter": record["filter"],
         "prompt_hash": record["prompt_hash"],
         "scores": scores,
     }
+
+
+def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
+    benchmark, arguments = spec.benchmark, record["arguments"]
+    if "acc_mutual_info" in record["metrics"]:
+        # the second half repeats the options without the question
+        arguments = arguments[: len(arguments) // 2]
+    options = [continuation.strip() for _, continuation in arguments]
+    if len({*options}) < len(options):
+        # options that are parts of the prompt, as in Winogrande, have the same continuation
+        options = [f"{label}: {text}" for label, text in enumerate(options, 1)]
+    answers = record["filtered_resps"][: len(options)]
+    likelihoods = [float(likelihood) for likelihood, _ in answers]
+    best, target = options[likelihoods.index(max(likelihoods))], record["target"]
+    sample: Sample = {
+        "target": options[target] if isinstance(target, int) else target,
+        "response": best,
+        "extracted": best,
+        "correct": right_or_wrong(score, bool(benchmark.question_column)),
+        "loglikelihoods": dict(zip(options, likelihoods, strict=True)),
+    }
+    if benchmark.group:
+        sample[benchmark.group] = record["doc"][benchmark.group]
+    if benchmark.passage:
+        sample["group"] = passage_group(record["doc"][benchmark.passage])
+    return sample
+
+
+def _written_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
+    response, extracted = record["resps"][0][0], record["filtered_resps"][0]
+    sample: Sample = {
+        "target": str(record["target"]),
+        "response": response,
+        "extracted": str(extracted),
+        "correct": right_or_wrong(score),
+    }
+    if spec.kind == "translation":
+        sample["extracted"], sample["correct"] = extracted.strip(), None
+    elif spec.kind == "number":
+        number = metrics.last_number(response, spec.answers_in)
+        sample["number"] = None if number is None else str(number)
+    return sample
 
 
 def passage_group(passage: str) -> str:
@@ -252,67 +268,67 @@ def passage_group(passage: str) -> str:
 
 
 def answers_of(sample: Sample) -> list[Sample]:
-    """Return the answers to a question: several if it was sampled, else the sample itself."""
+    """Return the answers to a question, or the sample itself if it has only one answer."""
     answers: list[Sample] = sample.get("answers", [sample])
     return answers
 
 
 def join_answers(spec: TaskSpec, results: Sequence[TaskResult]) -> TaskResult:
-    """Several answers to each question as one result.
+    """Join the results of several sampled answers to each question.
 
-    A question's scores are means over its answers; further ones are `majority`, whether the most
-    frequent extracted answer is right (the first of equally frequent ones), and `pass@k`
-    (`metrics.pass_at_k`). Standard errors are over questions.
+    A question's scores are means over its answers. `majority` is 1 if the most frequent extracted
+    answer is right (the first of equally frequent answers). `pass@k` is `metrics.pass_at_k`.
+    Standard errors are over questions.
     """
-    _, chief = spec.primary
-    samples = []
-    for answers in zip(*(result.samples for result in results), strict=True):
-        right = [bool(answer["correct"]) for answer in answers]
-        first = answers[0]
-        numeric = []
-        for name, score in first["scores"].items():
-            if isinstance(score, int | float):
-                numeric.append(name)
-        scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
-        if all(answer["correct"] is not None for answer in answers):
-            scores |= {
-                f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k)
-                for k in powers_of_two(len(right))
-            }
-            if spec.kind != "program":
-                voted = metrics.majority([answer["extracted"] for answer in answers])
-                first = max(
-                    (answers[index] for index in voted), key=lambda answer: bool(answer["correct"])
-                )
-                scores["majority"] = float(first["correct"])
-        varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
-        samples.append({**first, "scores": scores, "answers": varying})
+    _, primary_filter = spec.primary
+    by_question = zip(*(result.samples for result in results), strict=True)
+    samples = [_joined_sample(spec, answers) for answers in by_question]
     rows = []
     for parts in zip(*(result.rows for result in results), strict=True):
-        of_chief = parts[0].filter == chief
-        each: list[Any] = [
-            sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples
-        ]
+        first = parts[0]
         value = fmean([part.value for part in parts if part.value is not None])
-        rows.append(
-            replace(
-                parts[0], value=value, stderr=None if None in each else mean_stderr(each, value)
-            )
-        )
+        means: list[Any] = [None] * len(samples)
+        if first.filter == primary_filter:
+            means = [sample["scores"].get(first.metric) for sample in samples]
+        stderr = None if None in means else mean_stderr(means, value)
+        rows.append(replace(first, value=value, stderr=stderr))
     return replace(results[0], rows=rows, samples=samples)
 
 
-# What differs between the answers to a question
+def _joined_sample(spec: TaskSpec, answers: Sequence[Sample]) -> Sample:
+    first = answers[0]
+    scores = {}
+    for name, score in first["scores"].items():
+        if isinstance(score, int | float):
+            scores[name] = fmean([answer["scores"][name] for answer in answers])
+    if all(answer["correct"] is not None for answer in answers):
+        count, right = len(answers), sum(answer["correct"] for answer in answers)
+        for k in powers_of_two(count):
+            scores[f"pass@{k}"] = metrics.pass_at_k(count, right, k)
+        if spec.kind != "program":
+            voted = metrics.majority([answer["extracted"] for answer in answers])
+            candidates = [answers[place] for place in voted]
+            first = max(candidates, key=lambda answer: bool(answer["correct"]))
+            scores["majority"] = float(first["correct"])
+    varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
+    return {**first, "scores": scores, "answers": varying}
+
+
+# keys of a sample that differ between the answers to a question
 VARYING = ("response", "extracted", "correct", "number", "cut_off", "thinking")
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4 and so on, and `limit`."""
-    return sorted({limit, *(2**power for power in range(limit.bit_length()) if 2**power <= limit)})
+    """Return the powers of two below `limit`, and `limit`."""
+    exponents = range((limit - 1).bit_length())
+    return [*(2**exponent for exponent in exponents), limit]
 
 
 def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
-    """Whether a score, of a part that of (question, score), is 1 or 0; None of any other."""
+    """Return True for a score of 1, False for 0, and None for other scores.
+
+    The score of a part of a question is (question, score).
+    """
     value = score[1] if of_part else score
     if value in (0, 1):
         return bool(value)
@@ -322,59 +338,64 @@ def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
 def further_rows_of(
     specs: Sequence[TaskSpec], samples: Mapping[str, list[Sample]], spm_model: str | None
 ) -> list[ScoreRow]:
-    """Rows that are ours alone: a numeric match for MGSM and the language of its answers, spBLEU
-    where its model is.
+    """Return scores that the harness does not have.
+
+    They are MGSM's numeric match and the language of its answers, and spBLEU if its model is
+    configured.
     """
     rows = []
     for spec in specs:
-        task_samples = samples[spec.name]
+        of_task = samples[spec.name]
         if spec.kind == "number":
-            right = [sample["scores"]["numeric_match"] for sample in task_samples]
-            lost = [
-                fmean([answer["number"] is None for answer in answers_of(sample)])
-                for sample in task_samples
-            ]
+            right = [sample["scores"]["numeric_match"] for sample in of_task]
+            unparsed = []
+            for sample in of_task:
+                unparsed.append(fmean(answer["number"] is None for answer in answers_of(sample)))
             rows.append(score_row(spec, "numeric_match", "last-number", right))
-            rows.append(score_row(spec, "unparsed", "last-number", lost))
-            rows += language_rows(spec, task_samples)
+            rows.append(score_row(spec, "unparsed", "last-number", unparsed))
+            rows += language_rows(spec, of_task)
         if spec.kind == "translation" and spm_model:
-            references, responses = (
-                [sample[side] for sample in task_samples] for side in ("target", "extracted")
-            )
+            references = [sample["target"] for sample in of_task]
+            responses = [sample["extracted"] for sample in of_task]
             value = metrics.spbleu(references, responses, spm_model)
-            rows.append(score_row(spec, "spbleu", "none", [None] * len(task_samples), value))
+            rows.append(score_row(spec, "spbleu", "none", [None] * len(of_task), value))
     return rows
 
 
 def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
-    """Return the shares of answers, and of a model's thoughts, in another language, of those long
-    enough to tell.
+    """Return the shares of answers, and of a model's thoughts, in another language.
 
-    They come from stored samples alone, of older evaluations too. `filter` names the detector of
-    the language. A share of none has no row.
+    The denominator is the number of texts that are long enough to tell. The shares come from
+    stored samples, so older evaluations have them too. `filter` names the detector of the language.
+    If no text is long enough, there is no row.
     """
     language = spec.answers_in
-    answers = []
-    for sample in samples:
-        for answer in answers_of(sample):
-            answers.append(answer)
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
-        shares = in_another_language(
-            [str(answer[part]) for answer in answers if part in answer], language
-        )
-        if shares:
-            rows.append(score_row(spec, metric, told_by(language), shares))
+        texts = []
+        for sample in samples:
+            texts += [str(answer[part]) for answer in answers_of(sample) if part in answer]
+        in_other = in_another_language(texts, language)
+        if in_other:
+            rows.append(score_row(spec, metric, told_by(language), in_other))
     return rows
 
 
 def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> ScoreRow:
-    """Return a score without a value, for a task that a bundle wants where possible and could not
-    have.
-    """
+    """Return a score without a value, for a `where_possible` task that could not be defined."""
     metric, filter_name = primary_metric(task)
     return ScoreRow(
-        task, language, None, None, num_fewshot, metric, filter_name, None, None, 0, reason
+        task=task,
+        language=language,
+        pair=None,
+        subject=None,
+        num_fewshot=num_fewshot,
+        metric=metric,
+        filter=filter_name,
+        value=None,
+        stderr=None,
+        n=0,
+        reason=reason,
     )
 
 
@@ -384,48 +405,61 @@ def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> Scor
 def write_evaluation(
     result: EvaluationResult, specs: Sequence[TaskSpec], work: Path
 ) -> dict[str, float]:
-    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name."""
-    (work / "samples").mkdir(parents=True, exist_ok=True)
+    """Write scores.json and samples/<task>.<language or pair>.jsonl; return the scores by name."""
+    folder = work / "samples"
+    folder.mkdir(parents=True, exist_ok=True)
     for spec in specs:
-        write_rows(work / "samples" / f"{spec.task}.{spec.where}.jsonl", result.samples[spec.name])
+        write_rows(folder / f"{spec.task}.{spec.where}.jsonl", result.samples[spec.name])
     return write_scores(result, work)
 
 
 def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
-    """scores.json; gives back the scores by name, as manifests and W&B have them:
-    mgsm/sw/exact_match -> its value.
+    """Write scores.json and return the scores by the names of manifests and W&B.
+
+    An example of a name is mgsm/sw/exact_match.
     """
-    rows, further = ([row.as_json() for row in side] for side in (result.rows, result.beside))
-    report = {"rows": rows, "beside": further, "harness": result.harness}
-    (work / "scores.json").write_text(
-        json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    report = {
+        "rows": [row.as_json() for row in result.rows],
+        "beside": [row.as_json() for row in result.beside],
+        "harness": result.harness,
+    }
+    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+    (work / "scores.json").write_text(text, encoding="utf-8")
     scores = {}
     for row in [*result.rows, *result.beside]:
-        name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
-        plain = row.filter in ("none", primary_metric(row.task)[1]) or row.metric in (
-            "numeric_match",
-            "other_language",
-        )
         if row.value is not None:
-            scores[name if plain else f"{name},{row.filter}"] = row.value
+            scores[_name_of(row)] = row.value
     return scores
 
 
+def _name_of(row: ScoreRow) -> str:
+    """Return the name of a score, with its filter unless the filter is the usual one."""
+    name = "/".join(filter(None, (row.task, row.where, row.subject, row.metric)))
+    _, primary_filter = primary_metric(row.task)
+    if row.filter in ("none", primary_filter) or row.metric in ("numeric_match", "other_language"):
+        return name
+    return f"{name},{row.filter}"
+
+
 def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
-    """(rows, how they were scored) of a scores.json, the rows that are ours alone last; without
-    values that are not finite. Raises PipelineError where it cannot be read.
+    """Read a scores.json.
+
+    Values that are not finite are None.
+
+    Returns:
+        The rows, the harness' first, and the versions and settings that they depend on.
+
+    Raises:
+        PipelineError: The file cannot be read.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        rows = [
-            ScoreRow(
-                **row | {name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")}
-            )
-            for row in [*content["rows"], *content.get("beside", [])]
-        ]
+        rows = []
+        for row in [*content["rows"], *content.get("beside", [])]:
+            finite = {name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")}
+            rows.append(ScoreRow(**row | finite))
         return rows, content.get("harness", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise PipelineError(
-            f"scores.json of {file.parent.name} cannot be read: rerun it with redo=true"
+            f"scores.json of {file.parent.name} cannot be read. Rerun it with redo=true."
         ) from None

@@ -1,12 +1,11 @@
-"""Tasks put to a model: what is not stored is computed, then the evaluation harness scores all
-answers.
-"""
+"""Scoring of tasks: missing answers are computed, then the harness scores all answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,14 +46,21 @@ from pipeline.limits import time_limit
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
-SCORING_SECONDS = 1800  # of processor time for the filters and metrics of one task
-USED = "batch_size"  # the number of rows, among answers that it decides
+SCORING_SECONDS = 1800  # the most processor time for the filters and metrics of one task
+USED = "batch_size"  # key of the number of rows, stored among answers that depend on it
 
 
 @dataclass
 class Asked:
-    """A task put to a model: its rows, the requests of all answers to them, the answers that are
-    there, and the requests that are left.
+    """A task for a model, its requests and its answers.
+
+    Attributes:
+        spec: The task.
+        task: The harness' task object.
+        rows: The rows that are scored.
+        requests: The requests of all answers to the rows.
+        answers: The stored answers.
+        left: The requests without a stored answer.
     """
 
     spec: TaskSpec
@@ -73,53 +79,54 @@ class Asked:
 def score_tasks(
     lm: Answering, specs: Sequence[TaskSpec], tasks: Sequence[Task], settings: Eval, store: Store
 ) -> EvaluationResult:
-    """Put each task to the model and gather the harness' scores.
+    """Answer each task with the model and return the harness' scores.
 
-    A task whose answers are all stored needs no weights.
+    If all answers are stored, the model's weights are not read.
 
-    Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before
-    anything is scored.
+    Raises:
+        PipelineError: Some prompts do not fit the model. This is checked for all tasks before
+            anything is scored.
     """
     facts = facts_of(settings)
     model_settings(lm, settings)
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(specs, tasks, strict=True)]
-    unanswered = [task for task in asked_tasks if task.left]
-    for task in asked_tasks:
-        stored = len(task.requests) - len(task.left)
-        if stored:
-            say(
-                f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier"
-                " evaluation"
-            )
-    if unanswered:
-        say_if_rounded(settings)
-        questions = settings.answers * sum(len(task.rows) for task in unanswered)
-        with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
-            for task in unanswered:
-                compute(lm, task, settings, bar)
-    results = {task.name: score(lm, task, settings) for task in asked_tasks}
+    _answer_all(lm, asked_tasks, settings)
+    results = {asked.name: score(lm, asked, settings) for asked in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
-    harness = {
+    harness: dict[str, Any] = {
         "packages": {package: version(package) for package in packages},
         "versions": {name: result.version for name, result in results.items()},
         "task_hashes": {name: result.task_hash for name, result in results.items()},
-        **facts,
-        "share_prefix": settings.share_prefix and not lm.unshared,
-        "found_again": [task.name for task in asked_tasks if not task.left],
-        **rows_used(asked_tasks, settings),
     }
-    rows = []
-    for result in results.values():
-        for row in result.rows:
-            rows.append(row)
-    return EvaluationResult(
-        rows, {name: result.samples for name, result in results.items()}, harness
-    )
+    harness |= facts
+    harness["share_prefix"] = settings.share_prefix and not lm.unshared
+    harness["found_again"] = [asked.name for asked in asked_tasks if not asked.left]
+    harness |= rows_used(asked_tasks, settings)
+    rows = list(chain(*(result.rows for result in results.values())))
+    samples = {name: result.samples for name, result in results.items()}
+    return EvaluationResult(rows, samples, harness)
+
+
+def _answer_all(lm: Answering, asked_tasks: Sequence[Asked], settings: Eval) -> None:
+    """Compute the answers that are not stored."""
+    for asked in asked_tasks:
+        count = len(asked.requests)
+        stored = count - len(asked.left)
+        if stored:
+            say(f"{asked.name}: {stored} of {count} answers are stored from an earlier evaluation")
+    unanswered = [asked for asked in asked_tasks if asked.left]
+    if not unanswered:
+        return
+    say_if_rounded(settings)
+    questions = settings.answers * sum(len(asked.rows) for asked in unanswered)
+    with Bar(", ".join(asked.name for asked in unanswered), questions, "question") as bar:
+        for asked in unanswered:
+            compute(lm, asked, settings, bar)
 
 
 def facts_of(settings: Eval) -> dict[str, Any]:
-    """How an evaluation is scored, as scores.json has it."""
+    """Return the settings of an evaluation in the form of scores.json."""
     facts = decided_by(settings) | {"chat_template": settings.chat_template}
     if settings.chat_template:
         facts["template_date"] = settings.template_date
@@ -136,29 +143,35 @@ def facts_of(settings: Eval) -> dict[str, Any]:
 
 
 def decided_by(settings: Eval) -> dict[str, Any]:
-    """Return what decides an answer besides the model and the request."""
+    """Return the settings that decide an answer, besides the model and the request."""
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
     if settings.products != "ieee":
         decides["products"] = settings.products
     if settings.think_end is not None:
         decides["think_end"] = settings.think_end
-    return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
+    engine = engine_of(settings)
+    if engine:
+        decides["engine"] = engine
+    return decides
 
 
 def rounds_together(settings: Eval) -> bool:
-    """Whether an answer depends on those computed together with it: below float32, but for vLLM's
-    batch invariance, which a GPU has.
+    """Return True if an answer depends on the answers computed together with it.
+
+    This is so below float32, unless vLLM is batch-invariant, which needs a GPU.
     """
     invariant = torch.cuda.is_available() and engine_of(settings).get("batch_invariant") == "1"
     return below_float32(settings) and not invariant
 
 
 def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store) -> Asked:
-    """Return the requests of a task and what is stored of their answers.
+    """Build the requests of a task and look up their stored answers.
 
-    Where an answer depends on those computed together with it, all are stored or none.
+    If an answer depends on those computed together with it, stored answers are only used if all
+    are stored.
 
-    Raises: PipelineError: prompts do not fit the model. What is stored did.
+    Raises:
+        PipelineError: Prompts do not fit the model. This is not checked if all answers are stored.
     """
     rows = rows_asked(spec, task, settings)
     requests = build_requests(lm, spec, task, rows, settings)
@@ -166,10 +179,7 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
     if rounds_together(settings):
         together = digest([key_of(request) for request in requests])
     answers = store.answers(spec.name, decided_by(settings), together)
-    unanswered = []
-    for request in requests:
-        if answers.look_up(key_of(request)) is None:
-            unanswered.append(request)
+    unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
     if unanswered:
@@ -183,7 +193,7 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 
 
 def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
-    """Answer the requests of a task that are not stored, each kind together.
+    """Compute the answers of a task that are not stored, one kind of request after the other.
 
     The model reports each answer when it ends.
     """
@@ -195,10 +205,11 @@ def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
             bar.update(questions_a_request)
 
     lm.ended = ended
-    for kind in dict.fromkeys(request.request_type for request in asked.left):
-        getattr(lm, kind)(
-            [request for request in asked.left if request.request_type == kind], disable_tqdm=True
-        )
+    by_kind: dict[str, list[Instance]] = {}
+    for request in asked.left:
+        by_kind.setdefault(request.request_type, []).append(request)
+    for kind, requests in by_kind.items():
+        getattr(lm, kind)(requests, disable_tqdm=True)
     asked.answers.found[USED] = lm.batch_size
     if asked.answers.together and not lm.engine.halved:
         asked.answers.write(asked.answers.found.items())
@@ -206,7 +217,7 @@ def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
 
 
 class Answered(LM):
-    """Gives the harness the answers that are there."""
+    """The harness' model class that returns stored answers."""
 
     def __init__(self, lm: Answering, answers: Answers, think_end: str | None) -> None:
         super().__init__()
@@ -231,95 +242,90 @@ class Answered(LM):
 
 
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
-    """Score the answers of a task by the harness, each of several to a question by itself."""
+    """Score the answers of a task with the harness, each of several sampled answers separately."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
+    result = scored[0]
     if len(scored) > 1:
         result = join_answers(asked.spec, scored)
-    else:
-        result = scored[0]
     result = replace(result, rows=[*result.rows, *share_rows(asked.spec, result.samples)])
     cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
     if asked.left and cut_off > len(result.samples) / 2:
-        if settings.max_gen_toks is None:
-            limit = ""
-        else:
-            limit = f"={settings.max_gen_toks}"
+        limit = "" if settings.max_gen_toks is None else f"={settings.max_gen_toks}"
         say(
             f"{asked.name}: {cut_off} of {len(result.samples)} answers ran out of"
-            f" eval.max_gen_toks{limit}"
-            " and were scored as they stood: the model does not stop, or needs more"
+            f" eval.max_gen_toks{limit} and were scored unfinished. Either the model does not stop,"
+            " or it needs more tokens."
         )
     return result
 
 
 def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> TaskResult:
-    """Score the answers of this number, as the inner half of the harness' simple_evaluate does.
+    """Score the answers of this number, like the inner half of the harness' simple_evaluate.
 
-    The outer half reseeds the global generators and asks pip and git about the machine, which takes
-    ten times as long as scoring a small task.
+    The outer half reseeds the global generators and calls pip and git, which takes ten times as
+    long as scoring a small task.
     """
-    spec, put = asked.spec, Answered(lm, asked.answers, settings.think_end)
+    spec = asked.spec
     prepare(asked.task, spec, settings, number)
-    message = (
+    output = _harness_scores(lm, asked, settings)
+    records = output["samples"][asked.name]
+    for record in records:
+        for name in ("target", *record["metrics"]):
+            record[name] = plain(record[name])
+    _, primary_filter = spec.primary
+    samples = []
+    hashes = ""
+    for record in records:
+        hashes += record["doc_hash"] + record["prompt_hash"] + record["target_hash"]
+        if record["filter"] != primary_filter:
+            continue
+        stored = asked.answers.look_up(("generate_until", *record["arguments"][0]))
+        text, cut_off = stored or ("", None)
+        sample = sample_of(spec, record, cut_off)
+        thoughts, _ = split_thoughts(text, settings.think_end)
+        if thoughts is not None:
+            sample["thinking"] = thoughts
+        samples.append(sample)
+    return TaskResult(
+        rows=rows_of(spec, output["results"][asked.name], records),
+        samples=samples,
+        task_hash=hash_string(hashes),  # as in the harness' command line
+        version=output["versions"].get(asked.name),
+    )
+
+
+def _harness_scores(lm: Answering, asked: Asked, settings: Eval) -> Any:
+    """Return the output of the harness' `evaluate` for one task.
+
+    Raises:
+        PipelineError: The filters and metrics take too long, or a metric does not fit the task.
+    """
+    too_slow = (
         f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify"
         " their patterns"
     )
+    answered = Answered(lm, asked.answers, settings.think_end)
     try:
-        with time_limit(SCORING_SECONDS, message):
-            output: Any = evaluate(
-                lm=put,
+        with time_limit(SCORING_SECONDS, too_slow):
+            return evaluate(
+                lm=answered,
                 task_dict={"tasks": {asked.name: asked.task}},
                 samples={asked.name: asked.rows},
                 bootstrap_iters=0,
                 log_samples=True,
                 **prompt_settings(settings),
             )
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-    ) as error:  # of a metric that does not fit the task
-        if isinstance(error, PipelineError) or not spec.benchmark.of_harness:
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        if isinstance(error, PipelineError) or not asked.spec.benchmark.of_harness:
             raise
         raise PipelineError(
-            f"{spec.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list"
-            " in the task file; the answers are stored."
+            f"{asked.name}: its answers cannot be scored ({plain_line(error)}). Correct metric_list"
+            " in the task file. The answers are stored."
         ) from error
-    records = [
-        {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
-        for record in output["samples"][asked.name]
-    ]
-    _, chief = spec.primary
-    samples = []
-    for record in records:
-        if record["filter"] == chief:
-            text, cut_off = asked.answers.look_up(("generate_until", *record["arguments"][0])) or (
-                "",
-                None,
-            )
-            thoughts, _ = split_thoughts(text, settings.think_end)
-            samples.append(
-                sample_of(spec, record, cut_off)
-                | ({} if thoughts is None else {"thinking": thoughts})
-            )
-    return TaskResult(
-        rows=rows_of(spec, output["results"][asked.name], records),
-        samples=samples,
-        task_hash=hash_string(  # as the harness' command line makes it
-            "".join(
-                record["doc_hash"] + record["prompt_hash"] + record["target_hash"]
-                for record in records
-            )
-        ),
-        version=output["versions"].get(asked.name),
-    )
 
 
 def plain(value: Any) -> Any:
-    """Return what a task's function gave with NumPy's numbers and arrays as Python's numbers and
-    lists.
-    """
+    """Convert NumPy numbers and arrays in a task's result to Python's numbers and lists."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     if isinstance(value, np.generic | np.ndarray):
@@ -328,44 +334,47 @@ def plain(value: Any) -> Any:
 
 
 def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
-    """Prompts share their exemplars, choices by text their question."""
+    """Let prompts share their exemplars, and choices between texts their question."""
     benchmark = spec.benchmark
-    texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
-    lm.share_prefix = settings.share_prefix and (spec.num_fewshot > 0 or texts)
+    shows_letters = benchmark.letters and settings.options == "letters"
+    shares_question = benchmark.kind == "choice" and not shows_letters
+    lm.share_prefix = settings.share_prefix and (spec.num_fewshot > 0 or shares_question)
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
-    """Return what decides how intermediate values are rounded, and so the answers below float32;
-    empty in float32.
+    """Return the settings that decide how intermediate values are rounded.
+
+    They change answers only below float32. In float32 the result is empty.
     """
     if not below_float32(settings):
         return {}
-    on_gpu = torch.cuda.is_available()
+    processor = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
+    default_rows: int | None = ROWS
+    if torch.cuda.is_available():
+        processor, default_rows = torch.cuda.get_device_name(), None
     how: dict[str, Any] = {}
     if rounds_together(settings):
-        how[USED] = settings.batch_size or (None if on_gpu else ROWS)
-    how["share_prefix"] = settings.share_prefix
-    cpu = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
-    return how | {"processor": torch.cuda.get_device_name() if on_gpu else cpu}
+        how[USED] = settings.batch_size or default_rows
+    return how | {"share_prefix": settings.share_prefix, "processor": processor}
 
 
 def say_if_rounded(settings: Eval) -> None:
-    """Say below float32 what else decides the answers than the model."""
+    """Report below float32 the settings that answers depend on besides the model."""
     if rounds_together(settings):
         say(
             f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and"
-            " the processor; in eval.dtype=float32 they do not"
+            " the processor. In eval.dtype=float32 they do not."
         )
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the numbers of rows that answers were computed in, also of stored ones where the
-    number decides them.
+    """Return the numbers of rows that answers were computed in.
+
+    Stored answers are included if the number of rows decides them.
     """
-    default_rows = None
-    if rounds_together(settings):
-        default_rows = settings.batch_size
-    used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
-    if used:
-        return {USED: used if len(used) > 1 else used[0]}
-    return {}
+    default_rows = settings.batch_size if rounds_together(settings) else None
+    used = {task.answers.found.get(USED, default_rows) for task in asked}
+    numbers = sorted(filter(None, used))
+    if not numbers:
+        return {}
+    return {USED: numbers if len(numbers) > 1 else numbers[0]}

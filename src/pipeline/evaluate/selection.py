@@ -1,9 +1,9 @@
-"""Stage select: of the snapshots of some trainings, the one that stands for them.
+"""Stage select: choose one snapshot among those of some trainings.
 
-Its parents are the evaluations of the snapshots (and of the base, where there are guards), made as
-runs of their own; by validation loss, the snapshots themselves. Its folder holds the chosen weights
-as hard links, which take no room, and choice.json with the whole ranking: so it is an expert as a
-training is, and stays one when snapshots are freed.
+Its parents are the evaluations of the snapshots, and of the base if there are guards; these are
+separate runs. By validation loss, the parents are the snapshots themselves. Its folder has the
+chosen weights as hard links, which take no space, and choice.json with the whole ranking. So a
+selection can be used as an expert like a training, also after its snapshots are deleted.
 """
 
 from __future__ import annotations
@@ -36,38 +36,29 @@ Row = dict[str, Any]
 
 
 def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Measure each candidate, rank those that keep to the guards, and put the chosen weights into
-    the run's folder.
-    """
+    """Rank the candidates that pass the guards, and link the chosen weights into `work`."""
     config = run.config
     select = config.select
     by_loss = select.by == "validation_loss"
-    candidates = {}
+    models = {}
     for role, parent in run.parents.items():
         if role not in ("base", "model"):
-            candidates[role] = parent
+            models[role] = parent
     if by_loss:
-        models, values = candidates, validation_losses(candidates)
+        keys, values = ["validation_loss"], validation_losses(models)
     else:
-        models = {role: scored(parent, config) for role, parent in candidates.items()}
-        values = {role: scores(parent, config) for role, parent in candidates.items()}
+        keys = [label(measure) for measure in select.primary or []]
+        values = {role: scores(parent, config) for role, parent in models.items()}
+        models = {role: scored(parent, config) for role, parent in models.items()}
     floor = {}
     if "base" in run.parents:
         floor = guarded(scores(run.parents["base"], config), config)
-    rows = [
-        {
-            "checkpoint": models[role].name,
-            "training": role.partition("@")[0],
-            "step": int(role.partition("@")[2]),
-            "values": measured,
-            "below": [name for name, least in floor.items() if measured[name] < least],
-        }
-        for role, measured in values.items()
-    ]
-    if by_loss:
-        keys = ["validation_loss"]
-    else:
-        keys = [label(measure) for measure in select.primary or []]
+    rows = []
+    for role, measured in values.items():
+        training, _, step = role.partition("@")
+        row = {"checkpoint": models[role].name, "training": training, "step": int(step)}
+        below = [name for name, least in floor.items() if measured[name] < least]
+        rows.append(row | {"values": measured, "below": below})
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     choice = choose(ranking, select.place)
     folder = models[f"{choice['training']}@{choice['step']}"].folder
@@ -78,25 +69,23 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     tracker.summary({"chosen": choice["checkpoint"], **choice["values"]})
     manifest = read_manifest(folder)
     assert manifest is not None
-    base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
+    model = manifest.config.get("model") or {}
+    base = model.get("path") or manifest.facts.get("base")
     return {"weights": manifest.weights, "base": base, "choice": choice, "candidates": len(rows)}
 
 
 def compared(selection: Run) -> list[Snapshot]:
-    """Return the snapshots that a selection ranks, made or not."""
-    models = []
+    """Return the snapshots that a selection ranks, finished or not."""
+    snapshots = []
     for run in selection.parents.values():
         for parent in [run, *getattr(run, "parents", {}).values()]:
-            models.append(parent)
-    found = []
-    for parent in models:
-        if isinstance(parent, Snapshot):
-            found.append(parent)
-    return found
+            if isinstance(parent, Snapshot):
+                snapshots.append(parent)
+    return snapshots
 
 
 def scored(evaluation: Parent, config: SelectStage) -> Parent:
-    """Return the candidate that a finished evaluation is of."""
+    """Return the candidate that a finished evaluation scored."""
     manifest = read_manifest(evaluation.folder)
     assert manifest is not None
     return find_run(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
@@ -107,57 +96,57 @@ def label(measure: Measure) -> str:
 
 
 def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
-    """Measure -> value, from a finished evaluation."""
+    """Return the value of each measure in a finished evaluation."""
     rows, _ = read_scores(evaluation.folder / "scores.json")
-    measures = [*(config.select.primary or []), *(config.select.guards or [])]
-    score_of = {label(measure): value(rows, measure, config.languages) for measure in measures}
-    strange = []
-    for name, number in score_of.items():
+    values = {}
+    for measure in [*(config.select.primary or []), *(config.select.guards or [])]:
+        number = value(rows, measure, config.languages)
         if not math.isfinite(number):
-            strange.append(name)
-    if strange:
-        raise PipelineError(
-            f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores"
-        )
-    return score_of
+            raise PipelineError(
+                f"{label(measure)} of {evaluation.name} is not a finite number. Leave out the"
+                " checkpoint that it scores."
+            )
+        values[label(measure)] = number
+    return values
 
 
 def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float:
-    """Return the primary metric of a task in a language, or its mean over `languages`; of a pair,
-    in both its languages.
+    """Return the primary metric of a task in the measure's language, or the mean over `languages`.
+
+    The score of a translation pair counts for both of its languages.
     """
     metric, filter_name = primary_metric(measure.task)
+    if measure.language:
+        languages = [measure.language]
     means = []
-    for language in [measure.language] if measure.language else languages:
+    for language in languages:
         numbers = []
         for row in rows:
-            if (
-                (row.task, row.metric, row.filter) == (measure.task, metric, filter_name)
-                and not row.subject
-                and language in row.where.split("-")
-            ):
+            is_primary = (row.metric, row.filter) == (metric, filter_name)
+            is_measured = row.task == measure.task and is_primary and not row.subject
+            if is_measured and language in row.where.split("-"):
                 numbers.append(math.nan if row.value is None else row.value)
         if numbers:
             means.append(statistics.fmean(numbers))
     if not means:
-        raise PipelineError(
-            f"{label(measure)} was not scored: name its language in languages=[...]"
-        )
+        raise PipelineError(f"{label(measure)} was not scored. Add its language to languages.")
     return statistics.fmean(means)
 
 
 def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
-    """Guard -> the least that a candidate must reach: the base's score less the slack."""
+    """Return the least value of each guard: the base's score minus the slack."""
     guards = [label(measure) for measure in config.select.guards or []]
     return {name: base[name] - config.select.guard_slack for name in guards}
 
 
 def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
-    """Return the validation loss of each model: of a snapshot as recorded, of final weights the
-    last one logged.
+    """Return the validation loss of each model.
 
-    Raises: PipelineError: none was recorded, or they are of different validation sets, whose losses
-    cannot be compared.
+    A snapshot has its loss in the manifest. Final weights have the last loss of the log.
+
+    Raises:
+        PipelineError: A model has no validation loss, or the models have different validation sets,
+            whose losses cannot be compared.
     """
     losses, sets = {}, {}
     for role, model in models.items():
@@ -165,76 +154,78 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         assert manifest is not None
         loss = manifest.weights.get("validation_loss")
         if "@" not in model.name:
-            steps = read_jsonl(model.folder / "log.jsonl")
-            logged = []
-            for row in steps:
-                if "validation_loss" in row:
-                    logged.append(row["validation_loss"])
-            loss = logged[-1] if logged else None
+            loss = None
+            for row in read_jsonl(model.folder / "log.jsonl"):
+                loss = row.get("validation_loss", loss)
         if loss is None:
             raise PipelineError(
-                f"{model.name} has no validation loss: train it with data.validation=N"
+                f"{model.name} has no validation loss. Train it with data.validation=N."
             )
         losses[role] = {"validation_loss": loss}
         sets[manifest.parents["data"].hash] = model.name
     if len(sets) > 1:
-        names = " and ".join(list(sets.values())[:2])
+        first, second, *_ = sets.values()
         raise PipelineError(
-            f"checkpoints: {names} have different validation sets, whose losses cannot be compared"
+            f"checkpoints: {first} and {second} have different validation sets, so their losses"
+            " cannot be compared. Choose checkpoints with the same data."
         )
     return losses
 
 
 def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> list[Row]:
-    """Rows by the mean of their ranks in `keys`, best first; equal values share a rank.
+    """Sort rows by the mean of their ranks in `keys`, the best first.
 
-    Those below a guard come last.
-
-    Ties go to the first key, then to the earlier step.
+    Equal values share a rank. Ties go to the better value of the first key, then to the earlier
+    step. Rows below a guard come last and have no rank.
     """
     from scipy.stats import rankdata
 
     sign = 1 if lower_is_better else -1
-    allowed = [row for row in rows if not row["below"]]
-    ranks = [rankdata([sign * row["values"][key] for row in allowed]) for key in keys]
+    allowed, refused = [], []
     for row in rows:
         row["rank"] = None
+        if row["below"]:
+            refused.append(row)
+        else:
+            allowed.append(row)
+    ranks = []
+    for key in keys:
+        ranks.append(rankdata([sign * row["values"][key] for row in allowed]))
     for row, *row_ranks in zip(allowed, *ranks, strict=True):
         row["rank"] = statistics.fmean(row_ranks)
-    order = sorted(
-        allowed,
-        key=lambda row: (
-            row["rank"],
-            sign * row["values"][keys[0]],
-            row["step"],
-            row["checkpoint"],
-        ),
-    )
-    return order + [row for row in rows if row["below"]]
+
+    def place(row: Row) -> tuple[Any, ...]:
+        first_value = sign * row["values"][keys[0]]
+        return row["rank"], first_value, row["step"], row["checkpoint"]
+
+    return sorted(allowed, key=place) + refused
 
 
 def choose(ranking: list[Row], place: int) -> Row:
-    """Choose the best of the run that comes `place`-th by its best: at most one a run (LS 3.1,
-    "sufficient diversity").
+    """Return the best snapshot of the training in this place.
+
+    Trainings are ordered by their best snapshots, so at most one snapshot of a training is chosen
+    (LS 3.1, "sufficient diversity").
     """
     best: dict[str, Row] = {}
+    missed: set[str] = set()
     for row in ranking:
+        missed.update(row["below"])
         if not row["below"]:
             best.setdefault(row["training"], row)
     if not best:
-        worst = sorted({name for row in ranking for name in row["below"]})
-        raise PipelineError(
-            f"no snapshot keeps to the guards ({', '.join(worst)}): raise select.guard_slack"
-        )
+        guards = ", ".join(sorted(missed))
+        raise PipelineError(f"No snapshot passes the guards ({guards}). Raise select.guard_slack.")
     if place > len(best):
         raise PipelineError(
-            f"select.place={place}: only {len(best)} runs have a snapshot that keeps to the guards"
+            f"select.place={place}, but only {len(best)} trainings have a snapshot that passes the"
+            f" guards. Set select.place to at most {len(best)}."
         )
     return list(best.values())[place - 1]
 
 
 def link_model(folder: Path, work: Path) -> None:
-    """Link the model's files, which takes no room."""
+    """Link the files of a model, which takes no disk space."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
             link_or_copy(path, work / path.name)

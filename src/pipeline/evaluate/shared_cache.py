@@ -1,15 +1,14 @@
-"""Keys and values of what prompts begin with, once, and of rows of tokens below it, each with its
-own positions.
+"""A cache with the shared prefix of prompts, stored once, and rows of tokens after it.
 
-A token attends to the shared prefix and to those of its row that are visible to it: what came
-before it in its prompt, or its ancestors in a trie (tree attention, as in SpecInfer: Miao et al.
-2024, section 4.2). A sliding window counts positions, not columns, so that models with windows are
-exact too.
+A token attends to the shared prefix and to the tokens of its row that are visible to it: the
+earlier tokens of its prompt, or its ancestors in a trie (tree attention, as in SpecInfer: Miao et
+al. 2024, section 4.2). Each row has its own positions. A sliding window counts positions, not
+columns, so models with windows are exact too.
 
 transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not
-used: it generates but gives no likelihoods of given continuations, it ends an answer at end tokens
-only and not at the stop strings of the tasks, and on a CPU its attention over all requests at once
-costs eight times what this does (measured at commit fb35b6d).
+used for three reasons. It generates but gives no likelihoods of given continuations. It ends an
+answer only at end tokens, not at the stop strings of the tasks. On a CPU its attention over all
+requests at once costs eight times as much (measured at commit fb35b6d).
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 FORCE_GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # transformers reads it at each attention
-ATTENTION = "prefix_read_once"  # as transformers knows it
-KEPT = "shared_cache"  # attribute of a model: memory for its next prompts
+ATTENTION = "prefix_read_once"  # its name in transformers
+KEPT = "shared_cache"  # attribute of a model: its cache, reused for the next prompts
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """How each layer attends:
+    """Return how each layer attends.
 
-    FULL to all that came before, SLIDING to a window of it, or another way.
+    FULL is to all earlier tokens, SLIDING to a window of them; other names are possible.
     """
     config = config.get_text_config()
-    if getattr(config, "sliding_window", None):
-        kind = SLIDING
-    else:
-        kind = FULL
-    return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return list(layer_types)
+    kind = SLIDING if getattr(config, "sliding_window", None) else FULL
+    return [kind] * config.num_hidden_layers
 
 
 def takes_masks(config: Any, *attentions: str) -> bool:
-    """Whether a mask by positions states what each layer attends to, and the model computes by one
-    of `attentions`.
+    """Return True if masks by positions determine each layer's attention.
+
+    The model must also compute attention by one of `attentions`.
     """
-    return {*layer_kinds(config)} <= {
-        FULL,
-        SLIDING,
-    } and config.get_text_config()._attn_implementation in attentions
+    implementation = config.get_text_config()._attn_implementation
+    return {*layer_kinds(config)} <= {FULL, SLIDING} and implementation in attentions
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer: of the shared prefix, and of each row [rows, heads, positions,
-    width].
+    """Keys and values of one layer, of the prefix and of the rows.
+
+    Both are [rows, heads, positions, width]; the prefix has one row.
     """
 
     is_sliding = False
@@ -71,12 +70,12 @@ class _Layer(CacheLayerMixin):
         self.kept: list[torch.Tensor] = []  # memory of prefixes
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def zeros_like(states: torch.Tensor) -> torch.Tensor:  # what is masked must be finite
-            return states.new_zeros(
-                self.cache.rows, states.shape[1], self.cache.room, states.shape[3]
-            )
-
-        self.keys, self.values = zeros_like(key_states), zeros_like(value_states)
+        memory = []
+        for states in (key_states, value_states):
+            _, heads, _, width = states.shape
+            # zeroed, because masked numbers must be finite
+            memory.append(states.new_zeros(self.cache.rows, heads, self.cache.room, width))
+        self.keys, self.values = memory
         self.is_initialized = True
 
     def update(
@@ -86,6 +85,7 @@ class _Layer(CacheLayerMixin):
         if self.prefix is None and cache.prefix:
             self.prefix = new_states
             return new_states
+        count = len(key_states)
         if cache.written is not None:
             if not self.is_initialized:
                 self.lazy_initialization(*new_states)
@@ -94,19 +94,17 @@ class _Layer(CacheLayerMixin):
             for states, new in zip(stored, new_states, strict=True):
                 states.transpose(1, 2)[target] = new.transpose(1, 2)[source]
             if cache.reads:
-                new_states = tuple(states[: len(key_states), :, : cache.reads] for states in stored)
+                new_states = tuple(states[:count, :, : cache.reads] for states in stored)
         if self.prefix is None or (cache.reads and cache.reads_once):
             return new_states
-        pairs = zip(self.prefix, new_states, strict=True)
-        keys, values = (
-            torch.cat([prefix_states.expand(len(key_states), -1, -1, -1), new], dim=2)
-            for prefix_states, new in pairs
-        )
-        return keys, values
+        keys, values = (states.expand(count, -1, -1, -1) for states in self.prefix)
+        return torch.cat([keys, new_states[0]], dim=2), torch.cat([values, new_states[1]], dim=2)
 
     def keep(self, length: int) -> bool:
-        """Keep the last `length` positions of the prefix, where the prefix before lay if there is
-        room; gives whether there was.
+        """Keep the last `length` positions of the prefix, in the memory of earlier prefixes.
+
+        Returns:
+            True if that memory is large enough, False if new memory was allocated.
         """
         assert self.prefix
         parts = [states[:, :, -length:] for states in self.prefix]
@@ -115,46 +113,43 @@ class _Layer(CacheLayerMixin):
             self.kept = [states.clone() for states in parts]
         for buffer, states in zip(self.kept, parts, strict=True):
             buffer[:, :, :length] = states
-        self.prefix = (self.kept[0][:, :, :length], self.kept[1][:, :, :length])
+        keys, values = (buffer[:, :, :length] for buffer in self.kept)
+        self.prefix = (keys, values)
         return has_room
 
     def get_seq_length(self) -> int:
-        return 0  # the positions are given
+        return 0  # each forward pass has explicit positions
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0  # where no mask is given
+        return query_length, 0  # for forward passes without a mask
 
     def get_max_length(self) -> int:
         return -1
 
 
 class SharedCache(Cache):
-    """A prefix, which may be empty and is computed by `share`, and `rows` rows of `room` tokens
-    that are stored.
+    """A prefix, which may be empty (see `share`), and `rows` stored rows of `room` tokens.
 
-    A forward pass writes what `written` names, tokens of its rows and their places in the cache
-    (None: its keys and values are forgotten). A step reads `reads` columns of each row that it
-    writes, and the prefix once for all rows (`reads_once`) inside `attending`, if the model's
-    attention takes keys and values as they are stored. DeepSeek's does not, for example: the prefix
-    is then read by each row.
+    A forward pass writes what `written` names: tokens of its rows and their places in the cache. If
+    it is None, the keys and values are dropped. A step reads `reads` columns of each row that it
+    writes. Inside `attending` it reads the prefix once for all rows (`reads_once`), if the model's
+    attention takes keys and values as they are stored. If it does not, as in DeepSeek, each row
+    reads the prefix.
 
-    tokens, places [rows, 1]: the last token of each row, which no forward pass has seen, and its
-    position after the prefix; drawn [rows]: numbers that decide about its next token where tokens
-    are drawn. graphs: steps recorded on CUDA (steps.py), which read the memory of this cache;
-    recordable: whether the model's can be.
+    Attributes:
+        tokens: [rows, 1] The last token of each row, which no forward pass has processed yet.
+        places: [rows, 1] The position of that token after the prefix.
+        drawn: [rows] The numbers that decide about the next token in sampling.
+        graphs: Steps recorded on CUDA (steps.py), which read the memory of this cache.
+        recordable: Whether the model's steps can be recorded.
     """
 
     def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
-        self.model, self.rows, self.room = (
-            weakref.proxy(model),
-            rows,
-            room,
-        )  # the model keeps the cache
-        # transformers 5.24 gave it another name
+        self.model = weakref.proxy(model)  # the model keeps the cache
+        self.rows, self.room = rows, room
+        self.keyword = "past_key_values"
         if "cache" in inspect.signature(model.forward).parameters:
-            self.keyword = "cache"
-        else:
-            self.keyword = "past_key_values"
+            self.keyword = "cache"  # its name since transformers 5.24
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
@@ -167,12 +162,10 @@ class SharedCache(Cache):
 
     @classmethod
     def of(cls, model: Any, rows: int, room: int) -> SharedCache:
-        """Return the cache that the model had for its last prompts if it is large enough, with its
-        recorded steps.
-        """
+        """Return the model's last cache with its steps, or a new cache if it is too small."""
         cache = getattr(model, KEPT, None)
         if cache is None or cache.rows < rows or cache.room < room:
-            drop_cache(model)  # before the next takes its room
+            drop_cache(model)  # frees its memory for the next cache
             cache = cls(model, rows, room)
             setattr(model, KEPT, cache)
         return cache
@@ -187,70 +180,75 @@ class SharedCache(Cache):
             layer.prefix = None
 
     def share(self, prefix: Sequence[int]) -> None:
-        """Compute a prefix in place of the one before.
+        """Compute a prefix in place of the last prefix.
 
-        A window keeps no more of it than it reaches back to.
+        A layer with a sliding window keeps only the tokens that its window reaches.
         """
         self._forget(prefix)
         if not prefix:
             return
         positions = torch.arange(len(prefix), device=self.device)[None]
-        masks = None
-        if SLIDING in self.kinds:
-            masks = self.masks(positions, positions)
+        masks = self.masks(positions, positions) if SLIDING in self.kinds else None
         self.logits(torch.tensor([self.prefix]), positions, masks)
-        self.shared, self.reads_once = len(prefix), self.plain_layers == len(self.layers)
+        self.shared = len(prefix)
+        self.reads_once = self.plain_layers == len(self.layers)
         layer: Any
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            if not layer.keep(min(self.shared, self.window) if kind == SLIDING else self.shared):
+            length = min(self.shared, self.window) if kind == SLIDING else self.shared
+            if not layer.keep(length):
                 self.graphs.clear()
 
     def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        """Write prompts to rows, all tokens but the last, which is the next step's.
+        """Write prompts to rows, except their last tokens, which the next step processes.
 
-        A row forgets what it held: an overflow would stay, masked or not.
+        The rows are zeroed first: an overflow would stay, even if masked.
         """
         row_indices = torch.tensor(rows, device=self.device)
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row_indices], layer.values[row_indices] = 0, 0
+        last_tokens = [prompt[-1:] for prompt in prompts]
         lengths = [len(prompt) - 1 for prompt in prompts]
-        self.tokens[row_indices] = torch.tensor(
-            [prompt[-1:] for prompt in prompts], device=self.device
-        )
+        self.tokens[row_indices] = torch.tensor(last_tokens, device=self.device)
         self.places[row_indices] = torch.tensor(lengths, device=self.device)[:, None]
         width = max(lengths)
         if width:
             positions = torch.arange(width, device=self.device)[None]
-            ids = pad_sequence(
-                [torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts],
-                batch_first=True,
-            )
+            unpadded = [torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts]
+            ids = pad_sequence(unpadded, batch_first=True)
             row, column = (positions <= self.places[row_indices] - 1).nonzero(as_tuple=True)
-            self.reads, self.written = 0, ((row, column), (row_indices[row], column))
+            source, target = (row, column), (row_indices[row], column)
+            self.reads, self.written = 0, (source, target)
             self.logits(ids, positions, self.masks(positions, positions))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at
-        its place. Rows that are over stay within the columns that are read: a window with nothing
-        in it gives no numbers.
+        """Write the token of each of the first rows and return the logits after it.
+
+        Rows whose answers are over stay within the columns that are read, because a window without
+        any token gives no numbers.
+
+        Args:
+            rows: The number of rows.
+            reads: The number of columns that are read.
+
+        Returns:
+            [rows, vocabulary]
         """
-        places, numbers = self.places[:rows].clamp(max=reads - 1), self.numbers[:rows, None]
-        self.reads, self.written = reads, (..., (numbers, places))
-        return self.logits(
-            self.tokens[:rows], places, self.masks(places, self.numbers[None, :reads])
-        )[:, 0]
+        places = self.places[:rows].clamp(max=reads - 1)
+        row_numbers, columns = self.numbers[:rows, None], self.numbers[None, :reads]
+        self.reads, self.written = reads, (..., (row_numbers, places))
+        masks = self.masks(places, columns)
+        return self.logits(self.tokens[:rows], places, masks)[:, 0]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move rows to rows that are free."""
+        """Move rows to free rows."""
         source, target = torch.tensor([sources, targets], device=self.device)
-        layers: Any = self.layers
-        for states in (
-            self.tokens,
-            self.places,
-            *(part for layer in layers for part in (layer.keys, layer.values)),
-        ):
+        moved = [self.tokens, self.places]
+        layer: Any
+        for layer in self.layers:
+            moved += [layer.keys, layer.values]
+        for states in moved:
             states[target] = states[source]
 
     @property
@@ -260,54 +258,70 @@ class SharedCache(Cache):
     def masks(
         self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor | None = None
     ) -> Any:
-        """What transformers leaves as it is: [rows, 1, tokens, keys], or one for each kind of layer
-        where the model mixes them; of booleans, or added to the scores in eager attention.
+        """Return masks that transformers uses unchanged.
 
-        places [rows, tokens] and columns [rows, keys]: positions after the prefix of tokens and of
-        the row's keys; visible [rows, tokens, keys]: which of these a token attends to, by default
-        those up to its own position; and to all of the prefix, which has no columns where it is
-        read once.
+        A mask has booleans, or in eager attention numbers that are added to the scores. Every token
+        attends to all of the prefix, which has no columns in the mask if it is read once.
+
+        Args:
+            places: [rows, tokens] The positions of the tokens after the prefix.
+            columns: [rows, keys] The positions of the row's keys after the prefix.
+            visible: [rows, tokens, keys] The keys that each token attends to. None: those up to its
+                position.
+
+        Returns:
+            [rows, 1, tokens, keys], by kind of layer if the model mixes them.
         """
         if visible is None:
             visible = places[:, :, None] >= columns[:, None]
-        masks = {}
-        for kind in dict.fromkeys(self.kinds):
-            reach = self.shared
-            if kind == SLIDING:
-                reach = min(self.shared, self.window)
-            elif self.reads and self.reads_once:
-                reach = 0
-            visible_prefix = visible.new_ones(*visible.shape[:2], reach)
-            mask = torch.cat([visible_prefix, visible], dim=2)
-            if kind == SLIDING:
-                key_positions = torch.arange(-reach, 0, device=columns.device).expand(
-                    len(columns), -1
-                )
-                key_positions = torch.cat([key_positions, columns], dim=1)
-                mask &= places[:, :, None] - key_positions[:, None] < self.window
-            if self.model.config.get_text_config()._attn_implementation == "eager":
-                mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(
-                    ~mask, torch.finfo(self.model.dtype).min
-                )
-            masks[kind] = mask[:, None].to(self.device)
+        kinds = dict.fromkeys(self.kinds)
+        masks = {kind: self._mask(kind, places, columns, visible) for kind in kinds}
         if len(masks) > 1:
             return masks
         return next(iter(masks.values()), None)
 
+    def _mask(
+        self, kind: str, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        reach = self.shared
+        if kind == SLIDING:
+            reach = min(self.shared, self.window)
+        elif self.reads and self.reads_once:
+            reach = 0
+        visible_prefix = visible.new_ones(*visible.shape[:2], reach)
+        mask = torch.cat([visible_prefix, visible], dim=2)
+        if kind == SLIDING:
+            prefix_positions = torch.arange(-reach, 0, device=columns.device)
+            by_row = prefix_positions.expand(len(columns), -1)
+            key_positions = torch.cat([by_row, columns], dim=1)
+            distance = places[:, :, None] - key_positions[:, None]
+            mask &= distance < self.window
+        if self.model.config.get_text_config()._attn_implementation == "eager":
+            zeros = torch.zeros_like(mask, dtype=self.model.dtype)
+            mask = zeros.masked_fill(~mask, torch.finfo(zeros.dtype).min)
+        return mask[:, None].to(self.device)
+
     def logits(
         self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1
     ) -> torch.Tensor:
-        """Logits after the last `keep` tokens, after all where it is 0. places [rows, tokens]:
-        positions after the prefix.
+        """Return the logits after the last `keep` tokens of each row.
+
+        Args:
+            ids: [rows, tokens]
+            places: [rows, tokens] Positions after the prefix.
+            masks: The result of `masks`.
+            keep: The number of tokens. 0: all.
         """
-        return self.model(
+        positions = (self.shared + places).expand(ids.shape)
+        output = self.model(
             input_ids=ids.to(self.device),
-            position_ids=(self.shared + places).expand(ids.shape).to(self.device),
+            position_ids=positions.to(self.device),
             attention_mask=masks,
             use_cache=True,
             logits_to_keep=keep,
             **{self.keyword: self},
-        ).logits
+        )
+        return output.logits
 
     def attend(
         self,
@@ -319,61 +333,67 @@ class SharedCache(Cache):
         scaling: Any = None,
         **other: Any,
     ) -> Any:
-        """transformers' attention, which at a step reads the keys and values of the prefix once for
-        all rows.
+        """Compute transformers' attention, reading the prefix once for all rows at a step.
 
-        query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] ->
-        [rows, tokens, heads, width]. As in transformers' eager attention, weights are float32.
+        As in transformers' eager attention, weights are float32.
+
+        Args:
+            module: The attention module of a layer.
+            query: [rows, heads, tokens, width]
+            key: [rows, shared heads, positions, width]
+            value: [rows, shared heads, positions, width]
+            mask: The mask of the layer.
+            scaling: The factor of the scores. None: width ** -0.5.
+            **other: Further arguments of transformers' attention.
+
+        Returns:
+            [rows, tokens, heads, width], None
         """
         stored: Any = self.layers[module.layer_idx].prefix
-        self.plain_layers += not self.shared and key is stored[0] and value is stored[1]
+        is_plain = key is stored[0] and value is stored[1]
+        self.plain_layers += not self.shared and is_plain
         if not (self.reads and self.reads_once):
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
         keys, values = (states[0] for states in stored)
         rows, _, tokens, width = query.shape
-        heads, positions, shared = key.shape[1], key.shape[2], keys.shape[1]
-        query = (query * (width**-0.5 if scaling is None else scaling)).reshape(
-            rows, heads, -1, width
-        )
-        together = query.transpose(0, 1).reshape(
+        _, heads, positions, _ = key.shape
+        shared = keys.shape[1]
+        columns = shared + positions
+        if scaling is None:
+            scaling = width**-0.5
+        grouped = (query * scaling).reshape(rows, heads, -1, width)
+        together = grouped.transpose(0, 1).reshape(
             heads, -1, width
-        )  # [heads, rows x group x tokens, width]
-        prefix_weights = (
-            (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
-        )
-        scores = torch.cat([prefix_weights, query @ key.transpose(2, 3)], dim=-1).view(
-            rows, heads, -1, tokens, shared + positions
-        )
-        hidden = ~mask[:, :, None]  # of a window the prefix has columns too
-        scores[..., -hidden.shape[-1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        weights = (
-            scores.softmax(dim=-1, dtype=torch.float32)
-            .to(query.dtype)
-            .view(rows, heads, -1, shared + positions)
-        )
-        attended = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
-        attended = (
-            attended.view(heads, rows, -1, attended.shape[-1]).transpose(0, 1)
-            + weights[..., shared:] @ value
-        )
-        attended = attended.view(rows, heads, -1, tokens, attended.shape[-1])
-        return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, attended.shape[-1]), None
+        )  # [., rows x group x tokens, .]
+        of_prefix = together @ keys.transpose(1, 2)
+        of_prefix = of_prefix.view(heads, rows, -1, shared).transpose(0, 1)
+        of_row = grouped @ key.transpose(2, 3)
+        scores = torch.cat([of_prefix, of_row], dim=-1).view(rows, heads, -1, tokens, columns)
+        hidden = ~mask[:, :, None]  # in a layer with a window the prefix has columns too
+        masked = scores[..., -hidden.shape[-1] :]
+        masked.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(grouped.dtype)
+        weights = weights.view(rows, heads, -1, columns)
+        value_width = values.shape[-1]
+        prefix_weights = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared)
+        attended = (prefix_weights @ values).view(heads, rows, -1, value_width).transpose(0, 1)
+        attended = attended + weights[..., shared:] @ value
+        attended = attended.view(rows, heads, -1, tokens, value_width)
+        return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, value_width), None
 
 
 def kept_bytes(model: Any) -> int:
-    """Bytes of keys and values that a model keeps for its next prompts, which can take their
-    place.
-    """
-    layers: Any = []
+    """Return the bytes of keys and values that the model keeps and its next prompts can reuse."""
     cache = getattr(model, KEPT, None)
-    if cache:
-        layers = cache.layers
-    states = []
-    for layer in layers:
+    if not cache:
+        return 0
+    total = 0
+    layer: Any
+    for layer in cache.layers:
         if layer.is_initialized:
-            for part in (layer.keys, layer.values, *layer.kept):
-                states.append(part)
-    return sum(part.nbytes for part in states)
+            states = [layer.keys, layer.values, *layer.kept]
+            total += sum(part.nbytes for part in states)
+    return total
 
 
 def drop_cache(model: Any) -> None:
@@ -387,12 +407,11 @@ def drop_cache(model: Any) -> None:
 
 @contextmanager
 def heads_as_they_are(device: torch.device) -> Iterator[None]:
-    """Inside, on a CPU, attention reads the keys of grouped heads where they lie, also under a
-    mask.
+    """Let attention on a CPU read the keys of grouped heads without copying them, even if masked.
 
-    transformers copies them for each query head first, a third of the time of attention to a long
-    prefix; the result is the same. On a GPU it is right to: with a mask, the fast kernels do not
-    take grouped heads.
+    transformers copies them for each query head first, which takes a third of the time of attention
+    to a long prefix. The result is the same. On a GPU the copy is right: with a mask, the fast
+    kernels do not take grouped heads.
     """
     value = os.environ.get(FORCE_GROUPED)
     if device.type == "cpu":
@@ -407,11 +426,11 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def attending(cache: SharedCache) -> Iterator[None]:
-    """Inside, the model computes attention by `cache.attend`."""
+    """Let the model compute attention by `cache.attend`."""
     AttentionInterface.register(ATTENTION, cache.attend)
     cache.model.set_attn_implementation(ATTENTION)
     try:
         yield
     finally:
         cache.model.set_attn_implementation("sdpa")
-        AttentionInterface.register(ATTENTION, sdpa_attention_forward)  # lets go of the cache
+        AttentionInterface.register(ATTENTION, sdpa_attention_forward)  # drops the cache

@@ -1,4 +1,4 @@
-"""Scores as they are shown: in percent, with a 95 % interval."""
+"""Scores for the terminal and reports: in percent, with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
 
-# metrics that the harness gives out of 100, and lengths; ROUGE as such is a share, as are those
-# that count answers
+# Metrics that the harness scales to 100, and lengths. Plain ROUGE and metrics that count answers
+# are shares.
 OWN_SCALE = re.compile(
     r"(sp|smoothed_)?bleu(?!_acc).*|chrf.*|rouge\w+_(avg|diff|max)|eqbench|percent_parseable|average_len"
 )
 
 
-@lru_cache(maxsize=256)  # requested for each row of results.csv
+@lru_cache(maxsize=256)  # called for each row of results.csv
 def percent_factor(metric: str) -> int:
-    """Return the factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
+    """Return the factor from a metric's value to the shown number: 100 for a share, or 1."""
     if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric):
         return 1
     return 100
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Return the score shown for each task and language: the task's primary metric, else the first
-    one written.
+    """Return the score that is shown for each task and language.
+
+    It is the task's primary metric, otherwise the first metric in the file.
     """
     by_place: dict[tuple[str, str, int | None], ScoreRow] = {}
     for row in rows:
@@ -44,9 +45,11 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
-    """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as
-    many questions as have its variance, else Student's t. None if the harness gives no error, as
-    for corpus scores, or no variance.
+    """Return the 95 % interval of a score in its own unit, as in a table's cell.
+
+    A share has Wilson's interval, over as many questions as give its variance. Other scores have
+    Student's t. The result is None if the harness gives no error, as for corpus scores, or if there
+    is no variance.
     """
     value, error = row.value, row.stderr
     if value is None:
@@ -57,38 +60,38 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     if error is None or not row.n:
         return None
     if is_share:
-        return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)
+        variance = error**2 * (row.n - 1) / row.n
+        return share_interval(value, row.n, variance)
     if error and row.n > 1:
         return NormalTest(value, error, row.n - 1, math.inf).interval()
     return None
 
 
 def score_lines(folder: Path) -> list[str]:
-    """Return the primary score of each task and language of an evaluation in percent, or why it was
-    skipped.
+    """Return the lines of an evaluation's scores in percent, or why a task was skipped.
 
-    Sampled answers also have their majority and pass@k.
+    They have the primary score of each task and language. Sampled answers also have majority and
+    pass@k.
     """
     path = folder / "scores.json"
     if not path.is_file():
         return []
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
-    sampled = []
-    for row in written:
-        if row.metric == "majority" or row.metric.startswith("pass@"):
-            sampled.append(row)
+    sampled = [row for row in written if row.metric == "majority" or row.metric.startswith("pass@")]
     rows += [score_line(row) for row in [*primary_of(written), *sampled]]
     return ["scores:", *align_columns(rows, right={3, 4})]
 
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
-    """Write a score for the terminal: out of 100, with its 95 % interval."""
+    """Return a score's columns for the terminal: out of 100, with its 95 % interval."""
     text = row.reason or "no number"
     if row.value is not None:
         scale = percent_factor(row.metric)
-        ends = score_interval(row)
-        text = f"{scale * row.value:.1f}" + (
-            f" ({scale * ends[0]:.1f} to {scale * ends[1]:.1f})" if ends else ""
-        )
-    return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, text, str(row.n)
+        text = f"{scale * row.value:.1f}"
+        interval = score_interval(row)
+        if interval:
+            low, high = (scale * end for end in interval)
+            text += f" ({low:.1f} to {high:.1f})"
+    task = f"  {row.task} {row.num_fewshot}-shot"
+    return task, row.where, row.metric, text, str(row.n)

@@ -1,10 +1,9 @@
-"""The eval stage: one model put to the evaluation harness, a task in a language a run; of several,
-their averages.
+"""Stage eval: scores one model with the evaluation harness, one task in one language a run.
 
-Scores are the harness' own; further ones are added to them (standard errors, a row a subject, the
-share of answers that held no number or ran out of tokens). A prompt that does not fit is counted
-and refused, where the harness would cut its beginning off with no more than a warning. Answers that
-are stored are not computed again (store.py).
+A run of several tasks or languages averages its scoring runs. Scores are the harness' own, with
+additions: standard errors, a row a subject, the share of answers without a number, and the share
+that ran out of tokens. Prompts that do not fit are an error, where the harness would truncate their
+beginning with a warning. Stored answers are not computed again (store.py).
 """
 
 from __future__ import annotations
@@ -43,12 +42,14 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the
-    scores. A run of several tasks or languages has the scoring runs as parents, and gathers what
-    they found.
+    """Score the model of `run` and return its scores.
 
-    Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars
-    (all before any weights are read), and for prompts that are longer than the model takes.
+    Writes scores.json, samples/ and tasks/ into `work`. A run of several tasks or languages has the
+    scoring runs as parents and joins their results.
+
+    Raises:
+        PipelineError: Data is missing or broken, a task or language is unknown, there are too few
+            exemplars (all checked before weights are read), or prompts do not fit the model.
     """
     scored = {}
     for role in scoring_runs(run.config):
@@ -67,30 +68,28 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     check_all([*OF_TASKS, *OF_MODEL], run, specs)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
-            f"eval.products={BF16X3} is computed on a GPU, and none is visible: give"
-            " eval.products=ieee"
+            f"eval.products={BF16X3} needs a GPU, and no GPU is visible. Set eval.products=ieee."
         )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            contextlib.redirect_stdout(sys.stderr)
-        )  # the harness and its libraries print
+        # the harness and its libraries print
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(harness_tamed())
         tasks = load_tasks(specs, read_lock(run.runs_dir))
         scratch = stack.enter_context(scratch_folder(work / "merge"))
         weights = weights_of(run, scratch)
         store = Store(run.runs_dir / ".scores", weights.key, fresh=run.config.redo)
-        lm = open_model(
-            weights.of, settings.batch_size, settings.dtype, backend_of(settings, scratch)
-        )
+        backend = backend_of(settings, scratch)
+        lm = open_model(weights.of, settings.batch_size, settings.dtype, backend)
         stack.callback(lm.engine.close)
         result = score_tasks(lm, specs, tasks, settings, store)
         specs, result = join_group(specs, result)
     further_rows = records.further_rows_of(specs, result.samples, settings.spm_model)
     result = replace(result, beside=further_rows + left_out)
     scores = records.write_evaluation(result, specs, work)
-    for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
-        text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
-        file.write_text(text, encoding="utf-8")
+    for file in (work / "tasks").glob("*.yaml"):
+        # task files name the paths of their rows, which move with the finished run
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(str(work.resolve()), str(folder)), encoding="utf-8")
     facts = {"scores": scores, "harness": result.harness, "weights_root": weights.key["root"]}
     if weights.merge:
         facts["merge"] = weights.merge
@@ -100,7 +99,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def backend_of(settings: Eval, scratch: Path) -> Any:
-    """Return what opens weights, by eval.backend.
+    """Return the backend's class for eval.backend, with its settings.
 
     `scratch` is an empty folder for a merge that has to be written.
     """
@@ -112,24 +111,28 @@ def backend_of(settings: Eval, scratch: Path) -> Any:
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     """Return the run with the dtype that it is scored in.
 
-    If weights on the Hub were not known when it was built, it is that of their headers.
+    If the weights are on the Hub and were unknown when the run was built, their headers decide.
 
-    Raises: PipelineError: weights are stored in another dtype than was planned for them.
+    Raises:
+        PipelineError: The weights are stored in another dtype than was planned.
     """
     config = run.config
     if config.eval.dtype != "auto" and not config.as_stored:
         return run
-    model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
-    stored = (config.merge and config.merge.result_dtype()) or one_dtype(
-        dtypes_in(local_folder(model.folder)), model.name
-    )
+    role = "checkpoint"
+    stored = None
+    if config.merge:
+        role = next(iter(config.merge.references()))
+        stored = config.merge.result_dtype()
+    if not stored:
+        model = run.parents[role]
+        stored = one_dtype(dtypes_in(local_folder(model.folder)), model.name)
     if stored is None:
-        return run  # no safetensors: refused when they are loaded
+        return run  # no safetensors: loading the weights fails
     if config.eval.dtype not in ("auto", stored):
         raise PipelineError(
             f"{run.label} was planned in {config.eval.dtype}, but its weights are stored as"
-            f" {stored}: give eval.dtype={stored}, and the same to all that is compared with it"
+            f" {stored}. Set eval.dtype={stored} for it and for all runs that are compared with it."
         )
-    return replace(
-        run, config=replace(config, eval=settle_products(replace(config.eval, dtype=stored)))
-    )
+    settings = settle_products(replace(config.eval, dtype=stored))
+    return replace(run, config=replace(config, eval=settings))

@@ -1,10 +1,10 @@
-"""Steps of decoding whose tokens stay on the device, on CUDA recorded as graphs: a step is one
-launch, not thousands.
+"""Steps of decoding whose tokens stay on the device; on CUDA they are recorded as graphs.
 
-A step reads the last token of each row, chooses the next one and puts it in its place, so that the
-next step can begin before anyone has looked at it. Its shapes are the number of rows and of columns
-that are read, both rounded up on CUDA; a shape is recorded when it comes for the second time.
-Graphs read the memory of the cache, which outlives a task and a live merge, as both copy in place.
+A recorded step is one launch instead of thousands. A step reads the last token of each row, chooses
+the next token and stores it in its place, so the next step can start before the token is read on
+the host. Its shapes are the number of rows and of columns that are read, both rounded up on CUDA. A
+shape is recorded when it occurs for the second time. Graphs read the memory of the cache, which
+outlives a task and a live merge, because both copy in place.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pipeline.progress import say
 
 @dataclass(frozen=True)
 class Sampling:
-    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which
-    have a share of `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt,
-    what its draws depend on.
+    """Settings of sampling with probability softmax(logits / temperature).
+
+    Only the likeliest tokens are drawn, whose joint share is `top_p` (nucleus sampling, Holtzman et
+    al. 2020). `keys` has for each prompt the text that its draws depend on.
     """
 
     temperature: float
@@ -37,38 +38,41 @@ class Sampling:
         return replace(self, keys=[self.keys[index] for index in indices])
 
     def seed(self, index: int) -> int:
-        """Return the seed of all draws for a prompt, for a backend that draws by itself (vLLM)."""
-        return int.from_bytes(hashlib.sha256(self.keys[index].encode()).digest()[:7], "big")
+        """Return the seed of all draws for a prompt, for a backend with its own sampling (vLLM)."""
+        digest = hashlib.sha256(self.keys[index].encode()).digest()
+        return int.from_bytes(digest[:7], "big")
 
     def number(self, index: int, position: int) -> float:
         """Return the number in [0, 1) that decides about a token of a prompt's answer."""
-        digest = hashlib.sha256(f"{self.keys[index]} {position}".encode()).digest()
+        key = f"{self.keys[index]} {position}"
+        digest = hashlib.sha256(key.encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48
 
     def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers`
-        [rows].
+        """Draw tokens by inverting the distribution function at `numbers`.
+
+        Args:
+            logits: [rows, vocabulary]
+            numbers: [rows] Numbers in [0, 1).
+
+        Returns:
+            The tokens, [rows].
         """
-        probabilities, tokens = (
-            (logits.float() / self.temperature)
-            .softmax(dim=-1)
-            .sort(dim=-1, descending=True, stable=True)
-        )
+        shares = (logits.float() / self.temperature).softmax(dim=-1)
+        probabilities, tokens = shares.sort(dim=-1, descending=True, stable=True)
         upto = probabilities.cumsum(dim=-1)
-        is_kept = upto - probabilities < self.top_p  # the first always
+        is_kept = upto - probabilities < self.top_p  # the first token is always kept
         mass = (probabilities * is_kept).sum(dim=-1, keepdim=True)
         target = numbers[..., None] * mass
-        rank = (
-            ((upto <= target) & is_kept)
-            .sum(dim=-1, keepdim=True)
-            .clamp(max=is_kept.sum(dim=-1, keepdim=True) - 1)
-        )
-        return tokens.gather(-1, rank).squeeze(-1)
+        rank = ((upto <= target) & is_kept).sum(dim=-1, keepdim=True)
+        last = is_kept.sum(dim=-1, keepdim=True) - 1
+        return tokens.gather(-1, rank.clamp(max=last)).squeeze(-1)
 
 
 def rows_for(device: torch.device, count: int) -> int:
-    """Rows that a step of `count` prompts computes: on CUDA the next power of two, as each number
-    is recorded.
+    """Return how many rows a step of `count` prompts computes.
+
+    On CUDA it is the next power of two, because each number of rows is recorded.
     """
     if device.type == "cuda":
         return 1 << max(count - 1, 0).bit_length()
@@ -82,20 +86,23 @@ def columns_for(device: torch.device, count: int) -> int:
 
 
 class Steps:
-    """The steps of a cache's rows. sampling: how tokens are drawn; None: the likeliest."""
+    """The steps of a cache's rows. `sampling=None` chooses the likeliest token."""
 
     def __init__(self, cache: SharedCache, sampling: Sampling | None = None) -> None:
         self.cache, self.sampling = cache, sampling
+        self.kind: tuple[float, float] | None = None
         if sampling:
-            self.kind: tuple[float, float] | None = (sampling.temperature, sampling.top_p)
-        else:
-            self.kind = None
+            self.kind = (sampling.temperature, sampling.top_p)
 
     def next(
         self, rows: int, columns: int, numbers: Sequence[float] = ()
     ) -> Callable[[], list[int]]:
-        """Begin a step of the first rows that reads so many columns; gives what waits for the
-        tokens chosen. numbers: those that decide about drawn ones.
+        """Start a step and return a function that waits for its tokens.
+
+        Args:
+            rows: The number of rows, from the first.
+            columns: The number of columns that are read.
+            numbers: The numbers that decide about sampled tokens.
         """
         cache = self.cache
         if self.sampling:
@@ -106,10 +113,15 @@ class Steps:
         if key in cache.graphs and cache.recordable:
             graph = graph or self._record(rows, columns)
         cache.graphs[key] = graph
-        graph.replay() if graph else self._step(rows, columns)
+        if graph:
+            graph.replay()
+        else:
+            self._step(rows, columns)
+        chosen = cache.tokens[:rows, 0]
         if cache.device.type != "cuda":
-            return cache.tokens[:rows, 0].clone().tolist
-        tokens, ready = cache.tokens[:rows, 0].to("cpu", non_blocking=True), torch.cuda.Event()
+            return chosen.clone().tolist
+        tokens = chosen.to("cpu", non_blocking=True)
+        ready = torch.cuda.Event()
         ready.record()
 
         def wait() -> list[int]:
@@ -129,18 +141,24 @@ class Steps:
         cache.places[:rows] += 1
 
     def _record(self, rows: int, columns: int) -> torch.cuda.CUDAGraph | None:
-        """The graph of a step; None where a model's forward pass cannot be recorded, such as one
-        that computes its rotary embeddings from the positions that it sees. Reported once.
+        """Record the graph of a step, or return None if the forward pass cannot be recorded.
+
+        An example is a model that computes its rotary embeddings from the positions that it sees.
+        The failure is reported once.
         """
-        pools = (graph.pool() for graph in self.cache.graphs.values() if graph)
+        pool = None
+        for recorded in self.cache.graphs.values():
+            if recorded:
+                pool = recorded.pool()
+                break
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=next(pools, None)):
+            with torch.cuda.graph(graph, pool=pool):
                 self._step(rows, columns)
         except RuntimeError as error:
             if should_reduce_batch_size(error):
                 raise
             self.cache.recordable = False
-            say(f"steps are not recorded as CUDA graphs, and slower: {first_line(error)}")
+            say(f"steps are slower, because CUDA graphs cannot record them: {first_line(error)}")
             return None
         return graph

@@ -1,10 +1,9 @@
-"""Answers that models gave before, by request: what is stored is not computed again, whoever asks
-for it.
+"""Stored answers of models, by request: a stored answer is not computed again.
 
-Files of runs_dir/.scores are named by a task and by the digest of all that decides an answer
-besides the request: the weights, the files beside them, the settings, the harness. A process
-appends to a file of its own and reads those of all, so that several write at once; a line that a
-kill cut off is not read.
+Files of runs_dir/.scores are named by a task and a digest. The digest covers all that decides an
+answer besides the request: the weights, the files next to them, the settings, the harness. A
+process appends to its own file and reads the files of all processes, so several processes can write
+at once. An incomplete line, left by a killed process, is ignored.
 """
 
 from __future__ import annotations
@@ -36,56 +35,57 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
 Key = dict[str, Any]
-VERSION = 8  # raised when the code changes the answer to the same request
+VERSION = 8  # raise it when the code changes the answer to the same request
 
 
 def model_key(checkpoint: Parent) -> Key:
-    """Return what a model is: the root over its tensors, an adapter's base, and the files that
-    decide how it answers.
+    """Return the identity of a model.
 
-    A run recorded its root, a merge has its key. Of a folder that no run made, all tensors are
-    read.
+    It has the root over the tensors, an adapter's base, and the files that decide how the model
+    answers. A run has recorded its root, and a merge has its key. For other folders all tensors
+    are read.
     """
-    folder, base = local_folder(checkpoint.folder), None
-    manifest = read_manifest(folder)
+    folder = local_folder(checkpoint.folder)
+    base: Any = None
     if (folder / ADAPTER_CONFIG).is_file():
-        # a merge has none
+        manifest = read_manifest(folder)
         model = None
         if manifest:
-            model = manifest.parents.get("model")
-        base = (
-            (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
-        )
+            model = manifest.parents.get("model")  # a merge has no such parent
+        if model:
+            base = model.content or model.hash
+        else:
+            base = base_key(local_folder(base_folder(folder)))
     return base_key(folder) | {"base": base}
 
 
 def merge_key(merge: Merging, runs_dir: Path) -> Key:
-    """Return the key of a merge in memory, which is that of the written merge
-    (merge/digests.py).
-    """
+    """Return the key of a merge in memory, equal to the written merge's (merge/digests.py)."""
     with TemporaryDirectory() as name:
         folder = Path(name)
+        base = None
         if merge.adapter:
             write_adapter(merge.adapter, folder)
+            base = base_key(merge.adapter.base.folder)
         copy_files(merge.giver, folder, merge.dtype, bool(merge.adapter))
-        base = base_key(merge.adapter.base.folder) if merge.adapter else None
         root = weights_key(merge, known_digests(merge, runs_dir))
         return {"root": root, "base": base, "files": deciding_files(folder)}
 
 
 def base_key(folder: Path) -> Key:
-    """Return what the base of an adapter is: the adapter's folder has no config.json, and may have
-    no tokenizer.
+    """Return the identity of an adapter's base.
+
+    The folder may have no config.json (an adapter) and no tokenizer.
     """
     return {"root": root_of(folder), "files": deciding_files(folder)}
 
 
 def deciding_files(folder: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for name in DECIDING:
         if (folder / name).is_file():
-            found[name] = sha256(folder / name)
-    return found
+            digests[name] = sha256(folder / name)
+    return digests
 
 
 def digest(value: Any) -> str:
@@ -95,13 +95,17 @@ def digest(value: Any) -> str:
 
 @dataclass
 class Answers:
-    """Answers by request, (kind, *arguments) as the harness has them: a generated text and whether
-    it ran out of tokens, or a log-likelihood and whether it is the greedy choice, or the one of a
-    whole text.
+    """Answers by request, which is (kind, *arguments) as in the harness.
 
-    file: takes those that are added, each at once, or where they depend on each other (`together`)
-        when all are there.
-    wanted: the digests of requests whose answers are taken.
+    An answer is a generated text and whether it ran out of tokens, a log-likelihood and whether it
+    is the greedy choice, or the log-likelihood of a whole text.
+
+    Attributes:
+        file: The file of new answers.
+        together: Whether answers depend on each other. If so, they are written when all are
+            computed, otherwise each at once.
+        found: Answers by the digests of their requests.
+        wanted: The digests of the requests that are being answered.
     """
 
     file: Path
@@ -113,7 +117,7 @@ class Answers:
         return self.found.get(digest(request))
 
     def add(self, key: str, answer: Any) -> bool:
-        """Whether the answer to the request of this digest is wanted, of several the first."""
+        """Store an answer and return True, if its request is wanted and has no answer yet."""
         if key not in self.wanted:
             return False
         self.wanted.remove(key)
@@ -123,55 +127,57 @@ class Answers:
         return True
 
     def write(self, answers: Iterable[tuple[str, Any]]) -> None:
-        self.lines.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
+        text = "".join(f"{json.dumps(answer)}\n" for answer in answers)
+        self.lines.write(text)
 
     @cached_property
     def lines(self) -> TextIO:
-        """The file, open while answers are added: on a shared disk to open it takes longer than to
-        write a line.
+        """The file, open while answers are added.
+
+        On a shared disk, opening a file takes longer than writing a line.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("a", encoding="utf-8", buffering=1)
 
     def close(self) -> None:
-        """After the last answer is added."""
+        """Close the file after the last answer."""
         if "lines" in vars(self):
             self.lines.close()
 
 
 @dataclass
 class Store:
-    """The folder with the files, and the model whose answers are requested.
-
-    `fresh`: find nothing, write again.
-    """
+    """The folder of the files, and the model that answers. `fresh` ignores all stored answers."""
 
     folder: Path
     model: Key
     fresh: bool = False
 
     def answers(self, task: str, settings: Key, together: str | None) -> Answers:
-        """Return what the model answered to requests of a task, whatever its rows.
+        """Return the model's stored answers to requests of a task, whatever its rows.
 
-        Args: settings: the backend, the dtype and what else decides an answer. together: if it
-        depends on those computed with it, the digest of all requests.
+        If an answer was computed twice, the later one counts.
+
+        Args:
+            task: The task's name.
+            settings: The backend, the dtype and the other settings that decide an answer.
+            together: The digest of all requests if an answer depends on those computed with it,
+                otherwise None.
         """
         made_by = {"harness": version("lm_eval"), "ours": VERSION}
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
         stored: dict[str, Any] = {}
-        files = [] if self.fresh else self.folder.glob(f"{glob.escape(name)}.*.jsonl")
-        for file in sorted(
-            files, key=lambda file: file.stat().st_mtime_ns
-        ):  # of an answer that was computed again,
-            stored |= stored_answers(file)  # the later one
-        return Answers(
-            self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, stored
-        )
+        if not self.fresh:
+            files = list(self.folder.glob(f"{glob.escape(name)}.*.jsonl"))
+            for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
+                stored |= stored_answers(file)
+        new_file = self.folder / f"{name}.{secrets.token_hex(4)}.jsonl"
+        return Answers(new_file, together is not None, stored)
 
 
 def stored_answers(file: Path) -> dict[str, Any]:
-    """Return the lines of a file that are whole: [digest of a request, its answer]."""
+    """Read the complete lines of a file: [digest of a request, its answer]."""
     answers = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError):

@@ -1,11 +1,9 @@
-"""The task files of an evaluation: each of its tasks in each of its languages, defined by its
-benchmark.
+"""The task files of an evaluation: a file for each task in each language, from its benchmark.
 
-Constructed languages take the English stock file: the prompt's words (`Question:`, `Step-by-Step
-Answer:`) are English, question and answer are not.
+Constructed languages use the English stock file: the prompt's words (`Question:`, `Step-by-Step
+Answer:`) are English, but question and answer are not.
 
-Everything that can be wrong with the data is found here, before any weights load. Imports nothing
-heavy.
+All problems of the data are found here, before any weights load. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pipeline.benchmarks.local_files import Missing
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, missing_row
-from pipeline.languages import language, named_language
+from pipeline.languages import Language, language, named_language
 
 
 def task_specs(
@@ -30,59 +28,30 @@ def task_specs(
     folder: Path,
     left_out: list[ScoreRow] | None = None,
 ) -> list[TaskSpec]:
-    """Check the data of each task in each language and write a task file of the harness for each
-    into `folder`.
+    """Check the data of each task in each language and write its task file for the harness.
 
-    `data_root`: the folder with the data, None for the Hub. `left_out`: takes the tasks that are
-    wanted `where_possible` and are not. FLORES gives two tasks a language, from and into English.
-    Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars
-    than there are.
+    FLORES has two tasks a language, from and into English.
+
+    Args:
+        settings: The settings of the evaluation.
+        languages: Codes of languages.
+        data_root: The folder of the data. None: the Hub.
+        folder: The folder of the task files.
+        left_out: Receives the `where_possible` tasks that cannot be defined.
+
+    Raises:
+        PipelineError: A task or language is unknown, data is missing or broken, or there are too
+            few exemplars.
     """
-    counts = Counter(eval_task.task for eval_task in settings.tasks)
-    for task, count in counts.items():
-        benchmark_of(task)  # or an error
-        if count > 1:
-            raise PipelineError(
-                f"{task} stands {count} times in one evaluation: score each number of shots in one"
-                " of its own"
-            )
-    if data_root is None and settings.split != "test":
-        raise PipelineError(
-            f"eval.split={settings.split} has no items on the Hub: set data_root to a folder that"
-            " has them"
-        )
-    without_drawn = []
-    for task in counts:
-        if not benchmark_of(task).exemplars_drawn:
-            without_drawn.append(task)
-    if settings.exemplars == "random" and without_drawn:
-        drawn = ", ".join(item.title for item in BENCHMARKS.values() if item.exemplars_drawn)
-        raise PipelineError(
-            f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the"
-            " order of its file"
-        )
+    _check_settings(settings, data_root)
     folder.mkdir(parents=True, exist_ok=True)
     specs: list[TaskSpec] = []
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
-        if benchmark.one_set:
-            find = named_language
-        else:
-            find = language
-        requested = [find(code) for code in dict.fromkeys(languages)]
-        spoken = []
-        for target in requested:
-            if benchmark.kind != "translation" or target.code != "en":
-                spoken.append(target)
-        if not spoken:
-            raise PipelineError(
-                f"{eval_task.task} translates between English and another language: add one to"
-                " languages"
-            )
-        for target in spoken:
+        for target in _targets(eval_task.task, languages):
             if target.constructed and data_root is None and not benchmark.one_set:
                 raise PipelineError(
-                    f"{target.code} is a constructed language and not on the Hub: set data_root"
+                    f"{target.code} is a constructed language and not on the Hub. Set data_root."
                 )
             ask = Ask(
                 task=eval_task.task,
@@ -102,28 +71,67 @@ def task_specs(
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
-                left_out.append(
-                    missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error))
-                )
+                row = missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error))
+                left_out.append(row)
     return specs
 
 
+def _check_settings(settings: Eval, data_root: Path | None) -> None:
+    counts = Counter(eval_task.task for eval_task in settings.tasks)
+    for task, count in counts.items():
+        benchmark_of(task)  # raises an error for an unknown task
+        if count > 1:
+            raise PipelineError(
+                f"{task} occurs {count} times in one evaluation. Use a separate evaluation for each"
+                " number of shots."
+            )
+    if data_root is None and settings.split != "test":
+        raise PipelineError(
+            f"eval.split={settings.split} has no items on the Hub. Set data_root to a folder that"
+            " has them."
+        )
+    if settings.exemplars != "random":
+        return
+    drawn = [benchmark.title for benchmark in BENCHMARKS.values() if benchmark.exemplars_drawn]
+    for task in counts:
+        if not benchmark_of(task).exemplars_drawn:
+            raise PipelineError(
+                f"eval.exemplars=random is for {', '.join(drawn)}, but {task} uses its exemplars in"
+                " the order of its file. Set eval.exemplars=first_n."
+            )
+
+
+def _targets(task: str, languages: Sequence[str]) -> list[Language]:
+    """Return the languages of a task, without English if the task translates."""
+    benchmark = benchmark_of(task)
+    find = named_language if benchmark.one_set else language
+    targets = [find(code) for code in dict.fromkeys(languages)]
+    if benchmark.kind == "translation":
+        targets = [target for target in targets if target.code != "en"]
+    if not targets:
+        raise PipelineError(
+            f"{task} translates between English and another language. Add another language to"
+            " languages."
+        )
+    return targets
+
+
 def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set on the Hub that a task reads; none where data
-    is local.
+    """Return (repository, configuration, split) of each set on the Hub that a task reads.
+
+    The result is empty if the data is local.
     """
     body = spec.body
     if body.get("dataset_path") == "json":
         return []
+    sets = []
     if "custom_dataset" in body:
-        spoken = [language(code) for code in spec.where.split("-")]
-        sources = []
-        for target in spoken:
-            for source in spec.benchmark.sources(target):
-                sources.append(source)
-        return [(source.hub or "", source.hub_config, source.split) for source in sources]
-    splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
-    return [
-        (body["dataset_path"], body.get("dataset_name"), split)
-        for split in sorted(filter(None, splits))
-    ]
+        for code in spec.where.split("-"):
+            for source in spec.benchmark.sources(language(code)):
+                sets.append((source.hub or "", source.hub_config, source.split))
+        return sets
+    kinds = ("test", "training", "fewshot", "validation")
+    splits = {body.get(f"{kind}_split") for kind in kinds}
+    for split in sorted(filter(None, splits)):
+        sets.append((body["dataset_path"], body.get("dataset_name"), split))
+    return sets

@@ -1,8 +1,7 @@
-"""Templates of task files: rendered as the harness renders them, but in Jinja's sandbox and within
-a time limit.
+"""Templates of task files, rendered in Jinja's sandbox and within a time limit.
 
 The harness' own environment lets a template call any Python function. Importing this module
-replaces it.
+replaces it. The rendered text is the same.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ _ENVIRONMENT = SandboxedEnvironment(
     loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
 )
 _ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
-_places: dict[str, str] = {}  # template -> the file and the key that have it
+_places: dict[str, str] = {}  # template -> its file and key
 
 
 @cache
 def compiled(template: str) -> Template:
-    """Compile a template once; the harness does it for each exemplar of each question, a
-    millisecond each time.
+    """Compile a template once.
+
+    The harness compiles it for each exemplar of each question, which takes a millisecond each time.
     """
     return _ENVIRONMENT.from_string(template)
 
 
 def remember_places(file: Path) -> None:
-    """Keep the file and the key of each template of a task file, for error messages."""
+    """Remember the file and key of each template of a task file, for error messages."""
     for path, body in reversed(read_task(file).parts):
         for key, text in texts_of(body):
             _places.setdefault(text, f"{path}: {key}")
@@ -53,7 +53,7 @@ def render(template: str, doc: dict[str, Any]) -> str:
     """Render a template with the columns of a row.
 
     Raises:
-        RefusedTemplate: the template reaches what could run code, or does not end.
+        RefusedTemplate: The template uses something that could run code, or does not end.
     """
     place = _places.get(template, "a template of the task")
     try:
@@ -61,7 +61,7 @@ def render(template: str, doc: dict[str, Any]) -> str:
     except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
         raise RefusedTemplate(
-            f"{place} is refused by the sandbox of templates ({reason}): correct it"
+            f"{place} is refused by the sandbox of templates ({reason}). Correct the template."
         ) from error
 
 

@@ -1,10 +1,9 @@
-"""The backend that computes with a transformers model in this process: prefixes, tries, slots,
-halved batches.
-"""
+"""The backend that computes with a transformers model in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,10 +44,15 @@ Result = TypeVar("Result")
 
 
 class TorchBackend:
-    """A model in memory, on the GPU where there is one.
+    """A model in memory, on the GPU if there is a GPU.
 
-    batch_size: rows computed together; None: on a GPU what its memory holds. They are halved where
-    it runs out. products: how linear layers multiply in float32 (models/products.py).
+    Args:
+        batch_size: Rows computed together, halved when memory runs out. None: as many as fit in a
+            GPU's memory.
+        dtype: The dtype of the weights. auto: as in config.json.
+        weights: The folder or merge that `load` reads.
+        model: A loaded model, in place of `weights`.
+        products: How linear layers multiply in float32 (models/products.py).
     """
 
     def __init__(
@@ -59,67 +63,59 @@ class TorchBackend:
         model: Any = None,
         products: str = IEEE,
     ) -> None:
-        self.batch_size, self.by_memory, self.halved = (
-            most_rows(batch_size),
-            batch_size is None,
-            False,
-        )
+        self.batch_size = most_rows(batch_size)
+        self.by_memory = batch_size is None
+        self.halved = False
         self.dtype, self.weights, self.model, self.products = dtype, weights, model, products
         self.most = self.batch_size
 
     def load(self) -> Any:
-        """safetensors, no code of its own, in the dtype (auto: as config.json names it).
+        """Load the model from safetensors, without running code of the checkpoint.
 
-        A merge, and an adapter with its base, are put together in memory (merge/live.py).
+        A merge, and an adapter with its base, are merged in memory (merge/live.py).
         """
         from pipeline.merge.live import model_of
 
-        if self.model is None:
-            assert self.weights
-            device = "cpu"
-            if torch.cuda.is_available():
-                device = "cuda"
-            if isinstance(self.weights, Path):
-                folder = self.weights
+        if self.model is not None:
+            return self.model
+        weights = self.weights
+        assert weights
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        folder = weights if isinstance(weights, Path) else weights.layout.folder
+        try:
+            if isinstance(weights, Path):
+                self.model = load.load_model(weights, dtype=self.dtype).to(device)
+                if self.products == BF16X3:
+                    split_products(self.model)
             else:
-                folder = self.weights.layout.folder
-            try:
-                if isinstance(self.weights, Path):
-                    self.model = load.load_model(self.weights, dtype=self.dtype).to(device)
-                    if self.products == BF16X3:
-                        split_products(self.model)
-                else:
-                    self.model = model_of(
-                        self.weights, self.dtype, device, products=self.products
-                    ).model
-            except PipelineError:
-                raise
-            except (OSError, ValueError) as error:
-                raise PipelineError(
-                    f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs"
-                    " safetensors"
-                ) from error
-            refuse_other_dtype(self.model, self.dtype, str(folder))
+                live = model_of(weights, self.dtype, device, products=self.products)
+                self.model = live.model
+        except PipelineError:
+            raise
+        except (OSError, ValueError) as error:
+            raise PipelineError(
+                f"Checkpoint {folder} cannot be loaded ({first_line(error)}). Its weights must be"
+                " safetensors."
+            ) from error
+        refuse_other_dtype(self.model, self.dtype, str(folder))
         return self.model
 
     def close(self) -> None:
-        """Leave the model to the garbage collector, or to merge/resident.py, which keeps it for the
-        next merge.
-        """
+        """Do nothing: merge/resident.py may keep the model for the next merge."""
 
     # --- generation ---
 
     def can_share(self) -> bool:
-        """Whether likelihoods can be computed with what prompts have in common computed once.
+        """Return True if log-likelihoods can be computed with a shared prefix.
 
-        Attention that is a model's own may add to the scores what no mask says: ALiBi (BLOOM, MPT),
-        a local window (GPT-Neo).
+        A model's own attention may add terms to the scores that no mask expresses: ALiBi (BLOOM,
+        MPT), a local window (GPT-Neo).
         """
         own_attention = not self.model._supports_attention_backend
         return not own_attention and takes_masks(self.model.config, "sdpa", "eager")
 
     def can_generate(self) -> bool:
-        """Whether `generate` chooses the tokens that transformers' greedy generate() does."""
+        """Return True if `generate` chooses the same tokens as transformers' greedy generate()."""
         return can_decode(self.model)
 
     def generate(
@@ -130,22 +126,24 @@ class TorchBackend:
         ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:
-        """Answers, greedy where `sampling` is None.
+        """Generate an answer to each prompt.
 
-        `ended` is given a prompt's place and its answer's tokens, the end token included, when it
-        ends, once for each prompt. endings: of each prompt, all alike without a queue; share:
-        compute what prompts have in common once.
+        Args:
+            prompts: The token ids of the prompts.
+            endings: When each answer ends. This backend needs equal endings.
+            share: Whether the common prefix of prompts is computed once.
+            ended: Called once for each prompt, when its answer ends, with the prompt's place and
+                the answer's tokens, including the end token.
+            sampling: The settings of sampling. None: greedy.
         """
         places_of = places_by_prompt(prompts)  # sampled answers have the same prompt
         distinct = list(places_of)
-        grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
-        groups = [
-            (
-                shared,
-                [request_index for index in group for request_index in places_of[distinct[index]]],
-            )
-            for shared, group in grouped
-        ]
+        grouped = [(0, list(range(len(distinct))))]
+        if share:
+            grouped = group_prompts(distinct)
+        groups = []
+        for shared, members in grouped:
+            groups.append((shared, [*chain(*(places_of[distinct[member]] for member in members))]))
         finished, ending = set[int](), endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
@@ -154,11 +152,10 @@ class TorchBackend:
                 finished.add(left[row])
                 ended(left[row], tokens)
 
-            rests = [prompts[request_number][shared:] for request_number in left]
+            prefix = prompts[left[0]][:shared]
+            rests = [prompts[place][shared:] for place in left]
             draws = sampling.of(left) if sampling else None
-            decode(
-                self.model, prompts[left[0]][:shared], rests, self.batch_size, ending, store, draws
-            )
+            decode(self.model, prefix, rests, self.batch_size, ending, store, draws)
 
         self._for_each(groups, finished, answer)
 
@@ -170,84 +167,50 @@ class TorchBackend:
         share: bool,
         scored: Callable[[int, float, bool], None],
     ) -> None:
-        """Score (context, continuation) pairs: `scored` is given a request's place, the log of the
-        continuation's probability, and whether it is the greedy choice, once for each request.
+        """Score (context, continuation) pairs.
 
-        Each token that several requests begin with is computed once, in tries. Where all
-        continuations are single tokens, such as the letters of choices, the prompts of a batch
-        share their prefix alone.
+        Tokens that several requests begin with are computed once, in tries. If all continuations
+        are single tokens, such as the letters of choices, the prompts of a batch share only their
+        prefix.
+
+        Args:
+            requests: Token ids of contexts and continuations.
+            share: Whether the common prefix of prompts is computed once.
+            scored: Called once for each request, with its place, the log-probability of its
+                continuation, and whether the continuation is the greedy choice.
         """
-        inputs = places_by_prompt(
-            (*context, *continuation[:-1]) for context, continuation in requests
-        )
-        prompts = list(inputs)
-        keep = [
-            max(len(requests[request_number][1]) for request_number in inputs[prompt])
-            for prompt in prompts
-        ]
-
-        finished: set[int] = set()
-
-        def weigh(index: int, logits: torch.Tensor) -> None:
-            """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last
-            tokens.
-            """
-            log_probabilities = torch.log_softmax(logits, dim=-1)
-            for request_number in inputs[prompts[index]]:
-                tokens = torch.tensor(requests[request_number][1], device=logits.device)
-                predicted = log_probabilities[-len(tokens) :]
-                likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                scored(request_number, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
-            finished.add(index)
-
+        asked = _Likelihoods(requests, scored)
         token_limit = 0
-        if share and max(keep, default=0) > 1:
+        if share and max(asked.keep, default=0) > 1:
             token_limit = MOST_TOKENS
-        longest = [
-            len(prompt) - scored_tokens for prompt, scored_tokens in zip(prompts, keep, strict=True)
-        ]
+        groups = [(0, list(range(len(asked.prompts))))]
+        if share:
+            pairs = zip(asked.prompts, asked.keep, strict=True)
+            longest = [len(prompt) - kept for prompt, kept in pairs]
+            groups = group_prompts(asked.prompts, longest, token_limit)
+        self._fit_rows(groups, asked.prompts)
 
-        def weigh_all(shared: int, left: list[int]) -> None:
-            prefix, rows = (
-                prompts[left[0]][:shared],
-                build_tries(prompts, left, shared, token_limit),
-            )
+        def score(shared: int, left: list[int]) -> None:
+            tries = build_tries(asked.prompts, left, shared, token_limit)
             cache = None
             if shared or token_limit:
                 cache = SharedCache(self.model)
-            if cache:
-                cache.share(prefix)
-            sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
-            for batch in batch_places(*sizes, self.batch_size):
-                tries = [rows[at] for at in batch]
-                ends = []
-                for at, trie in enumerate(tries):
-                    for index, path in trie.paths.items():
-                        ends.append((index, at, path[-keep[index] :]))
-                places = []
-                for _, at, path in ends:
-                    for node in path:
-                        places.append((at, node))
-                found = logits_of(self.model, cache, tries, places).split(
-                    [len(path) for *_, path in ends]
-                )
-                for (index, *_), logits in zip(ends, found, strict=True):
-                    weigh(index, logits)
+                cache.share(asked.prompts[left[0]][:shared])
+            lengths = [len(trie.tokens) for trie in tries]
+            counts = [len(trie.paths) for trie in tries]
+            for batch in batch_places(lengths, counts, self.batch_size):
+                asked.score_tries(self.model, cache, [tries[place] for place in batch])
 
-        if share:
-            groups = group_prompts(prompts, longest, token_limit)
-        else:
-            groups = [(0, list(range(len(prompts))))]
-        self._fit_rows(groups, prompts)
-        self._for_each(groups, finished, weigh_all)
+        self._for_each(groups, asked.finished, score)
 
     # --- memory ---
 
     def _fit_rows(
         self, groups: Sequence[tuple[int, list[int]]], prompts: Sequence[Tokens], room: int = 0
     ) -> None:
-        """Without a number of its own, as many rows as the free memory of the GPU holds of these
-        groups. Answers take the place of the last prompts' keys and values, likelihoods leave them.
+        """Without a batch size, choose as many rows as the GPU's free memory holds.
+
+        Answers reuse the memory of the last prompts' keys and values, log-likelihoods do not.
         """
         if not self.by_memory or self.model.device.type != "cuda":
             return
@@ -256,20 +219,18 @@ class TorchBackend:
         except PipelineError:  # not a dense decoder
             self.batch_size = min(ROWS, self.most)
             return
-        rests = (len(prompts[index]) - shared for shared, members in groups for index in members)
-        longest = Prompts(
-            max((shared for shared, _ in groups), default=0), max(rests, default=1), room
-        )
+        prefixes, rests = [], []
+        for shared, members in groups:
+            prefixes.append(shared)
+            rests += [len(prompts[index]) - shared for index in members]
+        longest = Prompts(max(prefixes, default=0), max(rests, default=1), room)
         free, _ = torch.cuda.mem_get_info()
-        free += (
-            torch.cuda.memory_reserved()
-            - torch.cuda.memory_allocated()
-            + (kept_bytes(self.model) if room else 0)
-        )
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if room:
+            free += kept_bytes(self.model)
         size = self.model.dtype.itemsize
-        self.batch_size = rows_that_fit(
-            shape, size, longest, free + shape.parameters * size, self.most
-        )
+        memory = free + shape.parameters * size
+        self.batch_size = rows_that_fit(shape, size, longest, memory, self.most)
 
     def _for_each(
         self,
@@ -277,50 +238,98 @@ class TorchBackend:
         finished: set[int],
         work: Callable[[int, list[int]], None],
     ) -> None:
-        """Do the work of each group, (shared tokens, members); out of memory, that of its members
-        which are left.
+        """Call `work` with each group's shared tokens and its members.
+
+        If memory runs out, it is called again with the members that are not in `finished`.
         """
         for shared, members in groups:
+
+            def work_on_unfinished(shared: int = shared, members: list[int] = members) -> None:
+                work(shared, [member for member in members if member not in finished])
+
             with torch.no_grad(), heads_as_they_are(self.model.device):
-
-                def work_on_unfinished(shared: int = shared, members: list[int] = members) -> None:
-                    work(shared, [member for member in members if member not in finished])
-
                 self.halving(work_on_unfinished)
 
     def halving(self, work: Callable[[], Result]) -> Result:
-        """Do the work; out of memory, do it again with half the batch."""
+        """Call `work`; if memory runs out, call it again with half the batch size."""
         while True:
             try:
                 return work()
             except RuntimeError as error:
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
-            self.batch_size //= 2  # out of the handler, which holds on to the tensors
+            self.batch_size //= 2  # outside the handler, which keeps the tensors alive
             self.most, self.halved = self.batch_size, True
             drop_cache(self.model)
-            say(f"out of memory: going on with eval.batch_size={self.batch_size}")
+            say(f"out of memory: continuing with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
 
+class _Likelihoods:
+    """The distinct prompts of log-likelihood requests, and the prompts that are scored.
+
+    A prompt is a context and a continuation without its last token.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[tuple[Tokens, Tokens]],
+        scored: Callable[[int, float, bool], None],
+    ) -> None:
+        self.requests = requests
+        self.scored = scored
+        inputs = [(*context, *continuation[:-1]) for context, continuation in requests]
+        self.places_of = places_by_prompt(inputs)
+        self.prompts = list(self.places_of)
+        self.keep: list[int] = []  # the last tokens of each prompt whose logits are needed
+        for places in self.places_of.values():
+            self.keep.append(max(len(requests[place][1]) for place in places))
+        self.finished: set[int] = set()
+
+    def score_tries(self, model: Any, cache: SharedCache | None, tries: Sequence[Trie]) -> None:
+        """Score the requests of all prompts in a batch of tries."""
+        indices, places = [], []
+        for row, trie in enumerate(tries):
+            for index, path in trie.paths.items():
+                indices.append(index)
+                places += [(row, node) for node in path[-self.keep[index] :]]
+        logits = logits_of(model, cache, tries, places)
+        sizes = [self.keep[index] for index in indices]
+        for index, part in zip(indices, logits.split(sizes), strict=True):
+            self._score_prompt(index, part)
+
+    def _score_prompt(self, index: int, logits: torch.Tensor) -> None:
+        """Score the requests of a prompt from the logits [tokens, vocabulary] of its end."""
+        log_probabilities = torch.log_softmax(logits, dim=-1)
+        for place in self.places_of[self.prompts[index]]:
+            _, continuation = self.requests[place]
+            tokens = torch.tensor(continuation, device=logits.device)
+            predicted = log_probabilities[-len(tokens) :]
+            is_greedy = (predicted.argmax(dim=-1) == tokens).all()
+            likelihood = predicted.gather(1, tokens[:, None]).sum()
+            self.scored(place, float(likelihood), bool(is_greedy))
+        self.finished.add(index)
+
+
 def most_rows(batch_size: int | None) -> int:
-    """Rows that eval.batch_size allows."""
+    """Return the most rows that eval.batch_size allows."""
     return batch_size or (MOST_ROWS if torch.cuda.is_available() else ROWS)
 
 
 def logits_of(
     model: Any, cache: SharedCache | None, tries: Sequence[Trie], places: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Logits [places, vocabulary] of places (trie, token of it) after the prefix.
+    """Return the logits [places, vocabulary] of places (trie, its token) after the prefix.
 
-    Padding is on the right. Without a cache, for models that take no masks of positions, tries are
-    prompts by themselves.
+    Padding is on the right. Without a cache, for models that take no masks of positions, each trie
+    is a separate prompt.
 
-    The model's head, half of the work for a vocabulary of 262,144, sees these places alone, where
-    logits_to_keep would take the same ones of all rows.
+    The model's head, half of the work for a vocabulary of 262,144, is computed only at these
+    places. `logits_to_keep` would compute it at the same tokens of all rows.
     """
-    ids = pad_sequence([torch.tensor(trie.tokens) for trie in tries], batch_first=True)
+    unpadded = [torch.tensor(trie.tokens) for trie in tries]
+    ids = pad_sequence(unpadded, batch_first=True)
     rows, columns = map(list, zip(*places, strict=True))
 
     def keep(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -330,12 +339,17 @@ def logits_of(
         if cache is None:
             return model(input_ids=ids.to(model.device), use_cache=False).logits[0]
         visible, positions = visible_tokens(tries)
-        return cache.logits(ids, positions, cache.masks(positions, positions, visible), keep=0)[0]
+        masks = cache.masks(positions, positions, visible)
+        return cache.logits(ids, positions, masks, keep=0)[0]
 
 
 def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens of its row each attends to, [tries, width, width], and their positions after the
-    prefix, [tries, width], of tries padded on the right to one width. Padding attends to itself.
+    """Return which tokens of its row each token attends to, and the tokens' positions.
+
+    The tries are padded on the right to the same width. Padding attends to itself.
+
+    Returns:
+        [tries, width, width] of booleans, and [tries, width] positions after the prefix.
     """
     width = max(len(trie.tokens) for trie in tries)
     visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
@@ -349,22 +363,20 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
-    """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do
-    not count.
+    """Raise PipelineError if transformers loaded a model in another dtype than `dtype`.
+
+    Quantized tensors do not count.
     """
     if dtype == "auto":
         return
-    parameters = []
+    loaded = set()
     for name, parameter in model.named_parameters():
         if name not in split_layers(model):
-            parameters.append(parameter)
-    loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters} & {
-        "float64",
-        *DTYPES,
-    }
+            loaded.add(str(parameter.dtype).removeprefix("torch."))
+    loaded &= {"float64", *DTYPES}
     if loaded != {dtype}:
         dtypes = " and ".join(sorted(loaded))
         raise PipelineError(
-            f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it"
-            " keeps"
+            f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}. Set eval.dtype to a"
+            " dtype that the model keeps."
         )

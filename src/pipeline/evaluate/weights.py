@@ -1,6 +1,4 @@
-"""The weights that a run scores: a checkpoint, or a merge that is put together in memory or written
-for scoring.
-"""
+"""The weights that a run scores: a checkpoint, or a merge in memory or written for scoring."""
 
 from __future__ import annotations
 
@@ -27,11 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Weights:
-    """The weights that a run scores: a merge in memory, such as of an adapter with its base, or a
-    folder.
+    """The weights that a run scores: a folder or a merge in memory, such as an adapter's.
 
-    `key` identifies them among stored answers. `merge` says what a merge does. `measure` returns
-    the numbers that the run of the written merge records, too.
+    Attributes:
+        of: The folder or merge.
+        key: Identifies the weights among stored answers.
+        merge: Describes the merge.
+        measure: Returns the numbers that the run of the written merge also records.
     """
 
     of: Merging | Path
@@ -43,7 +43,7 @@ class Weights:
 def weights_of(run: Run[EvalStage], scratch: Path) -> Weights:
     """Return the weights that a run scores. A model on the Hub is read from its cache.
 
-    If another program computes the merge, it writes the merge into the folder `scratch`.
+    A merge that another program computes is written into the folder `scratch`.
     """
     config = run.config
     if "checkpoint" in run.parents:
@@ -60,9 +60,7 @@ def weights_of(run: Run[EvalStage], scratch: Path) -> Weights:
 
 
 def in_memory(folder: Path, run: Run[EvalStage]) -> Merging | Path:
-    """Return a checkpoint as a merge of one if it is an adapter, or if its model may stay in
-    memory.
-    """
+    """Return a checkpoint as a merge of one if it is an adapter or its model may stay in memory."""
     stays = keeps_models() and run.config.eval.backend == "hf"
     if is_adapter(folder) or stays:
         return merge_of_one(folder)
@@ -71,8 +69,9 @@ def in_memory(folder: Path, run: Run[EvalStage]) -> Merging | Path:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder, also if an interrupted attempt left it with files, and delete it at the
-    end.
+    """Create an empty folder and delete it at the end.
+
+    Files that an interrupted attempt left in it are deleted first.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
