@@ -41,8 +41,8 @@ YAML_OPENED = {
 }
 # for example a number of 5,000 digits
 VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError)
-MOST_BYTES = 20_000_000  # of a YAML file
-MOST_ENTRIES = 1_000_000  # of a YAML file with resolved aliases
+MOST_BYTES = 20_000_000  # maximum size of a YAML file
+MOST_ENTRIES = 1_000_000  # maximum entries of a YAML file with resolved aliases
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable that workers and array tasks inherit
 SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two seconds

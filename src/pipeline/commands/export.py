@@ -82,8 +82,8 @@ def export_table(config: ExportStage, to: str) -> Path:
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(
-            f"table={config.table} has no finished evaluation in {config.runs_dir}, so there is"
-            " nothing to export. Run stage=table first."
+            f"table={config.table} has no finished evaluation in {config.runs_dir}, so the export"
+            " would be empty. Run stage=table first."
         )
     if form == LM_EVAL:
         folders = {run.name: run.folder for run in results.runs}

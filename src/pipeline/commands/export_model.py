@@ -255,7 +255,7 @@ def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent
 
 
 def without_paths(value: Any) -> Any:
-    """Return the JSON value without the entries in which libraries store local paths."""
+    """Return the JSON value without the local paths of libraries."""
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if not isinstance(value, dict):

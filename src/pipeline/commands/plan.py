@@ -397,7 +397,7 @@ def host_line(bill: Bill | None) -> Iterator[str]:
 
 
 def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the dtype in which the last merge is written."""
+    """Yield the stored dtype of the last merge."""
     merges = [run for run in runs if isinstance(run.config, MergeStage)]
     for last in merges[-1:]:
         dtype = stored_dtype(last, last.runs_dir) or "the dtype of its experts"

@@ -138,7 +138,7 @@ def _hub_client() -> Any:
 
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
-    """Return the locked revision, or the newest if there is none or with `update`."""
+    """Return the locked revision, or the newest without a lock or with `update`."""
     repository, _, revision = name.partition("@")
     newest = info(repository, revision=revision or None).sha
     if locked is None or update:
@@ -255,7 +255,7 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
         )
     for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
         for file in read.cache_files:
-            with suppress(OSError):  # of a cache that another user owns
+            with suppress(OSError):  # the cache may belong to another user
                 os.utime(Path(file["filename"]).parent)  # offline, `datasets` reads the newest
 
 

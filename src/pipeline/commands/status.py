@@ -98,7 +98,7 @@ def show_status(config: StatusStage) -> str:
 def hashes_of(config: TableStage) -> set[str]:
     """Return the hashes of a table's runs.
 
-    Settings are those of the command, or else of the last stage=table.
+    Settings come from the command, or from the last stage=table.
     """
     from pipeline.report.report_state import Reported
     from pipeline.tables.planned_runs import Planning
@@ -162,7 +162,7 @@ def was_rerun(workplace: Path, later: str | None) -> bool:
 
 
 class Finished(NamedTuple):
-    """What status shows of a finished run.
+    """The facts of a finished run that status shows.
 
     `state` is the state of the manifest file, which reveals a change.
     """

@@ -98,7 +98,7 @@ def stage_of(settings: Words) -> Stage:
         }
         inside = {
             key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing
-        }  # of an item of a list
+        }  # the key of an item of a list
         parts = []
         for key, text in inside.items():
             parts.append(text if "=" in text else f"{key}={example.get(key, '...')}")

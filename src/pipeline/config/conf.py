@@ -45,7 +45,7 @@ TABLES = "tables"
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another one: claims of papers, by table
 PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the first comments of a file
-INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
+INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # limits of OmegaConf
 FILES = (
     TABLES,
     CLAIMS,
@@ -200,7 +200,7 @@ def option(group: str, name: str) -> Tree:
         PipelineError: its file, or a file that it starts from, cannot be read.
     """
     if group == "merge" and option_file(group, name) is None:
-        return {group: {"method": name}}  # of another installed package
+        return {group: {"method": name}}  # an option of another installed package
     return _option(group, name, folders())
 
 

@@ -205,4 +205,4 @@ class Data(Knobs):
     benchmarks: str | None = knob(None, run=True, hashed=lambda data: data.benchmarks == "none")
     # internal: the tasks that a table scores -> the file or folder of their rows; empty: on the Hub
     scored: dict[str, str] | None = knob(None, hashed=False)
-    word_problems: str = knob("drop", options=("drop", "count"))  # of language sets
+    word_problems: str = knob("drop", options=("drop", "count"))  # word problems in language sets

@@ -49,7 +49,7 @@ OF_ALL_WEIGHTS = (
 def left_open(settings: Words) -> dict[str, str]:
     """Return the recipe of layer_swapping's Table 4 and its data, if the command names neither.
 
-    The other settings must be those of the paper.
+    The other settings must match the paper.
     """
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # another spelling
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}

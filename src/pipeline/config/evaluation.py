@@ -128,7 +128,7 @@ class Eval(Knobs):
     # 'eval.think_end="</think>"'
     think_end: str | None = None
     # prompts at once, halved when memory runs out; null: on a GPU as many as fit in memory, at most
-    # 512, otherwise 32. Hashed only below float32, where it changes answers
+    # 512, otherwise 32. Hashed only below float32, because it changes answers there
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
     share_prefix: bool = knob(
         True, hashed=below_float32

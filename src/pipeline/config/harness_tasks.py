@@ -143,7 +143,7 @@ def include(folder: str) -> None:
     for name in (*own_index.tasks, *own_index.groups):
         if any(name in other for other in other_folders):
             raise PipelineError(
-                f"eval.include_path={folder}: the name {name} is taken. Rename the task."
+                f"eval.include_path={folder}: the name {name} exists already. Rename the task."
             )
     _included[path] = digest, own_index
     forget_names()
@@ -196,7 +196,7 @@ def included_state() -> tuple[str, ...]:
 
 @cache
 def harness_index() -> Index:
-    """Return all known tasks: the installed harness' and those of eval.include_path."""
+    """Return all known tasks, of the installed harness and of eval.include_path."""
     result = Index()
     for part in (shipped(), *(own_index for _, own_index in _included.values())):
         result.tasks.update(part.tasks)
@@ -230,7 +230,7 @@ def members(name: str) -> tuple[str, ...]:
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
-    """Yield the tasks that a group lists, or those of a group that is defined inside it.
+    """Yield the tasks that a group lists, with the tasks of groups defined inside it.
 
     Args:
         group: the name of the group.

@@ -29,7 +29,7 @@ Words = Mapping[
     str, Any
 ]  # key -> value, from YAML or the command line; a new key begins with a plus
 Tree = dict[str, Any]  # a mapping of YAML: knobs by name, with a nested mapping for each part
-# Whether the dataclass of a field reads it, and the setting that makes it do so, such as sft=lora.
+# Tests if the dataclass of a field reads it, with the setting that makes it do so: sft=lora.
 Condition = tuple[Callable[[Any], bool], str]
 
 
@@ -106,7 +106,7 @@ def check(config: Any, prefix: str = "") -> None:
             check_value(name, value)
 
 
-fields_of: Any = cache(fields)  # of a class
+fields_of: Any = cache(fields)  # the default of a class
 
 
 @cache

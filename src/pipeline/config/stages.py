@@ -28,7 +28,14 @@ MOST_SEED = 2**32 - 1  # numpy's bound
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
 # A group that compose merges after the others: the parts of its file that the stage has.
 HARDWARE = "hardware"
-CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
+CARDS = (
+    "a100_80",
+    "h100_80",
+    "h200_141",
+    "a100_40",
+    "gpu_24",
+    "gpu_48",
+)  # names in conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
@@ -91,7 +98,7 @@ class Launcher(Knobs):
 
 @dataclass
 class Clean(Knobs):
-    """What stage=clean deletes and keeps."""
+    """Settings of stage=clean."""
 
     dry_run: bool = True  # only list
     hours: float = knob(24.0, ge=0)  # keep work that has changed within this time
@@ -274,7 +281,7 @@ class ReportStage(TableStage):
 
 @dataclass
 class Export(Knobs):
-    """What stage=export writes, and where.
+    """Settings of stage=export.
 
     `format` applies to table= (lm_eval also to the checkpoint=RUN of an evaluation). The other
     fields except `to` apply to checkpoint=.
@@ -318,7 +325,7 @@ class ExportStage(TableStage):
 class Plan(Knobs):
     """Settings of stage=plan.
 
-    `gpu` is the GPU for which hours and memory are estimated; null: this machine.
+    `gpu` is the GPU of the estimates of hours and memory; null: this machine.
     """
 
     # stage of the single command given instead of a table; null: guessed from its groups

@@ -21,7 +21,7 @@ from pipeline.config.knob import Tree
 from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 
-MOST_BYTES = 1_000_000  # of a task file
+MOST_BYTES = 1_000_000  # maximum size of a task file
 MOST_INCLUDED = 100  # files that one task file may consist of
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
@@ -135,9 +135,7 @@ def read_task(file: Path) -> TaskFile:
 def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
     path = file.resolve()
     if path in seen:
-        raise PipelineError(
-            f"{file} includes itself or is included twice. Remove one of the lines with include."
-        )
+        raise PipelineError(f"{file} includes itself or is included twice. Remove an include line.")
     if len(seen) == MOST_INCLUDED:
         raise PipelineError(
             f"{seen[0]} includes more than {MOST_INCLUDED} files. Write them as one file."

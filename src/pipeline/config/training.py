@@ -28,7 +28,7 @@ class Model(Knobs):
     path: str | None = knob(
         None, run=True
     )  # the model that is trained: a finished run, a folder, hub:org/name
-    # of a model on the Hub; null: as locked by stage=prefetch, the newest until then
+    # revision of a model on the Hub; null: as locked by stage=prefetch, the newest until then
     revision: str | None = knob(
         None, read=(lambda model: str(model.path).startswith("hub:"), "model=hub:org/name")
     )
@@ -217,7 +217,7 @@ def refuse_unknown_targets(targets: Sequence[str], matrices: Collection[str]) ->
             unknown.append(target)
     if unknown:
         raise PipelineError(
-            f"sft.lora_targets: {unknown[0]} matches nothing. Choose from"
+            f"sft.lora_targets: {unknown[0]} matches no matrix. Choose from"
             f" {', '.join(sorted({*matrices}))}, or remove sft.lora_targets to train every matrix"
             " of attention and MLP."
         )

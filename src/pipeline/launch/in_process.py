@@ -35,7 +35,7 @@ OUT_OF_MEMORY = (
     "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was"
     " published"
 )
-DEVICE_ERRORS = {  # what torch and NCCL print -> the remedy
+DEVICE_ERRORS = {  # messages of torch and NCCL -> the remedy
     r"OutOfMemoryError: ": OUT_OF_MEMORY,
     r"NVIDIA driver on your system is too old": (
         "the NVIDIA driver is too old for this torch: update the driver, or "
@@ -113,7 +113,7 @@ def make_run(
     Args:
         run: the run.
         predicted_seconds: its expected duration.
-        begin: called when the lease is taken, as in make_once.
+        begin: called after the lease is acquired, as in make_once.
     """
     of_training = isinstance(run.config, TrainStage)
     if of_training:

@@ -61,7 +61,7 @@ from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
 MOST_ROWS = 1_000_000  # largest file whose rows are drawn while planning
-Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # of model_here and check_once
+Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_here and check_once
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
@@ -166,7 +166,7 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     on GPUs neither are evaluations.
 
     Raises:
-        PipelineError: the largest run needs more memory. Nothing has been downloaded yet.
+        PipelineError: the largest run needs more memory. No file has been downloaded yet.
     """
     on_gpu = bool(visible_gpus())
     room = gpu_memory() if on_gpu else cpu.memory()

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.errors import Held, PipelineError
 
 SECONDS, ATTEMPTS = 30.0, 3  # timeout of a Slurm command, and number of attempts
-PREFIX = "pipeline:"  # begins the squeue lines to parse, because sites print lines of their own
+PREFIX = "pipeline:"  # begins the squeue lines to parse, because sites print other lines
 UNREACHED = re.compile("Unable to contact|[Tt]imed out|temporarily unable", re.ASCII)
 JOB_LOST = "its job was cancelled, or ended before it came to this run"
 

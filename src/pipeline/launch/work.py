@@ -226,7 +226,7 @@ def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]
     """Compute a run and record how it ended.
 
     Returns:
-        False if the run's lease was taken. `refused` then gets the reason, unless another process
+        False if another process has the run's lease. `refused` then gets the reason, unless another process
             computes the run.
     """
     try:
