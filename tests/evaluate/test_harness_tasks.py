@@ -648,7 +648,7 @@ def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Pat
         scored[name] = [line["prompt"] for line in read_jsonl(file)]
     assert scored["b"] == [f"one two three {prompt}" for prompt in scored["a"]]
     include(str(tmp_path / "b/own"))
-    with pytest.raises(PipelineError, match="the name own_alike is taken: rename the task"):
+    with pytest.raises(PipelineError, match="the name own_alike exists already. Rename the task"):
         include(str(tmp_path / "a/own"))
 
 

@@ -199,9 +199,7 @@ def test_a_matrix_that_the_base_does_not_have_is_refused_by_the_plan(mine: Comma
     }
     runs = {"math": math | {"sft.lora_targets": ["q_proj", "query_key_value"]}}
     causes = refused(show_plan, mine("plan", runs=runs, columns={"math": {"run": "math"}}))
-    expected = (
-        "sft.lora_targets: query_key_value matches nothing; there are down_proj, gate_proj, k_proj"
-    )
+    expected = "sft.lora_targets: query_key_value matches no matrix. Choose from down_proj, gate_proj, k_proj"
     assert sum(cause.startswith(expected) for cause in causes) == 1, causes
 
 

@@ -165,7 +165,7 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
         (
             {"adapter": "lora", "lora_targets": ["query"]},
             None,
-            "sft.lora_targets: query matches nothing; there are",
+            "sft.lora_targets: query matches no matrix. Choose from",
         ),
         (
             {"method": "partial", "side": "math"},

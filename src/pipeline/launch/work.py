@@ -226,8 +226,8 @@ def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]
     """Compute a run and record how it ended.
 
     Returns:
-        False if another process has the run's lease. `refused` then gets the reason, unless another process
-            computes the run.
+        False if another process has the run's lease. `refused` gets the reason if that process no
+            longer computes the run.
     """
     try:
         compute(task, partial(session.begin, task))
