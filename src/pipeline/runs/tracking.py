@@ -251,7 +251,7 @@ def resolve_mode(requested: str) -> str:
             raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {requested!r}")
     if requested == "online" and not has_key():
         raise PipelineError(
-            "W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline"
+            "W&B is to be online and has no key. Set WANDB_API_KEY, or give tracking.mode=offline."
         )
     return requested
 
