@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_is_refused_at_once(
         told = call(*words, runs_dir, f"launcher={launcher}")
         refusal = told.err.splitlines()[-1]
         assert told.status == 1 and refusal.startswith(f"error: {runs_dir} cannot be written (")
-        assert "): give another; " in refusal
+        assert "). Give another. " in refusal
 
 
 def test_a_report_from_another_folder_names_missing_paths(

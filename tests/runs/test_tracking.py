@@ -61,7 +61,7 @@ def test_auto_is_online_with_a_key_and_offline_without(
         (
             {"WANDB_MODE": "loud"},
             "auto",
-            "^WANDB_MODE must be one of online, offline, disabled, got 'loud'$",
+            "^WANDB_MODE=loud is unknown. Use online, offline, disabled",
         ),
         ({}, "online", "Set WANDB_API_KEY, or give tracking.mode=offline"),
         ({"WANDB_MODE": "online"}, "auto", "Set WANDB_API_KEY"),
