@@ -355,7 +355,7 @@ def test_experts_of_different_bases(
     ]
     refused(call(*swap, *here), "the experts have different bases")
     soup = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]"]
-    refused(call(*soup, *here), "from elsewhere): name experts of one base, or give merge.base=RUN")
+    refused(call(*soup, *here), "from elsewhere). Name experts of one base, or give merge.base=RUN")
     assert left(tmp_path / "runs") == []
     base = manifest["config"]["model"]["path"]
     assert call(*soup, *here, f"merge.base={base}").status == 0

@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_is_refused_at_once(
         told = call(*words, runs_dir, f"launcher={launcher}")
         refusal = told.err.splitlines()[-1]
         assert told.status == 1 and refusal.startswith(f"error: {runs_dir} cannot be written (")
-        assert "): give another; " in refusal
+        assert "). Give another. " in refusal
 
 
 def test_a_report_from_another_folder_names_missing_paths(
@@ -131,7 +131,7 @@ def test_a_report_from_another_folder_names_missing_paths(
     monkeypatch.chdir(tmp_path)
     refused = call("stage=report", "table=./mine.yaml", "runs_dir=there")
     assert refused.status == 1 and "table=./mine.yaml has no finished run in there" in refused.err
-    assert f"checkpoint=./math is not a folder of {tmp_path}: name a finished run" in refused.err
+    assert f"checkpoint=./math is not a folder of {tmp_path}. Name a finished run" in refused.err
 
 
 def test_a_table_with_a_failure_and_again(

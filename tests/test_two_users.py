@@ -73,10 +73,10 @@ def test_without_group_rights_the_second_is_refused_in_one_sentence_and_can_read
             assert told.status == 1 and told.out == "" and "Traceback" not in told.err
             (line,) = [line for line in told.err.splitlines() if line.startswith("error: ")]
             assert line.startswith(
-                f"error: runs_dir={shared}/runs cannot be written (Permission denied): give another"
+                f"error: runs_dir={shared}/runs cannot be written (Permission denied). Give another"
             )
             assert line.endswith(
-                "people who share one need group rights, chmod -R g+rwsX and umask 002"
+                "People who share it need group rights: chmod -R g+rwsX, umask 002."
             )
         assert "1 finished" in call("stage=status", f"runs_dir={shared}/runs").out
     assert everything(shared / "runs") == there

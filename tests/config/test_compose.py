@@ -216,10 +216,10 @@ REFUSED = {
     SOUP: "stage=merge needs merge.experts. Write merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is not a finished run of runs; there are none",
     "stage=eval eval=mgsm_2shot checkpoint=/no/where": (
-        "checkpoint=/no/where is not a folder: name a finished run"
+        "checkpoint=/no/where is not a folder. Name a finished run"
     ),
     "stage=eval eval=mgsm_2shot checkpoint=hub:": (
-        "checkpoint=hub: is not a model on the Hub: write hub:org/name"
+        "checkpoint=hub: is not a model on the Hub. Write hub:org/name"
     ),
     SOUP + "merge.experts=[a]": "merge.experts=['a']: too few runs. Name at least two",
     SFT + "model=trained": "model.path=RUN",

@@ -371,7 +371,7 @@ def test_a_study_gives_itself_no_consent(place: str, entry: dict[str, Any]) -> N
     }
     text = yaml.safe_dump({"methods": ["soup"], **study, place: entry})
     with pytest.raises(
-        PipelineError, match="lets code run, which no table may: give every.*=VALUE in the command"
+        PipelineError, match="lets code run, which no table may. Give every.*=VALUE in the command"
     ):
         read_table(text, "s.yaml", lambda name: ("", name), {})
     if place == "every":

@@ -126,7 +126,7 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
         ({"peft_type": "IA3"}, "an adapter with peft_type=IA3"),
         (
             {"base_model_name_or_path": str(tmp_path / "gone")},
-            "whose base .*gone is not here: .* merge.base=RUN",
+            "whose base .*gone is not here. .* merge.base=RUN",
         ),
         (
             {"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))},

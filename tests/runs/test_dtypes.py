@@ -78,11 +78,11 @@ def test_auto_is_what_the_headers_say(tmp_path: Path, short: str, dtype: str) ->
 def test_several_dtypes_need_one_to_be_named(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", "F32", "BF16")
     with pytest.raises(
-        PipelineError, match=r"model holds bfloat16 and float32: give eval.dtype=float32"
+        PipelineError, match=r"model holds bfloat16 and float32. Give eval.dtype=float32"
     ):
         evaluation(folder, tmp_path)
     assert evaluation(folder, tmp_path, "eval.dtype=float32").config.eval.dtype == "float32"
-    with pytest.raises(PipelineError, match=r"double holds float64: give eval.dtype=float32"):
+    with pytest.raises(PipelineError, match=r"double holds float64. Give eval.dtype=float32"):
         evaluation(model(tmp_path / "double", "F64"), tmp_path)
 
 

@@ -101,7 +101,7 @@ def test_no_base_is_one_sentence(three: dict[str, Path], make_run: Make, tmp_pat
     assert (
         str(refused.value)
         == "checkpoint: math: its base is unknown, because it has no manifest and no adapter_config.json"
-        " (model cards are not read): name an sft run, or give base=RUN"
+        " (model cards are not read). Name an sft run, or give base=RUN."
     )
 
 

@@ -62,7 +62,7 @@ def test_a_merge_that_was_scored_in_memory_is_found_by_its_scores(tmp_path: Path
     for reference in ("layer_swap", "layer_swap-1-1"):
         with pytest.raises(
             PipelineError,
-            match=rf"{reference} is not a finished run of .*; its scores are {name}: gi",
+            match=rf"{reference} is not a finished run of .*; its scores are {name}. Gi",
         ):
             find_run(reference, tmp_path, "run")
 
@@ -91,7 +91,7 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
         PipelineError, match=r"model.path=hub:org/name@v1.0: give .* as model.revision=v1.0"
     ):
         find_run("hub:org/name@v1.0", tmp_path, "model.path")
-    with pytest.raises(PipelineError, match="write hub:org/name, or hub:org/name@REVISION"):
+    with pytest.raises(PipelineError, match="Write hub:org/name, or hub:org/name@REVISION"):
         find_run("hub:org/name@", tmp_path, "checkpoint")
     folder = tmp_path / "my model [1]"
     folder.mkdir()
@@ -161,9 +161,9 @@ def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(PipelineError, match="name a finished run, or a folder with a model$"):
+    with pytest.raises(PipelineError, match="Name a finished run, or a folder with a model.$"):
         find_run("runs/nothing", tmp_path / "runs", "merge.language")
-    with pytest.raises(PipelineError, match="or hub:org/nothing for a model on the Hub$"):
+    with pytest.raises(PipelineError, match="or hub:org/nothing for a model on the Hub.$"):
         find_run("org/nothing", tmp_path / "runs", "merge.language")
 
 

@@ -73,7 +73,7 @@ def test_in_an_allocation_a_live_lease_is_not_waited_for(
     run = a_run(tmp_path)
     elsewhere(run, age=DEAD_AFTER - 30)
     expected = (
-        f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: rerun the same"
+        f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05. Rerun the same"
         " command to resume when"
     )
     with pytest.raises(Held, match=expected):

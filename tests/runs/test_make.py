@@ -139,7 +139,7 @@ def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(
     assert why_not_finished(training("expert.side=math")) is None
     assert why_not_finished(training("expert.side=language", "redo=true")) is None
     with pytest.raises(
-        PipelineError, match="was trained with expert.side=math, not language: give that side"
+        PipelineError, match="was trained with expert.side=math, not language. Give that side"
     ):
         why_not_finished(training("expert.side=language"))
 
@@ -199,7 +199,7 @@ def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_
     folder = make_once(run, writes())
     (folder / "manifest.json").unlink()
     with pytest.raises(
-        PipelineError, match=r"has no manifest.json of this run, so another made it: move it away"
+        PipelineError, match=r"has no manifest.json of this run, so another made it. Move it away"
     ):
         make_once(run, never)
     assert (folder / "train.jsonl").is_file()

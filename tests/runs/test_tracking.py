@@ -61,10 +61,10 @@ def test_auto_is_online_with_a_key_and_offline_without(
         (
             {"WANDB_MODE": "loud"},
             "auto",
-            "^WANDB_MODE must be one of online, offline, disabled, got 'loud'$",
+            "^WANDB_MODE=loud is unknown. Use online, offline, disabled",
         ),
-        ({}, "online", "set WANDB_API_KEY, or give tracking.mode=offline"),
-        ({"WANDB_MODE": "online"}, "auto", "set WANDB_API_KEY"),
+        ({}, "online", "Set WANDB_API_KEY, or give tracking.mode=offline"),
+        ({"WANDB_MODE": "online"}, "auto", "Set WANDB_API_KEY"),
     ],
 )
 def test_what_is_asked_for_stands_above_the_environment_and_that_above_auto(

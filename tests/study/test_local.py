@@ -275,7 +275,7 @@ def test_in_an_allocation_all_else_is_made_and_the_run_is_left_to_its_holder(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     run, _ = held
     child, other = a_run(tmp_path, {"data_root": run}), small(tmp_path, 2)
-    told = rf"^{run.name} is held by process \d+ on .*: rerun the sam"
+    told = rf"^{run.name} is held by process \d+ on .*. Rerun the sam"
     with Local(workers) as local, pytest.raises(Held, match=told):
         local.execute([run, child, other])
     assert other.folder.is_dir() and not child.folder.is_dir()

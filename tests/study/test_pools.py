@@ -114,7 +114,7 @@ def test_a_draw_is_of_its_seed_and_its_labels_name_the_members() -> None:
         (
             '"{subset}"}',
             '"{subset}", seed: "{subset}"}',
-            ["{subset}", "merge.experts", "seed", "use two axes"],
+            ["{subset}", "merge.experts", "seed", "Use two axes"],
         ),
     ],
 )

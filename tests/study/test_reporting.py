@@ -106,7 +106,7 @@ def test_an_archive_is_the_zipped_folder_of_the_report(
     for read, stored in zip(frames(tmp_path / "t"), frames(report), strict=True):
         assert read.equals(stored) and read.run.nunique() > 1
     assert (
-        "is a report in one file: unzip it"
+        "is a report in one file. Unzip it"
         in call("stage=report", f"table={tmp_path}/1.zip", status=1).err
     )
 

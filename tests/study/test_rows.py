@@ -177,7 +177,7 @@ def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> No
 def test_a_best_is_shown_in_the_number_that_it_is_chosen_by(other: str) -> None:
     """Else a cell would show the candidate that is best in it, and name the one that was chosen."""
     shown = "{run: swap, best: [b], " + other + "}"
-    told = f"column 'best': {other} is not what best compares: leave it out, or choo"
+    told = f"column 'best': {other} is not what best compares. Leave it out, or choo"
     assert told in refused(changed("{run: swap, best: [b]}", shown))
     elsewhere = shown.replace("best: [b]", "best: [b], by: {eval.split: dev}")
     (reading,) = (
@@ -379,14 +379,14 @@ def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None
 
 def test_too_many_combinations_of_axes_are_refused_before_they_are_expanded() -> None:
     numbers = list(range(500))
-    too_many = "combinations of values, more than 200,000: give fewer values"
+    too_many = "combinations of values, more than 200,000. Give fewer values"
     long_axes = changed("m: [1, 2]\n  l: [1, 2]", f"m: {numbers}\n  l: {numbers}")
     of_swap = long_axes.replace("best: [b]", "b: 3")
     assert f"axes m, l: they have 250,000 {too_many}" in refused(of_swap)
     rows = long_axes.replace('"{language}.avg": {mean: [m, l]}', '"{m} {l}": {in: sw}')
     assert f"axes m, l: they have 250,000 {too_many}" in refused(rows)
     cells = rows.replace('"{m} {l}"', '"{m}"').replace("  base: base\n", '  "{l}": base\n')
-    assert "500 rows and 502 columns have too many cells: give axes fewer values" in refused(cells)
+    assert "500 rows and 502 columns have too many cells. Give axes fewer values" in refused(cells)
     of_choice = changed("m: [1, 2]", f"m: {numbers}").replace("b: [3, 5]", f"b: {numbers}")
     assert f"axes m, l, b: they have 500,000 {too_many}" in refused(of_choice)
 
@@ -466,7 +466,7 @@ COLUMN = "  math: math\n"
             "line 19: invalid YAML (found duplicate key math). Write it once",
         ),
         ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
-        ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values: give m: [...]"),
+        ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values. Give m: [...]"),
         ("  m: [1, 2]", "  m: [1, 1]", "mine.yaml, axis 'm': a value is there twice"),
         (
             'seed: "{m}"',
@@ -482,7 +482,7 @@ COLUMN = "  math: math\n"
                 "mean math?"
             ),
         ),
-        (MATH, "merge.math: swap", "run 'swap': it is made of itself: swap -> swap"),
+        (MATH, "merge.math: swap", "run 'swap': it is among its inputs: swap -> swap"),
         (
             MATH,
             "merge.math: {run: math, m: 3}",
@@ -522,7 +522,7 @@ COLUMN = "  math: math\n"
         (
             ROWS,
             "controls: [{math: 1}]\nrows:",
-            "controls: \"{'math': 1}\" is not a run: give true, or there are base",
+            "controls: \"{'math': 1}\" is not a run. Give true, or there are base",
         ),
         (
             UNUSED,
@@ -567,9 +567,9 @@ COLUMN = "  math: math\n"
         (
             "best: [b]",
             "each: [m]",
-            "column 'best': each is about what best chooses: give best=[...] with it",
+            "column 'best': each is about what best chooses. Give best=[...] with it",
         ),
-        (SWAP, "swap", "row 'sw.avg', column 'best': b left open: name in mean, max, min or best"),
+        (SWAP, "swap", "row 'sw.avg', column 'best': b left open. Name in mean, max, min or best"),
         ("{mean: [m, l]}", "{mean: [m]}", "row 'sw.avg', column 'best': l left open"),
         (
             "{mean: [m, l]}",
@@ -584,7 +584,7 @@ COLUMN = "  math: math\n"
         (
             "score: {eval: mgsm_2shot,",
             "score: {",
-            "nothing says eval of it: give score: {eval: mgsm_2shot}",
+            "it has no eval. Give score: {eval: mgsm_2shot}",
         ),
         (
             COLUMN,
@@ -607,18 +607,18 @@ COLUMN = "  math: math\n"
         (
             "best: [b]",
             "best: [b], by: {run: math}",
-            "column 'best', by: it says what is scored: leave run",
+            "column 'best', by: it says what is scored. Leave run",
         ),
         (
             'in: "{language}"',
             "in: no",
-            'mine.yaml, score: in: no is false in YAML: write Norwegian as in: "no"',
+            'mine.yaml, score: in: no is false in YAML. Write Norwegian as in: "no"',
         ),
         (ROWS, "published: a b\nrows:", "published: a b is neither TABLE nor TABLE ROW COLUMN"),
         (
             "name: small",
             "name: ../../out",
-            "mine.yaml: name=../../out is not the name of a folder: use letters",
+            "mine.yaml: name=../../out is not the name of a folder. Use letters",
         ),
         ("name: small", "name: my/table", "mine.yaml: name=my/table is not the name of a folder"),
         (
@@ -638,7 +638,7 @@ def test_a_circle_of_runs_is_named() -> None:
         "  base: {}\n  a: {stage: sft, expert: math, model: trained, model.path: b}\n"
         "  b: {stage: merge, merge: soup, merge.experts: [swap, math]}",
     )
-    assert "is made of itself: a -> b -> swap -> a" in refused(text)
+    assert "is among its inputs: a -> b -> swap -> a" in refused(text)
 
 
 def test_tables_that_start_from_each_other_are_refused() -> None:

@@ -436,7 +436,7 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     call(*soup, f"merge.experts=[{kept_one},{trainings[1].name}]", status=0)
     gone = call(*soup, f"merge.experts=[{trainings[0].name}@2,{trainings[1].name}]", status=1)
     assert (
-        "@2 was deleted by stage=clean or a table with free_snapshots: train it again with"
+        "@2 was deleted by stage=clean or a table with free_snapshots. Train it again with"
         " redo=true" in gone.err
     )
 

@@ -218,7 +218,7 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(
         ({"train": "gone.csv"}, "experts: sw: train=gone.csv is not a file of "),
         (
             {"train": ["mine.csv"]},
-            f"experts: sw: train=['mine.csv'] is not a file of {tmp_path}: give one file, not a",
+            f"experts: sw: train=['mine.csv'] is not a file of {tmp_path}. Give one file, not a",
         ),
         (
             {"completion": "a"},
@@ -322,23 +322,23 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"languages": []}, "s.yaml, languages: a study names at least one"),
         (
             {"languages": ["sw", False]},
-            r"languages: False is no name: write languages: \[sw, te\], and quote no, yes",
+            r"languages: False is no name. Write languages: \[sw, te\]\. Quote no, yes",
         ),
         (
             {"benchmarks": [{"data_root": None}]},
-            r"benchmarks: \{'data_root': None\} is no name: write benchmarks: \[",
+            r"benchmarks: \{'data_root': None\} is no name. Write benchmarks: \[",
         ),
         (
             {"benchmarks": [{"eval": "arc_easy", "in": "en"}]},
-            r"\{'eval': 'arc_easy', 'in': 'en'\} is no name: write ",
+            r"\{'eval': 'arc_easy', 'in': 'en'\} is no name. Write ",
         ),
         (
             {"languages": [{"eval": "a", "data_root": None}]},
-            r"languages: .* is no name: write languages: \[sw, te\]$",
+            r"languages: .* is no name. Write languages: \[sw, te\]\.$",
         ),
         (
             {"benchmarks": ["mgsm_2shot", None]},
-            r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, \{eval",
+            r"benchmarks: None is no name. Write benchmarks: \[mgsm_8shot, \{eval",
         ),
         ({"experts": ["./math"]}, r"s.yaml, experts: a study needs names and experts, \{math"),
         (
@@ -369,11 +369,11 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ),
         (
             {"experts": {"a": {"expert": "math_sw"}}},
-            "experts: a: side=both is neither math nor language: write",
+            "experts: a: side=both is neither math nor language. Write",
         ),
         (
             {"base": None, "experts": {"math": {"expert": "math"}}},
-            "experts: math: no base to train it from: give base",
+            "experts: math: no base to train it from. Give base",
         ),
         ({"base": None, "controls": True}, "s.yaml, controls: a control has the base"),
     ],
@@ -472,7 +472,7 @@ def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_
         ),
         (
             {"benchmarks": "layer_swapping"},
-            "eval=layer_swapping holds mgsm, .*: say which of them is scored, task:",
+            "eval=layer_swapping holds mgsm, .*. Say which of them is scored, task:",
         ),
         (
             {"every": {"eval": {"tasks": [{"task": "mgsm", "num_fewshot": 1}]}}, "languages": "sw"},
@@ -543,14 +543,14 @@ def test_all_mistakes_of_a_study_are_told_at_once() -> None:
         "s.yaml, seeds: write every: {seed: [0, 1, 2]}: each cell is then the mean over them",
         "s.yaml, lang: not a key of a study, which has experts: did you mean languages?",
         (
-            "s.yaml, benchmarks: 3 is no name: write benchmarks: [mgsm_8shot, {eval: gsm8k_5shot,"
-            " data_root: null}, {mine: {sw: mine_sw, te: mine_te}}]"
+            "s.yaml, benchmarks: 3 is no name. Write benchmarks: [mgsm_8shot, {eval: gsm8k_5shot,"
+            " data_root: null}, {mine: {sw: mine_sw, te: mine_te}}]."
         ),
         (
             "s.yaml, experts: math: seed=[0, 1]: write every: {seed: [0, 1, 2]}, for all trainings"
-            " that set no seed"
+            " that set no seed."
         ),
-        "s.yaml, experts: sw: side=left is neither math nor language: write math or language",
+        "s.yaml, experts: sw: side=left is neither math nor language. Write math or language.",
     ]
 
 
@@ -618,11 +618,11 @@ def test_each_language_has_a_task_of_its_own(
     [
         (
             {"uywa": {"en": "uywa_en", "qu": "uywa_quz"}},
-            "uywa has a task for qu, which is not in languages: add it",
+            "uywa has a task for qu, which is not in languages. Add it",
         ),
         (
             {"uywa": {"en": "uywa_en"}},
-            "no benchmark has a task for quz: leave it out, or name a task for it",
+            "no benchmark has a task for quz. Leave it out, or name a task for it",
         ),
     ],
 )
@@ -699,7 +699,7 @@ def test_a_plan_tells_dtypes_and_bases_that_differ(
     assert told.status == 1 and "trained on another base" in told.err
 
 
-TAKEN = "s.yaml, base: the base or an expert has this name already: rename"
+TAKEN = "s.yaml, base: the base or an expert has this name already. Rename"
 
 
 @pytest.mark.parametrize(

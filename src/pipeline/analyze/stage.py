@@ -129,7 +129,7 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
         threshold = published.get(str(side))
     if threshold is None:
         raise PipelineError(
-            f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5"
+            f"{parent.name} has no side with a published threshold. Give analyze.threshold=1e-5."
         )
     dtypes = {info.dtype for info in expert.infos.values()}
     optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"

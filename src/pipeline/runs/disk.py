@@ -42,8 +42,8 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
                 f"{error.strerror}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME}"
             ) from error
         raise PipelineError(
-            f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who"
-            " share one need group rights, chmod -R g+rwsX and umask 002"
+            f"runs_dir={runs_dir} cannot be written ({error.strerror}). Give another. People"
+            " who share it need group rights: chmod -R g+rwsX, umask 002."
         ) from error
 
 

@@ -133,8 +133,8 @@ def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
     distinct = sorted(set(dtypes))
     if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):
         raise PipelineError(
-            f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give"
-            " eval.dtype=float32"
+            f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}. Give"
+            " eval.dtype=float32."
         )
     if distinct:
         return distinct[0]

@@ -39,8 +39,8 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     """
     if not reference:
         raise PipelineError(
-            f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or"
-            " hub:org/name"
+            f"{knob} is empty. Give {knob}=RUN, a finished run, a folder with a model, or"
+            " hub:org/name."
         )
     if reference.startswith("hub:"):
         return find_on_hub(reference, runs_dir, knob, revision)
@@ -60,7 +60,7 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     if names:
         matches = ", ".join(first_few(names, 6))
         raise PipelineError(
-            f"{knob}={reference} means more than one run: {matches}; give more of the name"
+            f"{knob}={reference} means more than one run: {matches}. Give more of the name."
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
@@ -72,13 +72,13 @@ def find_on_hub(reference: str, runs_dir: Path, knob: str, revision: str | None)
     address = reference.removeprefix("hub:")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", address):
         raise PipelineError(
-            f"{knob}={reference} is not a model on the Hub: write hub:org/name, or"
-            " hub:org/name@REVISION"
+            f"{knob}={reference} is not a model on the Hub. Write hub:org/name, or"
+            " hub:org/name@REVISION."
         )
     model, _, named = address.partition("@")
     if named and knob == "model.path":
         raise PipelineError(
-            f"{knob}={reference}: give the revision of a base as model.revision={named}"
+            f"{knob}={reference}: give the revision of a base as model.revision={named}."
         )
     hub = pinned_as(model, named or revision)
     identity, folder = reference, Path(pinned_as(model, named))
@@ -132,8 +132,8 @@ def suggest_names(word: str, names: list[str]) -> str:
     if scored:
         shown = ", ".join(scored[:4])
         return (
-            f"; its scores are {shown}: give one of these (stage=merge writes what was merged in"
-            " memory)"
+            f"; its scores are {shown}. Give one of these (stage=merge writes what was merged in"
+            " memory)."
         )
     close = close_matches(word, names, cutoff=0.5)
     if not close:
@@ -162,8 +162,8 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         if re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir():
             hint = f", or hub:{folder} for a model on the Hub"
         raise PipelineError(
-            f"{knob}={typed} is not a folder{where}: name a finished run, or a folder with a"
-            f" model{hint}"
+            f"{knob}={typed} is not a folder{where}. Name a finished run, or a folder with a"
+            f" model{hint}."
         )
     manifest = read_manifest(folder)
     if manifest is not None:

@@ -289,7 +289,7 @@ def should_wait() -> bool:
 
 
 def held_by(name: str, holder: Holder) -> str:
-    return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
+    return f"{name} is held by {holder}. Rerun the same command to resume when that has ended."
 
 
 def waits_for(name: str, holder: Holder) -> str:

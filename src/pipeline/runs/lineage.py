@@ -36,7 +36,7 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
     for name, base in bases:
         texts.append(f"{name} from {base.name if base else 'nothing'}")
     raise PipelineError(
-        f"{owner} have different bases ({', '.join(texts)}): name experts of one base{remedy}"
+        f"{owner} have different bases ({', '.join(texts)}). Name experts of one base{remedy}."
     )
 
 
@@ -146,8 +146,8 @@ def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "
     has_changed = content and recorded.content and content != recorded.content
     if has_changed or (is_comparable and base.hash != recorded.hash):
         raise PipelineError(
-            f"{owner} was made from {recorded.name}, and {base.folder} has changed since: restore"
-            f" it, or make {owner} again with redo=true"
+            f"{owner} was made from {recorded.name}, and {base.folder} has changed since. Restore"
+            f" it, or make {owner} again with redo=true."
         )
     return base
 
@@ -162,10 +162,10 @@ def _base_reference(
             return (str(base.resolve()), None)
         return (f"hub:{base}", revision)
     if recorded:
-        raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
+        raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir. Give {remedy}.")
     raise PipelineError(
         f"{owner}: its base is unknown, because it has no manifest and no {ADAPTER_CONFIG} (model"
-        f" cards are not read): name an sft run, or give {remedy}"
+        f" cards are not read). Name an sft run, or give {remedy}."
     )
 
 
@@ -182,9 +182,9 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
     if len(name.parts) == 2 and not name.is_absolute():
         return name, settings.get("revision")
     raise PipelineError(
-        f"{folder} is an adapter whose base {name} is not here: put it there, or correct"
+        f"{folder} is an adapter whose base {name} is not here. Put it there, or correct"
         f" base_model_name_or_path in its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER"
-        " too, a merge merge.base=RUN, a study base: FOLDER"
+        " too, a merge merge.base=RUN, a study base: FOLDER."
     )
 
 

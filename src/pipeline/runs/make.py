@@ -56,8 +56,8 @@ def why_not_finished(run: Run) -> str | None:
         recorded_side = manifest.config.get("expert", {}).get("side", side)
         if side != recorded_side:
             raise PipelineError(
-                f"{run.name} was trained with expert.side={recorded_side}, not {side}: give that"
-                " side, or merge.sides=any to its merges, or redo=true to train it again"
+                f"{run.name} was trained with expert.side={recorded_side}, not {side}. Give that"
+                " side, or merge.sides=any to its merges, or redo=true to train it again."
             )
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
@@ -122,8 +122,8 @@ def make_once(
                 return run.folder
             if run.folder.exists() and getattr(read_manifest(run.folder), "hash", None) != run.hash:
                 raise PipelineError(
-                    f"{run.folder} has no {MANIFEST} of this run, so another made it: move it away,"
-                    " as this run needs its name"
+                    f"{run.folder} has no {MANIFEST} of this run, so another made it. Move it away,"
+                    " as this run needs its name."
                 )
             for parent in run.parents.values():
                 check_unchanged(parent.folder)
@@ -209,7 +209,7 @@ def check_parents(run: Run) -> None:
         if isinstance(parent, External | Folder) and parent.has_changed:
             raise PipelineError(
                 f"{parent.folder} was changed after {run.label} was planned, or while it"
-                " read it: rerun the same command"
+                " read it. Rerun the same command."
             )
 
 

@@ -193,7 +193,7 @@ def read_file(path: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Malformed(f"{path} is not readable JSON: remove the folder or restore it") from error
+        raise Malformed(f"{path} is not readable JSON. Remove the folder or restore it.") from error
     try:
         manifest = READER.validate_python(content)
         if manifest.stage and math.isfinite(content["cost"]["seconds"]):  # every run has them
@@ -201,5 +201,5 @@ def read_file(path: Path) -> Manifest:
         raise ValueError("seconds")
     except (KeyError, TypeError, ValueError) as error:
         raise Malformed(
-            f"{path} is not a manifest of this program: name another folder, or move this one away"
+            f"{path} is not a manifest of this program. Name another folder, or move this one away."
         ) from error

@@ -80,9 +80,7 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
-        facts["device"] = "cpu"
-        if torch.cuda.is_available():
-            facts["device"] = torch.cuda.get_device_name()
+        facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     for key in facts:
         values: dict[Any, None] = {}
         for attempt in (*earlier, facts):

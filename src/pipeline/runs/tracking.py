@@ -248,10 +248,10 @@ def resolve_mode(requested: str) -> str:
         default = "online" if has_key() else "offline"
         requested = os.environ.get("WANDB_MODE") or default
         if requested not in MODES:
-            raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {requested!r}")
+            raise PipelineError(f"WANDB_MODE={requested} is unknown. Use {', '.join(MODES)}.")
     if requested == "online" and not has_key():
         raise PipelineError(
-            "W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline"
+            "W&B is to be online and has no key. Set WANDB_API_KEY, or give tracking.mode=offline."
         )
     return requested
 

@@ -50,7 +50,7 @@ def check_unchanged(folder: Path, weights: bool = True) -> None:
         return
     if weights and manifest.weights.get("freed"):
         problem = "was deleted by stage=clean or a table with free_snapshots"
-        raise PipelineError(f"{manifest.name} {problem}: train it again with redo=true")
+        raise PipelineError(f"{manifest.name} {problem}. Train it again with redo=true.")
     problem = describe_change(folder, manifest, weights=weights)
     if problem:
         raise PipelineError(f"{folder.name} was changed after it was finished: {problem}; {remedy}")
@@ -104,7 +104,7 @@ def damage_of(folder: Path) -> str:
         problem = _problem_of_file(folder / name, recorded)
         if problem:
             return (
-                f"{folder.name}: {name} is {problem}; restore it, or rerun the run with redo=true"
+                f"{folder.name}: {name} is {problem}. Restore it, or rerun the run with redo=true."
             )
     return ""
 

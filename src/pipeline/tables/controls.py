@@ -34,9 +34,7 @@ def add_controls(table: Table) -> Table:
         if roles:
             controlled[name] = roles
     if not controlled:
-        raise table.refuse(
-            "controls", f"no merge is made of {', '.join(experts)}: leave controls out"
-        )
+        raise table.refuse("controls", f"no merge uses {', '.join(experts)}. Leave controls out.")
     runs = dict(table.runs)
     for name, roles in controlled.items():
         run, control = table.runs[name], name + SUFFIX
@@ -66,14 +64,14 @@ def language_experts(table: Table, requested: Any) -> list[str]:
         if not named:
             raise table.refuse(
                 "controls",
-                "no merge.language says which runs are language experts: name them, [RUN]",
+                "no merge.language says which runs are language experts. Name them, [RUN].",
             )
         return list(dict.fromkeys(named))
     names = list(map(str, as_list(requested)))
     for name in names:
         if name not in table.runs:
             raise table.refuse(
-                "controls", f"{name!r} is not a run: give true, or {suggest(name, table.runs)}"
+                "controls", f"{name!r} is not a run. Give true, or {suggest(name, table.runs)}"
             )
     return names
 

@@ -130,7 +130,7 @@ class Expansion:
         if len(rows) * len(columns) > MOST_COMBINATIONS:
             sizes = f"{len(rows):,} rows and {len(columns):,} columns"
             raise table.refuse(
-                "rows, columns", f"{sizes} have too many cells: give axes fewer values"
+                "rows, columns", f"{sizes} have too many cells. Give axes fewer values."
             )
         plan.rows = self.check_unique("row", rows)
         plan.columns = self.check_unique("column", columns)
@@ -251,8 +251,8 @@ class Expansion:
                         self.scores[difference[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             raise slot.refuse(
-                f"fact {fact}: rows changed are those of attention, feed_forward or all in"
-                " layers, as rows_changed.attention.0-1,30-31"
+                f"fact {fact}: rows_changed needs attention, feed_forward or all, and layers. Write"
+                " it as rows_changed.attention.0-1,30-31."
             )
         published = self.published_number(slot)
         cells[slot.key] = Cell(*slot.key, items, reduction.steps, (), metric, pair, fact, published)
@@ -296,8 +296,8 @@ class Expansion:
                 unreduced.append(axis)
         if unreduced:
             raise slot.refuse(
-                f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one"
-                " value"
+                f"{' and '.join(unreduced)} left open. Name in mean, max, min or best, or give one"
+                " value."
             )
         return Reduction(free, tuple(best), tuple(steps))
 
@@ -428,7 +428,7 @@ class Expansion:
                 other = another_number(ScoreRef(run, words, language), metric, pair)
                 if other:
                     raise slot.refuse(
-                        f"{other} is not what best compares: leave it out, or choose by other"
+                        f"{other} is not what best compares. Leave it out, or choose by other"
                         " scores, by: ..."
                     )
             reading: dict[Candidate, ScoreRef] = {}
@@ -449,7 +449,7 @@ class Expansion:
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
-                raise slot.refuse(f"nothing says {key} of it: give score: {{{example}}}")
+                raise slot.refuse(f"it has no {key}. Give score: {{{example}}}.")
         languages = as_list(self.specs.fill_placeholders(settings.pop("in"), at))
         filled = {}
         for key, value in {**self.every, **settings}.items():

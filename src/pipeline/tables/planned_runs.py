@@ -59,13 +59,13 @@ def find_table(name: str) -> tuple[str, str]:
     path = conf.table_file(name)
     if path.suffix == ".zip":
         raise PipelineError(
-            f"table={name} is a report in one file: unzip it, and open its index.html"
+            f"table={name} is a report in one file. Unzip it, and open its index.html."
         )
     try:
         text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise PipelineError(
-            f"table={name} is not UTF-8 ({error}): write it again in UTF-8"
+            f"table={name} is not UTF-8 ({error}). Write it again in UTF-8."
         ) from error
     if "/" in name or name.startswith("."):
         return text, name
@@ -369,7 +369,7 @@ class Planning:
             names = ", ".join(task.task for task in config.eval.tasks)
             raise self.refuse_place(
                 "score",
-                f"eval={config.eval.name} holds {names}: say which of them is scored, task: ...",
+                f"eval={config.eval.name} holds {names}. Say which of them is scored, task: ...",
             )
         return tasks[0]
 
@@ -406,7 +406,7 @@ class Planning:
         model = config.model
         if model.path is None:
             raise self.refuse_place(
-                where, f"model={model.name} has no path: make it in a run of its own"
+                where, f"model={model.name} has no path. Make it in a separate run."
             )
         return self.make_resolver({}).model(model.path, "model.path", model.revision)
 

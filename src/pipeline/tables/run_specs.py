@@ -140,8 +140,8 @@ class Specs:
         """
         if key.partition(".")[0] in OF_COMMAND:
             problem = (
-                f"{key} is not of the runs but of the command: leave it out here, and write"
-                f" {key}=VALUE there"
+                f"{key} is not of the runs but of the command. Leave it out here, and write"
+                f" {key}=VALUE there."
             )
             raise self.table.refuse("every", problem)
         # without the keys inside a mapping: expert.sources.own.url
@@ -305,14 +305,14 @@ class Specs:
             is_step = re.search(rf"@\{{{re.escape(word)}\}}", as_run)
             if not is_step:
                 uses = f"{{{word}}} names runs in {as_run} and is text in {as_text}"
-                raise self.table.refuse(f"axis {axis!r}", f"{uses}: use two axes")
+                raise self.table.refuse(f"axis {axis!r}", f"{uses}. Use two axes.")
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
         """Return the axes of a run and of its inputs, in the table's order."""
         where = f"run {name!r}"
         if name in above:
             circle = " -> ".join([*above[above.index(name) :], name])
-            raise self.table.refuse(where, f"it is made of itself: {circle}")
+            raise self.table.refuse(where, f"it is among its inputs: {circle}")
         if name not in self._axes_of:
             named: set[str] = set()
             for key, value in self.runs[name].words.items():
@@ -326,8 +326,8 @@ class Specs:
         count = math.prod(len(self.axes[axis]) for axis in axes)
         if count > MOST_COMBINATIONS:
             problem = (
-                f"they have {count:,} combinations of values, more than {MOST_COMBINATIONS:,}: give"
-                " fewer values"
+                f"they have {count:,} combinations of values, more than {MOST_COMBINATIONS:,}. Give"
+                " fewer values."
             )
             raise self.table.refuse(f"axes {', '.join(axes)}", problem)
 

@@ -259,8 +259,8 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
         raise table_error(
             file,
             "",
-            f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and"
-            " _.+=@-",
+            f"name={raw['name']} is not the name of a folder. Use letters, digits, spaces and"
+            " _.+=@-.",
         )
     for key in SECTIONS:
         raw[key] = as_mapping(file, key, raw.get(key))
@@ -301,8 +301,8 @@ def refuse_consent(raw: Words, file: str) -> None:
                 raise table_error(
                     file,
                     "",
-                    f"{key} lets code run, which no table may: give every.{key}=VALUE in the"
-                    " command",
+                    f"{key} lets code run, which no table may. Give every.{key}=VALUE in the"
+                    " command.",
                 )
 
 
@@ -317,7 +317,7 @@ def add_seeds(raw: Words, seeds: list[Any], file: str) -> Axes:
             run.setdefault("seed", "{seed}")
             is_used |= run["seed"] == "{seed}"
     if not is_used:
-        raise table_error(file, "every", f"seed={seeds}: no training needs a seed: leave it out")
+        raise table_error(file, "every", f"seed={seeds}: no training needs a seed. Leave it out.")
     raw["axes"]["seed"] = seeds
     return ("seed",)
 
@@ -340,7 +340,7 @@ class Reader:
         raw = self.raw
         free_snapshots = raw.get("free_snapshots", False)
         if free_snapshots not in (True, False):
-            raise self.refuse("", f"free_snapshots={free_snapshots}: give true or false")
+            raise self.refuse("", f"free_snapshots={free_snapshots}: give true or false.")
         name = str(raw["name"])
         every = self.read_words("every", every)
         runs = {run: self.read_run(run, words) for run, words in raw["runs"].items()}
@@ -392,10 +392,10 @@ class Reader:
         if isinstance(values, list | dict):
             listed = list(values)
         if not listed:
-            raise self.refuse(where, f"it has no values: give {example}")
+            raise self.refuse(where, f"it has no values. Give {example}.")
         for value in listed:
             if isinstance(value, list | dict) or value is None:
-                raise self.refuse(where, f"{value!r} is no value: give names or numbers")
+                raise self.refuse(where, f"{value!r} is no value. Give names or numbers.")
         if len(set(map(str, listed))) < len(listed):
             raise self.refuse(where, "a value is there twice")
         return listed
@@ -404,7 +404,7 @@ class Reader:
         """Return value -> its words; a list has values without words."""
         where = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
-            raise self.refuse(where, f"{name} is a reserved word: call the axis otherwise")
+            raise self.refuse(where, f"{name} is a reserved word. Call the axis otherwise.")
         if is_drawn(values):
             drawn = draw_subsets(values, partial(self.refuse, where))
             return {label: {MEMBERS: members} for label, members in drawn.items()}
@@ -413,7 +413,7 @@ class Reader:
             return {value: {} for value in listed}
         for value, words in values.items():
             if not isinstance(words, dict):
-                raise self.refuse(where, f"{value} holds {words!r}: give {value}: {{word: value}}")
+                raise self.refuse(where, f"{value} holds {words!r}. Give {value}: {{word: value}}.")
         return dict(values)
 
     def axes_in(self, where: str, key: str, value: Any) -> Axes:
@@ -454,8 +454,8 @@ class Reader:
             return TableRun(name, "base", spec)
         raise self.refuse(
             "",
-            f"{where} is neither a stage, a merge, a checkpoint nor empty: give stage=, merge= or"
-            " checkpoint=, or leave it empty for the model of every",
+            f"{where} is neither a stage, a merge, a checkpoint nor empty. Give stage=, merge= or"
+            " checkpoint=, or leave it empty for the model of every.",
         )
 
     def read_words(self, where: str, spec: Words) -> Words:
@@ -482,7 +482,7 @@ class Reader:
         has_form = ("run" in spec) != is_all and ("over" in spec) == is_all
         if not isinstance(name, str) or not has_form:
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
-            raise self.refuse(where, f"{key}: {value!r} names no run: give {forms}")
+            raise self.refuse(where, f"{key}: {value!r} names no run. Give {forms}.")
         fixed = []
         for axis, part in spec.items():
             if axis not in ("run", "all", "over"):
@@ -526,15 +526,15 @@ class Reader:
             else:
                 side.at[key] = self.value_of(where, key, part)
             if key == "in" and any(isinstance(code, bool) for code in as_list(part)):
-                raise self.refuse(where, 'in: no is false in YAML: write Norwegian as in: "no"')
+                raise self.refuse(where, 'in: no is false in YAML. Write Norwegian as in: "no".')
         for key in ("each", "by"):
             if getattr(side, key) and not side.best:
                 raise self.refuse(
-                    where, f"{key} is about what best chooses: give best=[...] with it"
+                    where, f"{key} is about what best chooses. Give best=[...] with it."
                 )
         if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):
             raise self.refuse(
-                f"{where}, by", "it says what is scored: leave run, mean, max, min and best out"
+                f"{where}, by", "it says what is scored. Leave run, mean, max, min and best out."
             )
         return side
 

@@ -106,7 +106,7 @@ def expand_study(study: Words, file: str) -> Words:
         include_tasks(every)
         benchmarks = benchmarks_of(study, languages, refuse)
     if study.get("controls") and not base:
-        problem = "a control has the base in the language expert's place: give base"
+        problem = "a control has the base in the language expert's place. Give base."
         mistakes.found.append(str(refuse("controls", problem)))
     count = len(mistakes.found)
     is_trainable = bool(base or "model" in every)
@@ -120,7 +120,7 @@ def expand_study(study: Words, file: str) -> Words:
             settings["eval.base"] = "base"
     taken = {"base", *experts}.intersection(merges) or {"base"}.intersection(experts)
     if taken:
-        problem = "the base or an expert has this name already: rename the expert or the method"
+        problem = "the base or an expert has this name already. Rename the expert or the method."
         mistakes.found.append(str(refuse(min(taken), problem)))
     mistakes.report()
     bases: list[str] = []
@@ -249,9 +249,9 @@ def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:
     for item in items:
         is_mapping = key == "benchmarks" and isinstance(item, dict)
         if not isinstance(item, str) and not is_mapping:
-            problem = f"{item!r} is no name: write {key}: [{EXAMPLES[key]}]"
+            problem = f"{item!r} is no name. Write {key}: [{EXAMPLES[key]}]."
             if isinstance(item, bool):  # YAML reads these words as truth values
-                problem += ", and quote no, yes and on"
+                problem += " Quote no, yes and on."
             raise refuse(key, problem)
     return items
 
@@ -293,7 +293,7 @@ def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Be
     if unscored and all(benchmark.by_language for benchmark in benchmarks):
         raise refuse(
             "languages",
-            f"no benchmark has a task for {unscored[0]}: leave it out, or name a task for it",
+            f"no benchmark has a task for {unscored[0]}. Leave it out, or name a task for it.",
         )
     return benchmarks
 
@@ -303,12 +303,12 @@ def benchmark_by_language(item: Words, languages: list[str], refuse: Refuse) -> 
     name, tasks = next(iter(item.items()), ("", None))
     if len(item) != 1 or not isinstance(tasks, dict):
         example = f"benchmarks: [{EXAMPLES['benchmarks']}]"
-        raise refuse("benchmarks", f"{item!r} is no name: write {example}")
+        raise refuse("benchmarks", f"{item!r} is no name. Write {example}.")
     for code in tasks:
         if code not in languages:
             raise refuse(
                 "benchmarks",
-                f"{name} has a task for {code}, which is not in languages: add it there",
+                f"{name} has a task for {code}, which is not in languages. Add it there.",
             )
     return Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {})
 
@@ -379,19 +379,21 @@ def expert_of(name: str, expert: Any, trainable: bool, refuse: Refuse) -> tuple[
         settings = dict(expert)
     if isinstance(settings.get("seed"), list):
         raise refuse(
-            where, f"seed={settings['seed']}: write {SEEDS}, for all trainings that set no seed"
+            where, f"seed={settings['seed']}: write {SEEDS}, for all trainings that set no seed."
         )
     if "train" in settings:
         settings = of_own_rows(name, settings, refuse)
     side = settings.pop("side", None) or side_of(name, settings)
     if side not in SIDES:
-        raise refuse(where, f"side={side} is neither {' nor '.join(SIDES)}: write math or language")
+        raise refuse(
+            where, f"side={side} is neither {' nor '.join(SIDES)}. Write math or language."
+        )
     if settings.keys() == {"run"}:
         return side, {"checkpoint": settings["run"]}
     if "run" in settings:
         raise refuse(where, "give only run, or the words of a training without run")
     if not trainable and "model" not in settings:
-        raise refuse(where, "no base to train it from: give base, a folder or a name on the Hub")
+        raise refuse(where, "no base to train it from. Give base, a folder or a name on the Hub.")
     return side, {"stage": "sft", **settings}
 
 
@@ -405,8 +407,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
     if not file.is_file():
         raise refuse(
             where,
-            f"train={file} is not a file of {Path.cwd()}: give one file, not a list, of JSONL, CSV"
-            " or parquet",
+            f"train={file} is not a file of {Path.cwd()}. Give one file, not a list, of JSONL, CSV"
+            " or parquet.",
         )
     rows = {"rows": "template" if "prompt" in settings else "text"}
     for key in OF_ROWS & settings.keys():
@@ -441,7 +443,9 @@ def pairs(
     """
     for side, names in sides.items():
         if not names:
-            raise refuse("experts", f"no expert of side {side}: give one its side, as in {EXAMPLE}")
+            raise refuse(
+                "experts", f"no expert of side {side}. Give one its side, as in {EXAMPLE}."
+            )
     for math, language in product(sides["math"], sides["language"]):
         words = [method]
         if len(sides["math"]) > 1:

@@ -153,7 +153,7 @@ def dotted(settings: Any, file: str, where: str) -> Any:
         for name, item in nested.items():
             if name in flat:
                 raise table_error(
-                    file, where, f"{name} is given twice, nested and with a dot: give it once"
+                    file, where, f"{name} is given twice, nested and with a dot. Give it once."
                 )
             flat[name] = item
     return flat
