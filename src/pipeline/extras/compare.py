@@ -42,7 +42,7 @@ class CompareStage(Stage):
         return page
 
     def folder_of(self, entry: str) -> str:
-        """Return the folder of the finished run that an entry names, or the entry itself."""
+        """Return the folder of the finished run that an entry names, or the entry unchanged."""
         runs_dir = Path(self.runs_dir)
         if Path(entry).exists() or not finished_names(runs_dir, entry):
             return entry

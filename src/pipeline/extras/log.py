@@ -39,7 +39,7 @@ class Log:
         version: the tool's name and version.
         num_fewshot: the number of few-shot examples.
         lower_is_better: metrics with a lower value for a better model.
-        problems: what is missing in the log.
+        problems: missing parts of the log.
     """
 
     model: str

@@ -28,7 +28,8 @@ _USER = re.compile(r"(\b\w+:/{1,2})[^/\s]+@")
 _NAMED = re.compile(
     rf"""(?<![\w.])(?=(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9]))(?P<name>[a-z0-9_.]++)"""
     r"""(?P<sign>\\?["']?\s?(?:=|:(?=\s))\s?)"""
-    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|(?:(?:bearer|basic|token)\ )?\S++)""",  # noqa: E501
+    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|"""
+    r"""(?:(?:bearer|basic|token)\ )?\S++)""",
     re.IGNORECASE,
 )
 _SECRET_NAME = re.compile(rf"(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9])", re.IGNORECASE)
