@@ -279,7 +279,7 @@ REFUSED = {
     ),
     SFT + "hardware=a100_80x8 sft.processes=8": (
         "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
-        "sft.processes=8: give sft.batch_size=8"
+        "sft.processes=8. Give sft.batch_size=8"
     ),
     "stage=export checkpoint=x": (
         "stage=export needs export.to. Set export.to=./DIR or export.to=hub:org/name"

@@ -353,7 +353,7 @@ def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None
     told = place.run(*score, "eval.max_gen_toks=4", offline=True)
     assert told.status == 1
     refusal = (
-        f"juletxara/mgsm is locked at {locked[:8]}, and the cache of datasets gives {moved[:8]}"
+        f"juletxara/mgsm is locked at {locked[:8]}, but the cache of datasets gives {moved[:8]}"
     )
     assert refusal in told.err
     planned = place.run(
@@ -507,7 +507,7 @@ def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(
     )
     with pytest.raises(
         PipelineError,
-        match="org/name is locked, but config.json is not there in .*: run stage=prefetch",
+        match="org/name is locked, but config.json is not there in .*Run stage=prefetch",
     ):
         read_lock(tmp_path).check_model("org/name")
     locked.folder.mkdir(parents=True)

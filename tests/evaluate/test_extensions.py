@@ -212,7 +212,7 @@ def test_a_benchmark(
     manifest = read_manifest(folder)
     assert manifest and manifest.decided_by["packages"] == {"parity": "example-parity 2.1"}
     assert main([*(word.replace("parity,", "parit,") for word in words)]) == 1
-    assert "unknown task 'parit': did you mean parity?" in capfd.readouterr().err
+    assert "The task 'parit' is unknown. Did you mean parity?" in capfd.readouterr().err
 
 
 # --- what is broken ---
@@ -258,7 +258,7 @@ def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
             "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge",
         ),
         ('"broken"', '"other"', 'Mine must have method: str = "broken"'),
-        ("vectors[0]", "vectors[0].astype(np.float64)", "became float64 .*, not float32"),
+        ("vectors[0]", "vectors[0].astype(np.float64)", "is float64 .*, not float32"),
     ],
 )
 def test_a_broken_method_is_one_sentence_that_names_the_package(

@@ -459,19 +459,19 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
             0,
             {},
             (
-                r"boolq: .*harness/boolq/validation.jsonl is missing: write the rows of its split"
+                r"boolq: .*harness/boolq/validation.jsonl is missing. Write the rows of its split"
                 r" there"
             ),
         ),
         ("gsm8k", 1, {}, r"gsm8k: .*harness/gsm8k/train.jsonl is missing"),
-        ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox: score mbpp"),
+        ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox. Score mbpp"),
         (
             "arc_easy",
             0,
             {"split": "dev"},
-            "eval.split=dev: arc_easy scores the harness' split: leave it out",
+            "eval.split=dev: arc_easy scores the harness' split. Leave it out",
         ),
-        ("arc_esy", 0, {}, "unknown task 'arc_esy': did you mean arc_easy?"),
+        ("arc_esy", 0, {}, "The task 'arc_esy' is unknown. Did you mean arc_easy?"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -794,11 +794,11 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     [
         (
             {"test_split": None},
-            "own_bad has no test data: set test_split or validation_split in own_bad.yaml",
+            "own_bad has no test data. Set test_split or validation_split in own_bad.yaml",
         ),
         (
             {"metric_list": [{"metric": "./script"}]},
-            "its metric ./script is not the harness' own but a program",
+            "its metric ./script is not the harness' but a program",
         ),
         (
             {"process_results": "!function own.scores"},

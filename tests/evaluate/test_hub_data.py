@@ -120,7 +120,7 @@ def test_the_sets_that_evaluations_read_of_the_hub() -> None:
 def test_programs_are_left_out_with_a_reason_where_that_is_possible() -> None:
     """Their English set is fetched where they may be run; translations are on no hub."""
     english = [("google-research-datasets/mbpp", "full", "test")]
-    not_run = "mbpp runs the programs that a model writes: allow it with eval.run_code=true"
+    not_run = "mbpp runs the programs that a model writes. Allow it with eval.run_code=true"
     for possible, code, run_code, fetched, reason in (
         (True, "sw", False, [], not_run),
         (True, "sw", True, [], "mbpp in Swahili is not on the Hub"),

@@ -169,7 +169,7 @@ def test_word_problems_without_exemplars(tmp_path: Path) -> None:
     assert our_prompts(tmp_path / "sw", "mgsm", 0, "sw", tmp_path / "data") == [
         f"Swali: {n} + 1?\nJibu la Hatua kwa Hatua:" for n in (1, 2)
     ]
-    with pytest.raises(PipelineError, match="has no mgsm/yo/train.jsonl: put it there"):
+    with pytest.raises(PipelineError, match="has no mgsm/yo/train.jsonl. Put it there"):
         our_prompts(tmp_path / "two", "mgsm", 2, "yo", tmp_path / "data")
     shots = [
         {"question": f"{n} + 2?", "answer": f"The sum. The answer is {n + 2}."} for n in (3, 4)

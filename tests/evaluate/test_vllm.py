@@ -374,8 +374,8 @@ def test_a_task_with_generation_settings_of_its_own_is_refused(folders: list[Pat
 @pytest.mark.parametrize(
     ("found", "refusal"),
     [
-        ({}, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
-        ({"vllm": "0.9.1"}, "vLLM 0.9.1 is too old: install 0.32"),
+        ({}, r"eval.backend=vllm needs vLLM. Run pip install 'cross-lingual-merging\[vllm\]'"),
+        ({"vllm": "0.9.1"}, "vLLM 0.9.1 is too old. Install 0.32"),
     ],
 )
 def test_another_installation_is_refused(

@@ -124,5 +124,5 @@ def test_a_file_of_the_folder_is_a_benchmark() -> None:
     held = {file.stem for file in folder.glob("*.py") if "\nBENCHMARK = " in file.read_text()}
     held |= {file.stem for file in folder.glob("*.yaml")}
     assert {name for name in BENCHMARKS if name != "xcopa"} == held
-    with pytest.raises(PipelineError, match="xcopa: choices=0 with kind=choice: give 2 or more"):
+    with pytest.raises(PipelineError, match="xcopa: kind=choice has choices=0. Give 2 or more"):
         replace(xcopa.BENCHMARK, choices=0)

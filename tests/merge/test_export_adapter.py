@@ -287,6 +287,6 @@ def test_what_is_no_adapter_is_refused(
     )
     assert why in told.err and len(told.err.splitlines()) == 1
     assert (
-        "remove export.adapter to write the whole model, or merge LoRA experts with"
+        "Remove export.adapter to write the whole model, or merge LoRA experts with"
         " merge.form=adapter" in told.err
     )

@@ -104,7 +104,7 @@ def test_without_the_hub_its_cache_serves(
 def test_a_refusal_says_what_to_do(hub: dict[str, Any], when: str) -> None:
     hub[when] = refused()
     with pytest.raises(
-        PipelineError, match=r"hub:a/b cannot be fetched \(403: ask for access.*accept its terms"
+        PipelineError, match=r"hub:a/b cannot be fetched \(403: ask for access.*Accept its terms"
     ):
         local_folder(Path("a/b"))
 

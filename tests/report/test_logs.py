@@ -387,7 +387,7 @@ def test_logs_of_versions_before_0_4_8_are_refused(
         write_lines(only_file(copies[0], "samples_sums_2*"), kept)
     said = refusal(*copies)
     assert said.startswith(f"{file} is of lm_eval ") and said.endswith(
-        "score again with lm_eval 0.4.8 or later, and --log_samples"
+        "Score again with lm_eval 0.4.8 or later, and --log_samples."
     )
 
 

@@ -70,7 +70,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert (
         unusable_cache()
         == "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a"
-        " directory): set HF_HOME to a folder on a disk that can be written"
+        " directory). Set HF_HOME to a folder that can be written."
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "new"))
     assert unusable_cache() == ""
@@ -89,7 +89,7 @@ def test_a_cache_in_which_no_file_can_be_locked_is_named(
     assert unusable_cache() == ""
     monkeypatch.setattr("fcntl.flock", refused)
     assert unusable_cache().startswith(
-        f"HF_HOME={tmp_path}/home cannot be written (No locks available): set HF_HOME to"
+        f"HF_HOME={tmp_path}/home cannot be written (No locks available). Set HF_HOME to"
     )
 
 

@@ -337,7 +337,7 @@ def test_the_hub_needs_a_token(call: Call, tmp_path: Path, monkeypatch: Patch) -
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     told = call("stage=export", "checkpoint=x", "export.to=hub:me/name", f"runs_dir={tmp_path}")
     assert told.status == 1 and told.out == "" and list(tmp_path.iterdir()) == []
-    assert "export.to=hub:me/name needs a token of the Hub: log in (hf auth" in told.err
+    assert "export.to=hub:me/name needs a token of the Hub. Log in (hf auth" in told.err
 
 
 def test_what_float16_cannot_hold(
@@ -462,17 +462,17 @@ def test_a_model_is_a_commit(
         (
             "held",
             "org/model",
-            "export.to=hub:org/model is not empty (config.json and 1 more files): name a new",
+            "export.to=hub:org/model is not empty (config.json and 1 more files). Name a new",
         ),
         (
             "public",
             "org/model",
-            "export.to=hub:org/model is public, give export.private=false, or name a new rep",
+            "export.to=hub:org/model is public. Give export.private=false, or name a new rep",
         ),
         (
             "other",
             "them/model",
-            "the token belongs to me, who is not in them: name one of your organizations",
+            "the token belongs to me, who is not in them. Name your organization",
         ),
         ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
     ],

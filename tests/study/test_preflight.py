@@ -81,7 +81,7 @@ def test_languages_without_data_are_grouped_by_cause(
     stage = {show_plan: "plan", make_table: "table"}[function]
     (cause,) = refused(function, mine(stage, axes={"language": ["en", "te"]}))
     assert cause.startswith(
-        "2 evaluations cannot run: data_root=data has no mgsm/te/test.jsonl: put it there, "
+        "2 evaluations cannot run: data_root=data has no mgsm/te/test.jsonl. Put it there, "
     )
     assert cause.endswith(", ...)") and not list(tmp_path.glob("runs/math-*"))
     every_language = {"axes": {"language": ["te", "it", "th"]}}

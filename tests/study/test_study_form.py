@@ -165,7 +165,7 @@ def test_a_benchmark_may_have_its_items_elsewhere(
     assert "give gsm8k a data_root" not in told.err
     planned("gsm8k_5shot")
     told = call("stage=plan", "table=./s.yaml", "runs_dir=./runs")
-    assert "give gsm8k a data_root of its own (null: the Hub" in told.err
+    assert "give gsm8k another data_root (null: the Hub" in told.err
 
 
 def test_an_expert_of_own_rows_is_a_training_on_that_file(
@@ -453,7 +453,7 @@ def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_
     ]
     words += [f"data_root={world}", f"runs_dir={tmp_path}/runs", "checkpoint=hub:org/theirs"]
     assert (
-        "hub:org/theirs cannot be reached, and is not in its cache here"
+        "hub:org/theirs cannot be reached, and is not in the local cache"
         in call(*words, status=1).err
     )
     for place in ("evaluate.stage", "evaluate.store", "evaluate.weights", "hub.models"):
@@ -480,7 +480,7 @@ def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_
         ),
         (
             {"methods": {"layer_swap": {"bottom_layers": 30}}},
-            "layers, but the model has 8: lower them",
+            "layers, but the model has 8. Lower them",
         ),
     ],
 )
@@ -737,4 +737,4 @@ def test_a_benchmark_without_questions_is_to_be_fixed(call: Call, tmp_path: Path
         "score: {eval: mgsm_0shot}\nrows: {base: {run: base}}\ncolumns: {en: {in: en}}\n"
     )
     told = call("stage=plan", f"table={tmp_path}/t.yaml", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "mgsm/en/test.jsonl is empty: put the data there" in told.err
+    assert told.status == 1 and "mgsm/en/test.jsonl is empty. Put the data there" in told.err

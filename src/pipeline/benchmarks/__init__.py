@@ -1,8 +1,8 @@
-"""The benchmarks, a file each, found by listing this folder: a module that holds a BENCHMARK, or
-YAML (described.py). conf/eval/ has an option for each number of exemplars.
+"""The benchmarks, found by listing this folder: modules with a BENCHMARK, and YAML (described.py).
 
-Everything that depends on which benchmark it is stands in its record (benchmark.py). The command
-line imports all files at its start, so NumPy, torch and the harness are imported inside functions.
+conf/eval/ has an option for each number of few-shot examples. A benchmark's record
+(benchmark.py) holds everything that depends on the benchmark. The command line imports all files at
+its start, so functions import NumPy, torch and the harness themselves.
 """
 
 from __future__ import annotations
@@ -26,44 +26,41 @@ _RECORDS = [
     *(module.BENCHMARK for module in _MODULES if hasattr(module, "BENCHMARK")),
     *map(read_benchmark, Path(__file__).parent.glob("*.yaml")),
 ]
-BENCHMARKS: dict[str, Benchmark] = {
-    record.name: record for record in sorted(_RECORDS, key=lambda one: one.name)
-}
+_RECORDS.sort(key=lambda record: record.name)
+BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in _RECORDS}
 
 
 def find_benchmark(task: str) -> Benchmark | None:
-    """Return the benchmark of a task, or None for a task that is not known here.
+    """Return the benchmark of a task, or None for an unknown task.
 
     A table of another version may show such a task, and stage=compare has columns with a space in
     their names.
     """
     if " " in task:
         return None
-    benchmark = BENCHMARKS.get(task) or next(
-        (item for item in BENCHMARKS.values() if task in item.variants), None
-    )
-    return benchmark or _of_package(task) or harness_benchmark(task)
+    for benchmark in BENCHMARKS.values():
+        if task in benchmark.tasks:
+            return benchmark
+    return _of_package(task) or harness_benchmark(task)
 
 
 @cache
 def _of_package(task: str) -> Benchmark | None:
-    """Return the benchmark of another installed package that has the task: one of the task's name,
-    or its beginning up to _.
+    """Return the benchmark of another package whose name is the task or the task's beginning.
 
-    Raises: PipelineError: the package cannot be imported, or what it declares is not a benchmark of
-    that name.
+    Raises:
+        PipelineError: the package cannot be imported, or does not declare a benchmark of the name.
     """
-    names = []
-    for name in extensions(ENTRY_POINTS):
-        if f"{task}_".startswith(f"{name}_"):
-            names.append(name)
+    declared = extensions(ENTRY_POINTS)
+    names = [name for name in declared if f"{task}_".startswith(f"{name}_")]
     if not names:
         return None
-    extension = extensions(ENTRY_POINTS)[max(names, key=len)]
-    origin, record = f"benchmark {extension.name} of package {extension.package}", extension.load()
+    extension = declared[max(names, key=len)]
+    record = extension.load()
     if not isinstance(record, Benchmark) or record.name != extension.name:
         raise PipelineError(
-            f"{origin}: {extension.entry.value} is not a Benchmark with name={extension.name!r}"
+            f"benchmark {extension.name} of package {extension.package}: {extension.entry.value} is"
+            f" not a Benchmark with name={extension.name!r}. Correct the package."
         )
     if task not in record.tasks:
         return None
@@ -73,7 +70,8 @@ def _of_package(task: str) -> Benchmark | None:
 def benchmark_of(task: str) -> Benchmark:
     """Return the benchmark of a task.
 
-    Raises: PipelineError: the task is unknown; names a near one.
+    Raises:
+        PipelineError: the task is unknown. The error names a similar task.
     """
     benchmark = find_benchmark(task)
     if benchmark:
@@ -81,19 +79,20 @@ def benchmark_of(task: str) -> Benchmark:
     tag = explain_tag(task)
     if tag:
         raise PipelineError(tag)
-    tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(
-        extensions(ENTRY_POINTS)
-    )
+    known: list[str] = []
+    for item in BENCHMARKS.values():
+        known += item.tasks
+    known += extensions(ENTRY_POINTS)
     index = harness_index()
-    near = close_matches(task, [*tasks, *index.tasks, *index.groups])
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise PipelineError(
-        f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness"
-    )
+    near = close_matches(task, [*known, *index.tasks, *index.groups])
+    remedy = f"Give a task of the harness, or one such as {', '.join(known[:4])}."
+    if near:
+        remedy = f"Did you mean {near[0]}?"
+    raise PipelineError(f"The task {task!r} is unknown. {remedy}")
 
 
 def kind_of(task: str) -> Kind | None:
-    """Return what an answer to the task is, or None for an unknown task."""
+    """Return the kind of a task's answers, or None for an unknown task."""
     benchmark = find_benchmark(task)
     if benchmark:
         return benchmark.kind
@@ -101,8 +100,11 @@ def kind_of(task: str) -> Kind | None:
 
 
 def answer_language(task: str, code: str) -> str:
-    """The language that answers are to be in; `where` is the question's, or a pair of which it is
-    the second.
+    """Return the language that answers should be in.
+
+    Args:
+        task: the task.
+        code: the language of the questions, or a translation pair.
     """
     benchmark = find_benchmark(task)
     if benchmark and task in benchmark.in_english:
@@ -111,9 +113,7 @@ def answer_language(task: str, code: str) -> str:
 
 
 def chance_of(task: str) -> float | None:
-    """Return the share of right answers by guessing, or None if nothing can be guessed or the task
-    is unknown.
-    """
+    """Return the share of right answers by guessing, or None if answers cannot be guessed."""
     benchmark = find_benchmark(task)
     if benchmark:
         return benchmark.chance
@@ -121,15 +121,13 @@ def chance_of(task: str) -> float | None:
 
 
 def lower_is_better(task: str) -> bool:
-    """Whether less of a task's primary metric is better."""
+    """Return True if a lower primary metric is better."""
     benchmark = find_benchmark(task)
     return benchmark is not None and benchmark.lower_is_better
 
 
 def primary_metric(task: str) -> tuple[str, str]:
-    """Return the metric and filter that stand for a task where one number is wanted; empty for an
-    unknown task.
-    """
+    """Return the metric and filter of a task's main number; empty for an unknown task."""
     benchmark = find_benchmark(task)
     if benchmark:
         return (benchmark.metric, benchmark.filter)
@@ -137,29 +135,27 @@ def primary_metric(task: str) -> tuple[str, str]:
 
 
 def measures_of(task: str) -> tuple[str, ...]:
-    """Return the metrics of a task that are not shares: its measures, and their differences from
-    other tasks'.
-    """
+    """Return a task's metrics that are not shares: measures, and differences from other tasks."""
     benchmark = find_benchmark(task)
     if benchmark is None:
         return ()
-    return (*benchmark.measures, *(benchmark.differences if task == benchmark.name else ()))
+    if task != benchmark.name:
+        return benchmark.measures
+    return (*benchmark.measures, *benchmark.differences)
 
 
 def is_measure(metric: str | None) -> bool:
-    """Whether a metric is a measure of some benchmark, or a difference of measures."""
+    """Return True if a metric is a measure of a benchmark, or a difference of measures."""
     return any(metric in measures_of(name) for name in BENCHMARKS)
 
 
 def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
-    """(measure, the task whose measure is subtracted) of a metric that is a difference; None for
-    any other.
-    """
+    """Return the measure and the subtracted task of a difference, or None for other metrics."""
     benchmark = find_benchmark(task)
-    subtracted = None
-    if benchmark and task == benchmark.name:
-        subtracted = benchmark.differences.get(metric or "")
-    if benchmark and subtracted:
+    if benchmark is None or task != benchmark.name:
+        return None
+    subtracted = benchmark.differences.get(metric or "")
+    if subtracted:
         return (benchmark.measures[0], subtracted)
     return None
 
@@ -167,13 +163,15 @@ def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
 def scored_files(data_root: Path) -> dict[str, list[Path]]:
     """Return the files of each benchmark below data_root that training rows are compared with.
 
-    These are all but exemplars. A benchmark that is built from others' files has only its own.
+    Few-shot examples are left out. A benchmark that is built from other benchmarks' files only has
+    its own files.
     """
-    return {
-        name: (
-            [path for path in map(data_root.joinpath, item.compared) if path.is_file()]
-            if item.built_from
-            else [path for path in item.files(data_root) if path.name != item.exemplar_file]
-        )
-        for name, item in BENCHMARKS.items()
-    }
+    files_of = {}
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.built_from:
+            own = map(data_root.joinpath, benchmark.compared)
+            files_of[name] = [path for path in own if path.is_file()]
+        else:
+            files = benchmark.files(data_root)
+            files_of[name] = [path for path in files if path.name != benchmark.exemplar_file]
+    return files_of

@@ -1,6 +1,6 @@
-"""The records of a benchmark, of what is asked of one, and of the task that comes of it.
+"""The records of a benchmark, of a request for a task, and of the resulting task.
 
-Each file of this folder that holds a benchmark names it BENCHMARK.
+Each module of this folder that holds a benchmark names it BENCHMARK.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -23,29 +24,56 @@ Kind = Literal["choice", "number", "translation", "program", "text", "answer"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: how it is scored, what it is called, where its data lies, and what its prompts
-    cost.
+    """A benchmark: its scores, its data, and the cost of its prompts.
 
-    kind: what an answer is: one of several options, weighed by likelihood; text that ends in a
-        number, also scored by its last number; a translation between English and another language,
-        scored over the whole corpus; a program; text, of which the probability is scored; an answer
-        that is scored as the harness' task file says.
-    metric, filter: the harness' names of the primary metric, the one number that stands for the
-        benchmark.
-    define: checks the data of one task in one language and writes its task files
-        (task_files.write).
-    texts: what of a row of its data must not stand in training data.
-    sources: its sets on the Hub in one language, exemplars aside.
-    questions: scored in one language (and direction), by its publication; of local data the rows
-        are counted.
-    tokens: of a question in English with its options, of a translation one sentence, of a program
-        the task's text alone; assumed, with Llama 3.1's tokenizer. Questions that end in a number
-        count as MGSM's, which are measured.
-    continuation_tokens: those of `tokens`, the same in every language, that each need logits:
-        choices scored by text.
+    Args:
+        name: its folder below data_root, and its first task.
+        title: its title in reports.
+        kind: the kind of its answers. choice: one of several options, by likelihood. number: text
+            that ends in a number. translation: scored over the whole corpus. program: a program.
+            text: scored by its probability. answer: scored as the harness' task file says.
+        metric: the harness' name of the primary metric, the benchmark's main number.
+        define: checks the data of a task in a language and writes its task files
+            (task_files.write_task).
+        texts: returns the texts of a row that training data must not contain.
+        sources: returns its sets on the Hub in a language, without few-shot examples.
+        questions: the published number of questions in a language (and direction). Local rows are
+            counted.
+        tokens: assumed tokens of an English question with its options, with Llama 3.1's tokenizer.
+            For a translation, of a sentence; for a program, of the task's text. Questions that end
+            in a number count as MGSM's, which are measured.
+        filter: the harness' name of the primary metric's filter.
+        lower_is_better: a lower primary metric is better, such as a perplexity.
+        variants: further tasks on the same data, such as mgsm_direct.
+        in_english: tasks whose answers are in English for questions in any language.
+        choices: options of a question.
+        continuation_tokens: the part of `tokens` that needs logits each, in every language: choices
+            scored by text.
+        letters: a choice is answered by its letter, unless eval.options=text.
+        measures: further metrics of a question, with a unit and without bounds, such as bits.
+        differences: metric -> the task whose first measure is subtracted from this task's, question
+            by question.
+        columns: columns whose text is a question, with options.
+        group: the column by which scores are also given separately, such as subject.
+        question_column: if rows are parts of questions, the column that numbers the questions.
+            eval.limit counts questions.
+        parts: the mean number of parts of a question.
+        passage: the column of a text that several questions are about, which form a cluster.
+        exemplar_file: the file of few-shot examples in a language's folder, which is never scored.
+        exemplar_sets: the number of sets of few-shot examples, such as one per subject.
+        exemplars_drawn: eval.exemplars=random is possible: few-shot examples drawn anew for each
+            question.
+        text_files: patterns of plain-text files below its folder, with a text a line.
+        built_from: files below data_root, {code} a language, if it has no folder.
+        compared: for `built_from`, file -> the number of first rows that are compared with training
+            data.
+        package: name and version of the package that defines it, part of an evaluation's hash.
+        of_harness: only a task file of the harness defines it.
+        one_set: it has one test set for all languages.
+        gated: the data set on the Hub whose conditions must be accepted.
     """
 
-    name: str  # its folder below data_root, and the first task
+    name: str
     title: str
     kind: Kind
     metric: str
@@ -55,55 +83,37 @@ class Benchmark:
     questions: int
     tokens: float
     filter: str = "none"
-    lower_is_better: bool = False  # less of the primary metric, as of a perplexity
-    variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
-    in_english: tuple[
-        str, ...
-    ] = ()  # those of its tasks whose answers are in English whatever the question is in
-    choices: int = 0  # options of a question
+    lower_is_better: bool = False
+    variants: tuple[str, ...] = ()
+    in_english: tuple[str, ...] = ()
+    choices: int = 0
     continuation_tokens: float = 0
-    letters: bool = False  # whether a choice is answered by its letter, unless eval.options=text
-    measures: tuple[
-        str, ...
-    ] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
-    # metric -> the task whose first measure is subtracted from that of this task, question by
-    # question
+    letters: bool = False
+    measures: tuple[str, ...] = ()
     differences: Mapping[str, str] = field(default_factory=dict)
-    columns: tuple[str, ...] = ()  # whose text is a question, options included
-    group: str | None = None  # the column by which scores are also given apart, such as subject
-    # of rows that are parts of a question: the column that numbers the questions, by which
-    # eval.limit counts, and how many parts one has on average
+    columns: tuple[str, ...] = ()
+    group: str | None = None
     question_column: str = ""
     parts: float = 1.0
-    passage: str | None = (
-        None  # the column of a text that several questions are about: these are one cluster
-    )
-    exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored
-    exemplar_sets: int = 1  # such as one a subject
-    exemplars_drawn: bool = (
-        False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question
-    )
-    text_files: tuple[
-        str, ...
-    ] = ()  # patterns below its folder of data that is no JSON lines, a text a line
-    built_from: tuple[
-        str, ...
-    ] = ()  # files below data_root, {code} a language, where it has no folder of its own
-    # of `built_from`: file -> how many of its first rows are compared with training data for this
-    # benchmark
+    passage: str | None = None
+    exemplar_file: str | None = None
+    exemplar_sets: int = 1
+    exemplars_drawn: bool = False
+    text_files: tuple[str, ...] = ()
+    built_from: tuple[str, ...] = ()
     compared: Mapping[str, int] = field(default_factory=dict)
-    package: str = (
-        ""  # name and version of another package that it is from, part of an evaluation's hash
-    )
-    of_harness: bool = False  # defined by a task file of the harness alone
-    one_set: bool = False  # one test set, whatever the language
-    gated: str = ""  # the data on the Hub whose conditions must be accepted
+    package: str = ""
+    of_harness: bool = False
+    one_set: bool = False
+    gated: str = ""
 
     def __post_init__(self) -> None:
-        if (self.kind == "choice") != (self.choices > 1) and not self.of_harness:
+        if self.of_harness:
+            return
+        if (self.kind == "choice") != (self.choices > 1):
             raise PipelineError(
-                f"benchmark {self.name}: choices={self.choices} with kind={self.kind}: give 2 or"
-                " more"
+                f"benchmark {self.name}: kind={self.kind} has choices={self.choices}. Give 2 or"
+                " more for kind=choice, and 0 for other kinds."
             )
 
     @property
@@ -113,46 +123,40 @@ class Benchmark:
 
     @property
     def chance(self) -> float | None:
-        """The share of right answers by guessing; None where nothing can be guessed."""
+        """The share of right answers by guessing, or None if answers cannot be guessed."""
         if self.choices:
             return 1 / self.choices
         return None
 
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
-        """Its files that are there, in one language or in all (those of `text_files` always in
-        all).
+        """Return the existing files in a language, or in all languages.
+
+        Files of `text_files` are always of all languages.
         """
+        folder = data_root / self.name
+        patterns = [f"{code}/*.jsonl", *self.text_files]
         if self.built_from:
-            return sorted(
-                {
-                    path
-                    for pattern in self.built_from
-                    for path in data_root.glob(pattern.format(code=code))
-                }
-            )
-        patterns = (f"{code}/*.jsonl", *self.text_files)
-        return sorted(
-            {path for pattern in patterns for path in (data_root / self.name).glob(pattern)}
-        )
+            folder = data_root
+            patterns = [pattern.format(code=code) for pattern in self.built_from]
+        return sorted(set(chain.from_iterable(map(folder.glob, patterns))))
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task in one language as the harness will run it.
+    """A task in a language as the harness will run it.
 
-    It is made where the task's data is checked (evaluate/tasks.py), and everything after that reads
-    it.
+    It is created when the task's data is checked (evaluate/tasks.py). All later steps read it.
     """
 
     name: str
     file: Path  # its YAML
     task: str
-    language: str  # of a translation pair: the one that is not English
+    language: str  # for a translation pair, the language that is not English
     pair: str | None
     num_fewshot: int
     benchmark: Benchmark = field(compare=False)
-    first: int = 0  # the first row that is scored: Belebele's exemplars are its own first rows
-    group: str = ""  # the harness' group that is scored as one task, of which this is a part
+    first: int = 0  # the first scored row: Belebele's first rows are few-shot examples
+    group: str = ""  # the harness' group that is scored as one task and contains this part
     part: str = ""  # its task in the group
     aggregates: tuple[Row, ...] = field(default=(), compare=False)  # the metrics of the group
 
@@ -166,19 +170,19 @@ class TaskSpec:
 
     @property
     def primary(self) -> tuple[str, str]:
-        """The metric and the filter that stand for the task if one number is wanted."""
+        """The metric and the filter of the task's main number."""
         return self.benchmark.metric, self.benchmark.filter
 
     @property
     def answers_in(self) -> str:
-        """The language of the answers, whatever the language of the questions is."""
+        """The language of the answers, which may differ from the questions' language."""
         if self.task in self.benchmark.in_english:
             return "en"
         return self.language
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder of eval.include_path that defines the task, or None for any other task."""
+        """The folder of eval.include_path that defines the task, or None for other tasks."""
         return included_folder(self.part or self.task)
 
     @cached_property
@@ -189,7 +193,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Ask:
-    """What one task definition is made from."""
+    """A request for the task files of a task."""
 
     task: str
     benchmark: Benchmark

@@ -1,7 +1,6 @@
-"""FLORES-200 and FLORES+ (NLLB Team 2024): sentences translated between English and another
-language, both ways.
+"""FLORES-200 and FLORES+ (NLLB Team 2024): sentences translated from and to English.
 
-The task file is ours: no stock task reads any source that can still be had.
+The task file is this package's, because no task file of the harness reads an available source.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from pipeline.errors import PipelineError
 from pipeline.languages import Language, language
 
 FLORES_PLUS = "openlanguagedata/flores_plus"
-SPLITS = {"dev": "dev", "test": "devtest"}  # the task's, and FLORES+'s
-# FLORES+ has ISO 639-3 codes of single languages, and no romanized ones but Arabic
+SPLITS = {"dev": "dev", "test": "devtest"}  # the task's split -> FLORES+'s
+# FLORES+ has ISO 639-3 codes of single languages, and no romanized languages except Arabic
 RENAMED = {
     "zho_Hans": "cmn_Hans",
     "zho_Hant": "cmn_Hant",
@@ -44,104 +43,105 @@ LACKING = ("ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn")
 
 
 def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
-    """FLORES sentences of one language by id, and their file:
+    """Return the file of a language's FLORES sentences, and the sentences by id.
 
-    FLORES or FLORES+ as JSON lines, or plain text.
-
-    `flores/sw/devtest.jsonl` with id and sentence (FLORES) or text (FLORES+), else
-    `flores/sw/devtest.txt` or the release's `flores/devtest/swh_Latn.devtest`, a sentence a line,
-    whose number is its id.
+    The file is JSON lines, `flores/sw/devtest.jsonl`, with id and sentence (FLORES) or text
+    (FLORES+). Otherwise it is plain text, `flores/sw/devtest.txt` or the release's
+    `flores/devtest/swh_Latn.devtest`, with a sentence a line, whose number is its id.
     """
     file = path_of_split(data_root, "flores", spoken, split)
-    plain_text, release = (
-        file.with_suffix(".txt"),
-        data_root / "flores" / split / f"{spoken.flores}.{split}",
-    )
-    for text in (plain_text, release):
+    release = data_root / "flores" / split / f"{spoken.flores}.{split}"
+    for text in (file.with_suffix(".txt"), release):
         if text.is_file() and not file.is_file():
             return text, {number: line.strip() for number, line in lines_of(text)}
     rows = rows_of(file, {"id": int})
-    column = "text"
-    if "sentence" in rows[0]:
-        column = "sentence"
+    column = "sentence" if "sentence" in rows[0] else "text"
     rows = rows_of(file, {"id": int, column: str})
     by_id = {row["id"]: row[column] for row in rows}
     if len(by_id) != len(rows):
         raise PipelineError(
-            f"{file} has an id twice: the sentences of two languages are joined by id"
+            f"{file} has an id twice, but ids join the sentences of two languages. Number its rows"
+            " again."
         )
     return file, by_id
 
 
 def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
-    """Join two languages' sentences by id, in the order of the first."""
-    if sides[0].keys() != sides[1].keys():
-        odd = sorted(sides[0].keys() ^ sides[1].keys())
+    """Join two languages' sentences by id, in the order of the first language."""
+    sources, targets = sides
+    odd = sources.keys() ^ targets.keys()
+    if odd:
         raise PipelineError(
-            f"{label} have different ids, {odd[0]} for one (of plain text the number of a line that"
-            " is not blank): take both files from the same release"
+            f"{label} have different ids, for example {min(odd)} (in plain text an id is the number"
+            " of a line that is not blank). Take both files from the same release."
         )
-    spoken = {"source_name": names[0], "target_name": names[1]}
-    return [
-        {"id": key, **spoken, "source": text, "target": sides[1][key]}
-        for key, text in sides[0].items()
-    ]
+    source_name, target_name = names
+    rows = []
+    for key, text in sources.items():
+        row = {"id": key, "source_name": source_name, "target_name": target_name}
+        rows.append(row | {"source": text, "target": targets[key]})
+    return rows
 
 
 def define(ask: Ask) -> list[TaskSpec]:
     if not ask.data_root and not hub_sets(ask.language):
         raise Missing(
-            f"flores in {ask.language.name} is not on the Hub: leave {ask.language.code} out of"
-            " languages"
+            f"flores in {ask.language.name} is not on the Hub. Leave {ask.language.code} out of"
+            " languages."
         )
     english, spoken = language("en"), ask.language
-    definitions = []
-    for source, target in ((english, spoken), (spoken, english)):
-        pair = f"{source.code}-{target.code}"
-        if target.code == "ja" and not importlib.util.find_spec("MeCab"):
-            raise PipelineError(
-                f"flores {pair}: BLEU of Japanese needs a word list, pip install 'sacrebleu[ja]'"
-            )
-        body: Row = {
-            "include": [str(own_task_file("flores_ja" if target.code == "ja" else "flores"))]
-        }
-        # Where the scored rows are the exemplars' own file (development items), the exemplars leave
-        # the score.
-        first = ask.num_fewshot if ask.split == "dev" else 0
-        if ask.data_root:
-            files = {}
-            for name, split in (
-                ("dev", "dev"),
-                ("test", "devtest" if ask.split == "test" else "dev"),
-            ):
-                if name == "dev" and not ask.num_fewshot:
-                    continue
-                sides = [
-                    read_sentences(ask.data_root, spoken_side, split)
-                    for spoken_side in (source, target)
-                ]
-                if name == "dev":
-                    check_exemplars(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
-                label = f"flores {split} of {source.code} and {target.code}"
-                rows = join_sides([side for _, side in sides], [source.name, target.name], label)
-                files[name] = write_rows(ask.folder / f"flores.{pair}.{name}.jsonl", rows)
-            read_from(body, **files)
-            if "dev" not in files:
-                body["fewshot_split"] = None
-        else:
-            body["include"].append(str(own_task_file("flores_hub")))
-            body["dataset_kwargs"] = {"source": source.code, "target": target.code}
-        definitions.append(
-            write_task(ask, body | generation_kwargs(ask, own_task_file("flores")), pair, first)
+    return [define_pair(ask, english, spoken), define_pair(ask, spoken, english)]
+
+
+def define_pair(ask: Ask, source: Language, target: Language) -> TaskSpec:
+    """Write the task file of a translation pair."""
+    pair = f"{source.code}-{target.code}"
+    if target.code == "ja" and not importlib.util.find_spec("MeCab"):
+        raise PipelineError(
+            f"flores {pair}: BLEU of Japanese needs a word list. Run pip install 'sacrebleu[ja]'."
         )
-    return definitions
+    name = "flores"
+    if target.code == "ja":
+        name = "flores_ja"
+    body: Row = {"include": [str(own_task_file(name))]}
+    # If development items are scored, the few-shot examples among them are not
+    first = ask.num_fewshot if ask.split == "dev" else 0
+    if ask.data_root:
+        files = {}
+        if ask.num_fewshot:
+            files["dev"] = write_pair(ask, source, target, "dev", to_score=min(first, 1))
+        files["test"] = write_pair(ask, source, target, "test")
+        read_from(body, **files)
+        if not ask.num_fewshot:
+            body["fewshot_split"] = None
+    else:
+        body["include"].append(str(own_task_file("flores_hub")))
+        body["dataset_kwargs"] = {"source": source.code, "target": target.code}
+    body |= generation_kwargs(ask, own_task_file("flores"))
+    return write_task(ask, body, pair, first)
+
+
+def write_pair(ask: Ask, source: Language, target: Language, name: str, to_score: int = 0) -> Path:
+    """Write the rows of a split of a translation pair, joined by id, to a file.
+
+    `to_score` is the number of rows that must remain after the few-shot examples.
+    """
+    assert ask.data_root
+    split = "devtest" if name == "test" and ask.split == "test" else "dev"
+    file, sources = read_sentences(ask.data_root, source, split)
+    _, targets = read_sentences(ask.data_root, target, split)
+    if name == "dev":
+        check_exemplars(ask, "flores", len(sources) - to_score, file)
+    label = f"flores {split} of {source.code} and {target.code}"
+    rows = join_sides([sources, targets], [source.name, target.name], label)
+    return write_rows(ask.folder / f"flores.{source.code}-{target.code}.{name}.jsonl", rows)
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
-    """Return the splits dev and test (devtest) of a translation pair from the Hub, as local files
-    would give them.
+    """Return the splits dev and test (devtest) of a translation pair from the Hub.
 
-    Rows are joined by id, which the harness cannot do. tasks/flores_hub.yaml names this function.
+    They have the same form as local files. Rows are joined by id, which the harness cannot do.
+    tasks/flores_hub.yaml names this function.
     """
     import datasets
 
@@ -152,14 +152,13 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
             rows = datasets.load_dataset(FLORES_PLUS, flores_plus_code(spoken), split=split)
             sides.append({int(row["id"]): row["text"] for row in rows})
             names.append(spoken.name)
-        splits_of_pair[name] = datasets.Dataset.from_list(
-            join_sides(sides, names, f"flores {split} of {source} and {target}")
-        )
+        joined = join_sides(sides, names, f"flores {split} of {source} and {target}")
+        splits_of_pair[name] = datasets.Dataset.from_list(joined)
     return splits_of_pair
 
 
 def flores_plus_code(spoken: Language) -> str:
-    """Return the code of a language as FLORES+ has it."""
+    """Return FLORES+'s code of a language."""
     return RENAMED.get(spoken.flores, spoken.flores)
 
 

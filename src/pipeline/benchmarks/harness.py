@@ -1,13 +1,12 @@
-"""Any task or group of the evaluation harness, as its own files define it: prompts, metrics,
-filters, splits, repeats.
+"""Any task or group of the evaluation harness, as its task file defines it.
 
-A task is one test set, whatever language is asked for: `languages` and a table's `in` are the name
-under which its scores are reported. Training rows are not compared with these tasks.
+The file defines prompts, metrics, filters, splits and repeats. A task is one test set in any
+language: `languages` and a table's `in` are only the name under which its scores are reported.
+Training rows are not compared with these tasks.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from functools import cache
@@ -46,15 +45,14 @@ from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.limits import time_limit
 
-# Output type -> kind, and the metric of tasks that name none
+# Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {
     "multiple_choice": ("choice", "acc"),
     "generate_until": ("answer", "exact_match"),
     "loglikelihood": ("text", "acc"),
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
-# Metrics of the harness that are no shares of 1, and those of which less is better, unless a task
-# says otherwise
+# Metrics of the harness that are not shares of 1
 NO_SHARES = (
     "perplexity",
     "word_perplexity",
@@ -63,16 +61,16 @@ NO_SHARES = (
     "ter",
     "likelihood_diff",
 )
-LOWER = (*NO_SHARES, "brier_score")
+LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says otherwise
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 MOST_REPEATS = 1_000  # answers to each question
-ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
+ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
 def harness_benchmark(task: str) -> Benchmark | None:
-    """Return the benchmark of a task or group of the harness, or None.
+    """Return the benchmark of a task or group of the harness, or None for other tasks.
 
-    The first metric and the first filter of the file are the primary ones.
+    Its primary metric and filter are the first in the file.
     """
     return _benchmark(task, included_state())
 
@@ -84,23 +82,10 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         return None
     parts = members(task)
     if not parts:
-        raise PipelineError(f"the group {task} has no tasks: leave it out")
+        raise PipelineError(f"The group {task} has no tasks. Leave it out.")
     body = file_of(parts[0]).body
-    kind, metric = KINDS[body.get("output_type", "generate_until")]
-    names = [
-        entry["metric"] if isinstance(entry["metric"], str) else ""
-        for entry in body.get("metric_list") or []
-    ]
-    if not (metric in names or not names):
-        metric = names[0]
-    directions = []
-    for entry in body.get("metric_list") or []:
-        if entry["metric"] == metric:
-            directions.append(entry.get("higher_is_better"))
-    if directions in ([], [None]):
-        lower = metric in LOWER
-    else:
-        lower = directions[0] is False
+    kind, default_metric = KINDS[body.get("output_type", "generate_until")]
+    metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
     filters = [entry["name"] for entry in body.get("filter_list") or []]
     if task in index.groups:
         aggregates = group_metrics(task)
@@ -130,129 +115,106 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     )
 
 
+def _primary_metric(listed: list[Row], default: str) -> tuple[str, bool]:
+    """Return the main metric of a metric_list, and True if a lower value is better."""
+    metric = default
+    names = [entry["metric"] for entry in listed]
+    if names and metric not in names:
+        metric = names[0] if isinstance(names[0], str) else ""
+    for entry in listed:
+        if entry["metric"] == metric and entry.get("higher_is_better") is not None:
+            return metric, entry["higher_is_better"] is False
+    return metric, metric in LOWER
+
+
 def group_metrics(group: str) -> list[Row]:
     """Return the metrics that the harness aggregates over the tasks of a group.
 
-    They have `metric`, `filter_list` (None: all) and `weight_by_size`.
+    They have `metric`, `filter_list` (None: all filters) and `weight_by_size`.
     """
     listed = file_of(group).body.get("aggregate_metric_list") or []
+    if isinstance(listed, dict):
+        listed = [listed]
     metrics = []
-    for entry in [listed] if isinstance(listed, dict) else listed:
+    for entry in listed:
         filters = entry.get("filter_list")
-        metrics.append(
-            {
-                "weight_by_size": True,
-                **entry,
-                "filter_list": [filters] if isinstance(filters, str) else filters,
-            }
-        )
+        if isinstance(filters, str):
+            filters = [filters]
+        metrics.append({"weight_by_size": True, **entry, "filter_list": filters})
     return metrics
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    """Write the task's file with the requested number of exemplars, and with rows of data_root
-    where it is given.
+    """Write a task's file with the few-shot examples and rows of the request.
 
     A group has a file for each of its tasks.
     """
     task, index = ask.task, harness_index()
     if ask.split != "test":
         raise PipelineError(
-            f"eval.split={ask.split}: {task} scores the harness' split: leave it out"
+            f"eval.split={ask.split}: {task} scores the harness' split. Leave it out."
         )
     if task in index.tasks:
         return [write_task(ask, task_body(ask, task, task))]
     metrics = check_group(task)
-    return [
-        write_task(ask, task_body(ask, part, task), group=task, part=part, aggregates=metrics)
-        for part in members(task)
-    ]
+    specs = []
+    for part in members(task):
+        body = task_body(ask, part, task)
+        specs.append(write_task(ask, body, group=task, part=part, aggregates=metrics))
+    return specs
 
 
 def check_group(group: str) -> list[Row]:
     """Return the metrics of a group.
 
-    Raise PipelineError for a group that has no score of its own.
+    Raises:
+        PipelineError: the group has no score.
     """
     parts = members(group)
     bodies = [file_of(part).body for part in parts]
-    remedy = f"list its tasks, {name_tasks(parts)}"
+    remedy = f"List its tasks, {name_tasks(parts)}."
     metrics = group_metrics(group)
     if not metrics:
-        raise PipelineError(f"the group {group} has no score of its own: {remedy}")
+        raise PipelineError(f"The group {group} has no score. {remedy}")
     if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
-        raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
+        raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
     for part, body in zip(parts, bodies, strict=True):
-        names = [entry["metric"] for entry in body.get("metric_list") or []]
-        if names and "process_results" not in body:
-            lost = {entry["metric"] for entry in metrics} - {*names}
-            if lost:
+        names = {entry["metric"] for entry in body.get("metric_list") or []}
+        if not names or "process_results" in body:
+            continue
+        for entry in metrics:
+            if entry["metric"] not in names:
                 raise PipelineError(
-                    f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}"
+                    f"The group {group} aggregates {entry['metric']}, which {part} does not have."
+                    f" {remedy}"
                 )
     return metrics
 
 
 def task_body(ask: Ask, task: str, folder: str) -> Row:
-    """Return what the file of a task contains over its stock file.
+    """Return the content of a task's file that changes its stock file.
 
-    A user-defined task that names its files reads these, unless data_root has rows of it.
+    A user-defined task that names its files reads them, unless data_root has rows of the task.
 
-    Args: folder: below data_root/harness, unless the task has one.
+    Args:
+        ask: the request.
+        task: the task.
+        folder: the folder below data_root/harness, unless the task has a folder there.
 
-    Raises: PipelineError: the task scores no data, or would run code without consent.
+    Raises:
+        PipelineError: the task scores no data, or would run code without consent.
     """
     file = harness_index().tasks[task]
     task_file = file_of(task)
     stock = task_file.body
+    check_task(ask, task, file, task_file)
     body: Row = {"include": [str(file)]}
-    if runs_model_programs(task_file):
-        raise PipelineError(
-            f"{task} runs the model's programs without a sandbox: score mbpp with"
-            " eval.run_code=true, which has one"
-        )
-    if not ask.run_code:
-        metric = outside_metric(stock)
-        if metric:
-            raise PipelineError(
-                f"{task}: its metric {metric} is not the harness' own but a program from the Hub:"
-                " give eval.run_code=true if you trust it, or leave the task out"
-            )
-    if not scored_split(stock):
-        raise PipelineError(
-            f"{task} has no test data: set test_split or validation_split in {file.name}"
-        )
-    repeats = stock.get("repeats") or 1
-    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
-        raise PipelineError(
-            f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in"
-            f" {file.name}."
-        )
     included = included_folder(task)
     names_rows = included and (data_files(stock) or data_folders(stock))
-    own_rows = names_rows and not any(
-        row_folder.is_dir() for row_folder in row_folders(ask, task, folder)
-    )
-    local = ask.data_root is not None and not own_rows
+    reads_own_rows = names_rows and not any(map(Path.is_dir, row_folders(ask, task, folder)))
+    local = ask.data_root is not None and not reads_own_rows
     if included:
-        if not ask.run_code:
-            unsafe = task_file.python
-            if unsafe:
-                raise PipelineError(
-                    f"{task} of eval.include_path={included} runs Python: {unsafe} has !function or"
-                    " class. Give eval.run_code=true if you trust it, or leave the task out"
-                )
-        if not ask.run_code:
-            reason = why_unsafe(task_file)
-            if reason:
-                raise PipelineError(
-                    f"{task} of eval.include_path={included} could run code: {reason}. Give"
-                    " eval.run_code=true if you trust it, or remove that key"
-                )
-        refuse_internals(task_file)
-        for rows_folder in data_folders(stock):
-            refuse_card(rows_folder)
-        refuse_includes_outside(task, task_file, included)
+        check_included(ask, task, task_file, included)
         if folder != task:
             refuse_includes_outside(folder, file_of(folder), included)
         if not local:
@@ -263,59 +225,102 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         content = content_hash([*files_of_task(task)], included)
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
-        body["generation_kwargs"] = {
-            **(stock.get("generation_kwargs") or {}),
-            "max_gen_toks": ask.max_gen_toks,
-        }
+        kwargs = stock.get("generation_kwargs") or {}
+        body["generation_kwargs"] = {**kwargs, "max_gen_toks": ask.max_gen_toks}
     if local:
         body |= local_splits(ask, task, folder, stock)
     elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
         raise PipelineError(
-            f"{task}: its data set on the Hub is a program, which is not run: give data_root with "
-            f"harness/{task}/{scored_split(stock)}.jsonl"
+            f"{task}: its data set on the Hub is a program, which is not run. Give data_root with"
+            f" harness/{task}/{scored_split(stock)}.jsonl."
         )
     return body
 
 
+def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
+    """Raise PipelineError if a task would run code, or has no questions or a wrong repeats."""
+    stock = task_file.body
+    if runs_model_programs(task_file):
+        raise PipelineError(
+            f"{task} runs the model's programs without a sandbox. Score mbpp with"
+            " eval.run_code=true, which has a sandbox."
+        )
+    metric = outside_metric(stock)
+    if metric and not ask.run_code:
+        raise PipelineError(
+            f"{task}: its metric {metric} is not the harness' but a program from the Hub. Give"
+            " eval.run_code=true if you trust it, or leave the task out."
+        )
+    if not scored_split(stock):
+        raise PipelineError(
+            f"{task} has no test data. Set test_split or validation_split in {file.name}."
+        )
+    repeats = stock.get("repeats") or 1
+    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
+        raise PipelineError(
+            f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in"
+            f" {file.name}."
+        )
+
+
+def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> None:
+    """Raise PipelineError if a user-defined task could run code, or reads files outside."""
+    place = f"{task} of eval.include_path={included}"
+    if not ask.run_code:
+        python = task_file.python
+        if python:
+            raise PipelineError(
+                f"{place} runs Python: {python} has !function or class. Give eval.run_code=true if"
+                " you trust it, or leave the task out."
+            )
+        reason = why_unsafe(task_file)
+        if reason:
+            raise PipelineError(
+                f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or"
+                " remove that key."
+            )
+    refuse_internals(task_file)
+    for rows_folder in data_folders(task_file.body):
+        refuse_card(rows_folder)
+    refuse_includes_outside(task, task_file, included)
+
+
 def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
-    """Raise PipelineError for a user-defined task or group whose file includes one that no hash
-    knows.
-    """
+    """Raise PipelineError if a user-defined task or group includes a file outside its folder."""
     outside = task_file.outside(folder)
     if outside:
         raise PipelineError(
             f"{name} includes {outside}, outside of eval.include_path={folder}, whose content"
-            " identifies a run: move it there"
+            " identifies a run. Move it there."
         )
 
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
-    """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside
-    its folder.
-    """
-    without_folder = not data_folders(stock)  # in which the names are
-    for name in names_of_rows(stock) if without_folder else ():
-        if "://" not in name and not glob(name, recursive=True):
-            raise PipelineError(
-                f"{task} reads {name}, which is not there. Write its rows to it, or leave the task"
-                " out."
-            )
-    elsewhere = (
-        str(file.resolve()) for file in local_rows(stock) if folder not in file.resolve().parents
-    )
-    for path in itertools.chain(outside_paths(stock, folder), elsewhere):
+    """Raise PipelineError if a user-defined task reads local rows outside its folder."""
+    if not data_folders(stock):  # otherwise names are relative to the folder of rows
+        for name in names_of_rows(stock):
+            if "://" not in name and not glob(name, recursive=True):
+                raise PipelineError(
+                    f"{task} reads {name}, which is not there. Write its rows to it, or leave the"
+                    " task out."
+                )
+    outside = [*outside_paths(stock, folder)]
+    for file in map(Path.resolve, local_rows(stock)):
+        if folder not in file.parents:
+            outside.append(str(file))
+    if outside:
         raise PipelineError(
-            f"{task} reads {path}, outside of eval.include_path={folder}, whose content identifies"
-            " a run: move it there and name it from the working directory, or give data_root with"
-            f" harness/{task}/{scored_split(stock)}.jsonl"
+            f"{task} reads {outside[0]}, outside of eval.include_path={folder}, whose content"
+            " identifies a run. Move it there and name it from the working directory, or give"
+            f" data_root with harness/{task}/{scored_split(stock)}.jsonl."
         )
 
 
 def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
-    """Raise PipelineError if there are no rows, or a template of the task names a column that the
-    first row lacks.
+    """Raise PipelineError if there are no rows, or a template names a column that they lack.
 
-    Templates are parsed and not rendered. Those that ask whether a column is defined may name any.
+    Only the first row is read. Templates are parsed and not rendered. A template that tests if a
+    column is defined may name any column.
     """
     from jinja2 import TemplateSyntaxError, meta
 
@@ -330,18 +335,18 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
     row, environment = json.loads(line), SandboxedEnvironment()
     if "process_docs" in stock:  # a function may add columns
         return
+    known = row.keys() | environment.globals.keys()
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         template = stock.get(key)
         if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
             continue
+        too_slow = f"{task}: {key} takes more than {SECONDS} seconds. Shorten the template."
         try:
-            with time_limit(
-                SECONDS, f"{task}: {key} takes more than {SECONDS} seconds: shorten the template"
-            ):
+            with time_limit(SECONDS, too_slow):
                 names = meta.find_undeclared_variables(environment.parse(template))
-        except (TemplateSyntaxError, RecursionError):  # which the harness reports
+        except (TemplateSyntaxError, RecursionError):  # the harness reports it
             continue
-        missing = sorted(names - row.keys() - environment.globals.keys())
+        missing = sorted(names - known)
         if missing:
             raise PipelineError(
                 f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct"
@@ -350,31 +355,31 @@ def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
 
 
 def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
-    """Where data_root has the rows of a task: in a folder of its own, else in that of its group."""
+    """Return the folders of data_root that may have a task's rows: the task's, then the group's."""
     if ask.data_root:
         return [ask.data_root / "harness" / name for name in (task, group)]
     return []
 
 
 def scored_rows(task: str, data_root: Path | None) -> Path | None:
-    """Return the file of the rows that a task of the harness scores, if it is here."""
+    """Return the local file of the rows that a task of the harness scores, or None."""
     if task not in harness_index().tasks:
         return None
     stock = file_of(task).body
-    named_files = data_files(stock)
-    if isinstance(named_files, dict):
-        own_files = named_files.get(scored_split(stock))
-    else:
-        own_files = named_files
+    split = scored_split(stock)
     files = []
-    if isinstance(own_files, str) and own_files:
-        files = [Path(own_files)]
-    files += [row_folder / f"{scored_split(stock)}.jsonl" for row_folder in data_folders(stock)]
     if data_root:
-        files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"]
-    return next(
-        (file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None
-    )
+        files.append(data_root / "harness" / task / f"{split}.jsonl")
+    files += reversed([row_folder / f"{split}.jsonl" for row_folder in data_folders(stock)])
+    own_file = data_files(stock)
+    if isinstance(own_file, dict):
+        own_file = own_file.get(split)
+    if isinstance(own_file, str) and own_file:
+        files.append(Path(own_file))
+    for file in files:
+        if file.is_file() and file.suffix == ".jsonl":
+            return file
+    return None
 
 
 def scored_split(stock: Row) -> Any:
@@ -382,19 +387,23 @@ def scored_split(stock: Row) -> Any:
 
 
 def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
-    """Return the task's keys that point its splits to data_root/harness/TASK/SPLIT.jsonl.
+    """Return the keys that point a task's splits to data_root/harness/TASK/SPLIT.jsonl.
 
     A group's task may also have data_root/harness/GROUP/SPLIT.jsonl. Splits without a file are
     removed.
 
-    Raises: Missing: there is no file of the scored split, or of that of the exemplars.
+    Args:
+        ask: the request.
+        task: the task.
+        group: its group.
+        stock: the content of its file.
+
+    Raises:
+        Missing: the file of the scored split or of the few-shot examples is missing.
     """
     folders = row_folders(ask, task, group)
-    folder = next((row_folder for row_folder in folders if row_folder.is_dir()), folders[0])
-    named_splits = {}
-    for key in SPLITS:
-        if stock.get(key):
-            named_splits[key] = stock[key]
+    folder = next(filter(Path.is_dir, folders), folders[0])
+    named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
     files = {}
     for split in named_splits.values():
         file = folder / f"{split}.jsonl"
@@ -402,26 +411,20 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
             files[split] = file
     needed_splits = [scored_split(stock)]
     if ask.num_fewshot and not (stock.get("fewshot_config") or {}).get("samples"):
-        needed_splits.append(
-            next(
-                named_splits[key]
-                for key in ("fewshot_split", "training_split", *SPLITS)
-                if key in named_splits
-            )
-        )
-    absent = []
+        by_priority = ("fewshot_split", "training_split", *SPLITS)
+        needed_splits.append(next(filter(None, map(named_splits.get, by_priority))))
     for split in needed_splits:
         if split not in files:
-            absent.append(split)
-    if absent:
-        raise Missing(
-            f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there,"
-            f" give {task} a data_root of its own (null: the Hub), or leave it out"
-        )
-    rows_of(files[scored_split(stock)], {})  # or an error
+            raise Missing(
+                f"{task}: {folder / split}.jsonl is missing. Write the rows of its split there,"
+                f" give {task} another data_root (null: the Hub), or leave it out."
+            )
+    rows_of(files[scored_split(stock)], {})  # raises for broken rows
     body: Row = {"include": [str(harness_index().tasks[task])]}
     read_from(body, **files)
     for key, split in named_splits.items():
         if split not in files:
             body[key] = None
-    return body | ({"custom_dataset": None} if "custom_dataset" in stock else {})
+    if "custom_dataset" in stock:
+        body["custom_dataset"] = None
+    return body

@@ -1,7 +1,7 @@
-"""Benchmarks as local files: found below data_root, read, and every row checked, before anything
-heavy is imported.
+"""Local files of benchmarks, read from data_root and checked row by row.
 
-mgsm/sw/test.jsonl, and so the other benchmarks; FLORES also as plain text (flores.py).
+Nothing heavy is imported. Files are JSON lines such as mgsm/sw/test.jsonl. FLORES may also be plain
+text (flores.py).
 """
 
 from __future__ import annotations
@@ -23,38 +23,36 @@ def path_of_split(data_root: Path, benchmark: str, spoken: Language, split: str)
 
 
 class Missing(PipelineError):
-    """Data that is not there. A bundle may leave such a task out, and says so."""
+    """Missing data. A bundle may leave out the task and says so."""
 
 
 def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]:
-    """Return the lines that are not empty, with their numbers.
+    """Return the numbers and texts of the lines that are not empty.
 
-    Args: data_root: by default two folders above the file's.
+    Args:
+        file: the file.
+        data_root: for the message; by default two folders above the file's folder.
     """
     try:
         text = refuse_special(file).read_text(encoding="utf-8")
     except OSError as error:
-        root, remedy = (
-            data_root or file.parents[2],
-            "put it there, point data_root elsewhere, or leave the task or language out",
-        )
-        if isinstance(error, FileNotFoundError):
-            why = ""
-        else:
-            why = f" that can be read ({error.strerror})"
-        raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
+        root = data_root or file.parents[2]
+        problem = f"data_root={root} has no {file.relative_to(root)}"
+        if not isinstance(error, FileNotFoundError):
+            problem += f" that can be read ({error.strerror})"
+        raise Missing(
+            f"{problem}. Put it there, point data_root elsewhere, or leave the task or language"
+            " out."
+        ) from error
     except UnicodeDecodeError as error:
-        raise PipelineError(f"{file} is not UTF-8: write it again in UTF-8") from error
-    # splitlines also splits at U+2028, which JSON allows
-    found = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            found.append((number, line))
-    return found
+        raise PipelineError(f"{file} is not UTF-8. Write it again in UTF-8.") from error
+    # splitlines would also split at U+2028, which JSON allows
+    lines = enumerate(text.split("\n"), start=1)
+    return [(number, line) for number, line in lines if line.strip()]
 
 
 def write_rows(file: Path, rows: Iterable[Row]) -> Path:
-    """Write the file as JSON lines."""
+    """Write rows as JSON lines, and return the file."""
     with file.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return file
@@ -67,46 +65,61 @@ def rows_of(
     optional: dict[str, type] | None = None,
     data_root: Path | None = None,
 ) -> list[Row]:
-    """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional`
-    where they are there, and `options` of these values.
+    """Return all rows of a JSON-lines file, and check their columns.
+
+    Args:
+        file: the file.
+        columns: required columns and their types.
+        options: required columns and their allowed values.
+        optional: columns that rows may lack, and their types.
+        data_root: for messages (`lines_of`).
+
+    Raises:
+        PipelineError: the file is missing, empty or broken, or a row has a wrong column.
     """
-    rows, optional = [], optional or {}
+    rows: list[Row] = []
     for number, line in lines_of(file, data_root):
         where = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(
-                f"{where} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without"
-                " a byte order mark"
+                f"{where} is not JSON ({error.msg}). Write one JSON object a line, in UTF-8 without"
+                " a byte order mark."
             ) from error
         if not isinstance(row, dict):
             raise PipelineError(
-                f"{where} is a {type(row).__name__}, not a row: the Hub's columns are needed"
+                f"{where} is a {type(row).__name__}, not a row. Write the Hub's columns."
             )
-        for column, kind in (columns | optional).items():
-            if column not in row and column not in optional:
-                raise PipelineError(
-                    f"{where} has no column {column!r}: it has {', '.join(map(str, row))}; the"
-                    " Hub's columns are needed"
-                )
-            if column in row and (
-                not isinstance(row[column], kind) or isinstance(row[column], bool)
-            ):
-                if kind is type(None):
-                    want = "null"
-                else:
-                    want = f"of type {kind.__name__}"
-                raise PipelineError(f"{where}: {column} must be {want}, got {row[column]!r}")
+        check_columns(row, columns, optional or {}, where)
         for column, values in (options or {}).items():
             if row.get(column) not in values:
-                got = "no such column"
-                if column in row:
-                    got = repr(row[column])
+                got = repr(row[column]) if column in row else "no such column"
+                listed = ", ".join(map(str, values))
                 raise PipelineError(
-                    f"{where}: {column} must be one of {', '.join(map(str, values))}, got {got}"
+                    f"{where}: {column} must be one of {listed}, got {got}. Correct the row."
                 )
         rows.append(row)
     if not rows:
-        raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")
+        raise PipelineError(f"{file} is empty. Put the data there, or point data_root elsewhere.")
     return rows
+
+
+def check_columns(
+    row: Row, columns: dict[str, type], optional: dict[str, type], where: str
+) -> None:
+    """Raise PipelineError if a row lacks a column, or has a value of another type."""
+    for column, kind in (columns | optional).items():
+        if column not in row:
+            if column in optional:
+                continue
+            raise PipelineError(
+                f"{where} has no column {column!r}, but {', '.join(map(str, row))}. Write the Hub's"
+                " columns."
+            )
+        value = row[column]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            wanted = "null" if kind is type(None) else f"of type {kind.__name__}"
+            raise PipelineError(
+                f"{where}: {column} must be {wanted}, got {value!r}. Correct the row."
+            )

@@ -1,5 +1,6 @@
-"""MGSM (Shi et al. 2023): 250 word problems of grade school in 11 languages, with eight worked
-exemplars in each.
+"""MGSM (Shi et al. 2023): 250 grade-school word problems in 11 languages.
+
+Each language has eight few-shot examples with worked answers.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -29,40 +31,33 @@ from pipeline.languages import Language
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    """MGSM with worked answers in the question's language (the papers'), worked in English, or bare
-    answers.
+    """Write MGSM's task file.
 
-    A language that the harness has no file for is asked with the words of its exemplars
+    Worked answers are in the question's language (the papers') or in English, or answers are bare.
+    A language without a file in the harness uses the words of its few-shot examples
     (`prompt_words`).
     """
     kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
     code = ask.language.mgsm or ask.language.stock
     english = f"mgsm/{kind}/mgsm_{kind}_en.yaml"
     included = stock_file(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
-    body: Row = {
-        "include": [str(included), str(own_task_file("mgsm"))],
-        **generation_kwargs(ask, included, own_task_file("mgsm")),
-    }
+    own_file = own_task_file("mgsm")
+    body: Row = {"include": [str(included), str(own_file)]}
+    body |= generation_kwargs(ask, included, own_file)
     if ask.data_root:
         train, test = local_files(ask, "mgsm", "train", ask.split)
-        items = rows_of(
-            test, {"question": str, "answer_number": int}, optional={"answer": type(None)}
-        )
+        optional = {"answer": type(None)}
+        items = rows_of(test, {"question": str, "answer_number": int}, optional=optional)
+        answer: dict[str, type] = {"answer": str}
         if kind == "direct":
-            worked: dict[str, type] = {"answer_number": int}
-        else:
-            worked = {"answer": str}
-        exemplars = []
-        if ask.num_fewshot or train.is_file():
-            exemplars = rows_of(train, {"question": str} | worked)
-        check_exemplars(ask, ask.task, len(exemplars), train)
+            answer = {"answer_number": int}
+        exemplars = read_exemplars(ask, train, answer)
         if included.name == Path(english).name and code != "en":
-            question, answer = prompt_words(exemplars)
-            exemplars = [with_words(row, question, answer) for row in exemplars]
-            body |= reword_prompt(
-                read_task(included).body, question, answer, native=ask.task == "mgsm"
-            )
-            body["generation_kwargs"]["until"] = [question, *body["generation_kwargs"]["until"][1:]]
+            words = prompt_words(exemplars)
+            exemplars = [with_words(row, words) for row in exemplars]
+            body |= reword_prompt(read_task(included).body, words, native=ask.task == "mgsm")
+            _, *other_ends = body["generation_kwargs"]["until"]
+            body["generation_kwargs"]["until"] = [words.question, *other_ends]
         elif ask.task == "mgsm":
             check_worked(train, exemplars, yaml.safe_load(included.read_text()))
         read_from(body, **with_all_columns(ask, {train: exemplars, test: items}))
@@ -73,107 +68,136 @@ def define(ask: Ask) -> list[TaskSpec]:
     return [write_task(ask, body)]
 
 
+def read_exemplars(ask: Ask, file: Path, answer: dict[str, type]) -> list[Row]:
+    """Return the few-shot examples; without a request for some, their file may be missing."""
+    exemplars = []
+    if ask.num_fewshot or file.is_file():
+        exemplars = rows_of(file, {"question": str, **answer})
+    check_exemplars(ask, ask.task, len(exemplars), file)
+    return exemplars
+
+
 COLUMNS = ("question", "answer", "answer_number", "equation_solution")
-QUESTION, STEPS = "Question:", "Step-by-Step Answer:"  # MGSM's words in English
+QUESTION, STEPS = "Question:", "Step-by-Step Answer:"  # MGSM's English words
 _WORDS = re.compile(r"""\s*([^:：{}"\\\n]{1,60}[:：])""")
 
 
-def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
-    """Return what stands before each question and each worked answer, colon included.
+class Words(NamedTuple):
+    """The words before each question and each worked answer, with their colons."""
 
-    MGSM's own exemplars have `Swali:` and `Jibu la Hatua kwa Hatua:`. English words stand in where
-    the exemplars do not all begin alike, or are fewer than two.
+    question: str
+    answer: str
+
+
+def prompt_words(exemplars: Sequence[Row]) -> Words:
+    """Return the words that the few-shot examples begin with.
+
+    MGSM's examples have `Swali:` and `Jibu la Hatua kwa Hatua:`. The words are English if the
+    examples do not all begin alike, or if there are fewer than two.
     """
-    beginnings = []
-    for column, english in (("question", QUESTION), ("answer", STEPS)):
-        first_words = {
-            match[1] if (match := _WORDS.match(str(row.get(column, "")))) else ""
-            for row in exemplars
-        }
-        beginnings.append(first_words.pop() if len(first_words) == 1 and len(exemplars) > 1 else "")
-        beginnings[-1] = beginnings[-1] or english
-    return beginnings[0], beginnings[1]
+    question = _common_beginning([row.get("question", "") for row in exemplars])
+    answer = _common_beginning([row.get("answer", "") for row in exemplars])
+    return Words(question or QUESTION, answer or STEPS)
 
 
-def with_words(row: Row, question: str, answer: str) -> Row:
-    """Return an exemplar that begins with these words, one space after each, whether it had them or
-    not.
-    """
-    changes = {"question": f"{question} {row['question'].strip().removeprefix(question).lstrip()}"}
-    if isinstance(row.get("answer"), str):
-        changes["answer"] = f"{answer} {row['answer'].strip().removeprefix(answer).lstrip()}"
+def _common_beginning(texts: list[Any]) -> str:
+    """Return the words up to a colon that two or more texts all begin with, or an empty text."""
+    beginnings = set()
+    for text in texts:
+        match = _WORDS.match(str(text))
+        beginnings.add(match[1] if match else "")
+    if len(texts) > 1 and len(beginnings) == 1:
+        return beginnings.pop()
+    return ""
+
+
+def with_words(row: Row, words: Words) -> Row:
+    """Return an example that begins with these words, with one space after them."""
+    changes = {}
+    for column, word in words._asdict().items():
+        text = row.get(column)
+        if isinstance(text, str):
+            changes[column] = f"{word} {text.strip().removeprefix(word).lstrip()}"
     return row | changes
 
 
-def reword_prompt(english: Row, question: str, answer: str, native: bool) -> Row:
+def reword_prompt(english: Row, words: Words, native: bool) -> Row:
     """Return the prompt of MGSM's English file with other words before question and answer.
 
-    Args: native: ask for an answer in these words, not English's.
+    Args:
+        english: the content of the English file.
+        words: the other words.
+        native: the prompt also asks for the answer in these words.
     """
-    text, target = (
-        english["doc_to_text"].replace(f"{QUESTION} ", f"{question} "),
-        english["doc_to_target"],
-    )
-    return {
-        "doc_to_text": text.replace(STEPS, answer) if native else text,
-        "doc_to_target": target.replace(f"[{len(STEPS) + 1}:]", f"[{len(answer) + 1}:]"),
-    }
+    text = english["doc_to_text"].replace(f"{QUESTION} ", f"{words.question} ")
+    if native:
+        text = text.replace(STEPS, words.answer)
+    # The template cuts the words and a space off
+    cut, own_cut = f"[{len(STEPS) + 1}:]", f"[{len(words.answer) + 1}:]"
+    return {"doc_to_text": text, "doc_to_target": english["doc_to_target"].replace(cut, own_cut)}
 
 
-def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str, Path]:
-    """Split -> file: those of `splits` where they hold these rows with MGSM's four columns, else
-    new files.
+def with_all_columns(ask: Ask, splits: Mapping[Path, list[Row]]) -> dict[str, Path]:
+    """Return files of the splits whose rows have MGSM's four columns.
 
-    The templates tell an exemplar by its answer, and datasets takes the types of all splits from
-    the first one.
+    They are the given files if these hold such rows, otherwise new files. The templates recognise a
+    few-shot example by its answer, and datasets takes the types of all splits from the first one.
     """
-    names = {}
+    named = {}
     for file, rows in splits.items():
         if rows:
-            if file.stem == "train":
-                names[file] = "train"
-            else:
-                names[file] = "test"
-    if all(row.keys() == set(COLUMNS) for file in names for row in splits[file]) and all(
-        splits[file] == rows_of(file, {}) for file in names
-    ):
-        return {name: file for file, name in names.items()}
+            named["train" if file.stem == "train" else "test"] = file
+    if all(_has_all_columns(file, splits[file]) for file in named.values()):
+        return named
     files = {}
-    for file, name in names.items():
-        default = {
-            "answer": "-" if name == "train" else None,
-            "answer_number": 0,
-            "equation_solution": "",
-        }
-        filled = (
-            {**default, **{key: row[key] for key in COLUMNS if row.get(key) is not None}}
-            for row in splits[file]
-        )
-        files[name] = write_rows(
-            ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl", filled
-        )
+    for name, file in named.items():
+        rows = []
+        for row in splits[file]:
+            answer = "-" if name == "train" else None
+            filled = {"answer": answer, "answer_number": 0, "equation_solution": ""}
+            filled |= {key: row[key] for key in COLUMNS if row.get(key) is not None}
+            rows.append(filled)
+        new_file = ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl"
+        files[name] = write_rows(new_file, rows)
     return files
 
 
-def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
-    """Check that an exemplar's answer begins with the stock task's words.
+def _has_all_columns(file: Path, rows: list[Row]) -> bool:
+    """Return True if a file holds these rows, and they have MGSM's columns."""
+    return all(row.keys() == set(COLUMNS) for row in rows) and rows == rows_of(file, {})
 
-    The task cuts a fixed count of characters off.
+
+def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
+    """Check that the answers of few-shot examples begin with the stock task's words.
+
+    The task cuts a fixed number of characters off.
+
+    Args:
+        file: the file of the examples, for the message.
+        exemplars: the examples.
+        stock: the content of the stock task's file.
+
+    Raises:
+        PipelineError: an answer begins with other words.
     """
     match = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
     if not match:
         return
-    # Some of the harness' phrases differ from MGSM's own in spaces and in the width of the colon.
-    plain = [
-        re.sub(r"\s", "", text).replace("：", ":")
-        for text in (match[1], *(row["answer"] for row in exemplars))
-    ]
-    for number, answer in enumerate(plain[1:], start=1):
-        if not answer.startswith(plain[0]):
+    words = _plain(match[1])
+    for number, row in enumerate(exemplars, start=1):
+        if not _plain(row["answer"]).startswith(words):
             raise PipelineError(
-                f"{file}: the answer of exemplar {number} must begin with {match[1]!r}, as"
-                " MGSM's do"
+                f"{file}: the answer of example {number} must begin with {match[1]!r}, as MGSM's"
+                " do. Correct it."
             )
+
+
+def _plain(text: str) -> str:
+    """Remove spaces and replace wide colons.
+
+    The harness' phrases differ from MGSM's only in these.
+    """
+    return re.sub(r"\s", "", text).replace("：", ":")
 
 
 def hub_sets(spoken: Language) -> list[Source]:

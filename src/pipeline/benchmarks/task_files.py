@@ -1,8 +1,8 @@
-"""Task files of the harness: what is asked, of which rows, with which exemplars.
+"""Task files of the harness: prompts, rows and few-shot examples of a task.
 
-Each task is the harness' stock file, included by its path, with only the place of the data, the
-order of the exemplars and the length of answers changed, so that a prompt equals the stock task's
-byte for byte. Imports nothing heavy.
+Each task includes the harness' stock file by its path. Only the place of the data, the order of
+few-shot examples and the length of answers change, so prompts equal the stock task's byte for byte.
+This module imports no heavy library.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ OURS = Path(__file__).parent / "tasks"
 
 
 def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
-    """Return the harness' own file, without importing the harness, which takes seconds.
+    """Return a task file of the harness, without importing the harness, which takes seconds.
 
-    Args: wordless: English's file of a benchmark whose prompts differ only in the rows. With own
-    rows it serves each language that the harness has no file for.
+    Args:
+        ask: the request.
+        name: the file.
+        wordless: the English file of a benchmark whose prompts differ only in the rows. With rows
+            of data_root it serves each language without a file.
     """
     tasks = shipped_folder()
     if tasks is None:
-        raise PipelineError("lm_eval is not installed: install the package with its requirements")
+        raise PipelineError("lm_eval is not installed. Install the package with its requirements.")
     file = tasks / name
     if file.is_file():
         return file
     code = ask.language.code
-    remedy = f"leave {code} out of languages"
+    remedy = f"Leave {code} out of languages"
     if wordless and ask.data_root:
         return tasks / wordless
     if wordless:
         remedy += f", or give data_root with {name.partition('/')[0]}/{code}/test.jsonl"
-    raise PipelineError(f"the harness has no {ask.task} in {ask.language.name}: {remedy}")
+    raise PipelineError(f"The harness has no {ask.task} in {ask.language.name}. {remedy}.")
 
 
 def has_stock_file(name: str) -> bool:
@@ -51,28 +54,23 @@ def own_task_file(name: str) -> Path:
 
 
 def by_text(ask: Ask) -> list[str]:
-    """Return what turns a question that is answered by a letter into one that is answered by the
-    text of its options.
-
-    eval.options=text requests it.
-    """
+    """Return the task file that scores options by their texts, for eval.options=text."""
     if ask.options == "text":
         return [str(own_task_file(f"{ask.task}_text"))]
     return []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
-    """Join the files' settings, with eval.max_gen_toks over them; whole, since the harness replaces
-    nested keys.
+    """Join the generation settings of files, and set eval.max_gen_toks.
+
+    They are complete, because the harness replaces nested keys.
     """
     kwargs: Row = {}
     for file in files:
         kwargs |= load_plain(file)["generation_kwargs"]
-    return {
-        "generation_kwargs": (
-            kwargs | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})
-        )
-    }
+    if ask.max_gen_toks:
+        kwargs["max_gen_toks"] = ask.max_gen_toks
+    return {"generation_kwargs": kwargs}
 
 
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
@@ -83,17 +81,16 @@ def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
 def check_exemplars(ask: Ask, label: str, available: int, file: Path) -> None:
     if ask.num_fewshot > available:
         raise PipelineError(
-            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} exemplars: ask for"
-            f" at most {available}"
+            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} examples. Set at"
+            f" most {available}."
         )
 
 
 def read_from(body: Row, **files: Path) -> None:
-    """Point a task at local files, a split each."""
+    """Point a task at local files, one for each split."""
     body["include"].append(str(own_task_file("local")))
-    body["dataset_kwargs"] = {
-        "data_files": {split: str(file.resolve()) for split, file in files.items()}
-    }
+    data_files = {split: str(file.resolve()) for split, file in files.items()}
+    body["dataset_kwargs"] = {"data_files": data_files}
 
 
 def write_task(
@@ -105,10 +102,23 @@ def write_task(
     part: str = "",
     aggregates: Sequence[Row] = (),
 ) -> TaskSpec:
-    """Write the YAML file of a task, and return what is known of the task."""
+    """Write the YAML file of a task, and return the task.
+
+    Args:
+        ask: the request.
+        body: the content of the file.
+        pair: the translation pair.
+        first: the first scored row.
+        group: the group that is scored as one task.
+        part: the task in the group.
+        aggregates: the metrics of the group.
+    """
     code = pair or ask.language.code
-    name = "_".join([ask.task, *([part] if part else []), code, f"{ask.num_fewshot}shot"])
-    file = ask.folder / f"{ask.task}{f'.{part}' if part else ''}.{code}.yaml"
+    name, file_name = ask.task, ask.task
+    if part:
+        name, file_name = f"{name}_{part}", f"{file_name}.{part}"
+    name = f"{name}_{code}_{ask.num_fewshot}shot"
+    file = ask.folder / f"{file_name}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return TaskSpec(

@@ -1,13 +1,13 @@
-"""Checks that a task file of eval.include_path neither runs code nor names files outside of its
-folder.
+"""Checks that a task file of eval.include_path runs no code, and names no files outside its folder.
 
-eval.run_code=true allows Python. Templates are never allowed to reach Python's internals.
+eval.run_code=true allows Python. Templates may never use Python's internals.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,18 @@ from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 from pipeline.text import strings_in
 
-REPOSITORY = re.compile(
-    r"[\w.-]+(/[\w.-]+)?"
-)  # owner/name on the Hub, or an old name without an owner
-REMOTE = re.compile(
-    r"(https?|hf|s3|gs)://(?!.*(::|file:)).*"
-)  # a chain of addresses may end in a local file
-# What a task file may set of an answer. generate() also takes settings that name code.
+# owner/name on the Hub, or an old name without an owner
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# A chain of addresses may end in a local file
+REMOTE = re.compile(r"(https?|hf|s3|gs)://(?!.*(::|file:)).*")
+# Generation settings that a task file may have. generate() also takes settings that name code.
 GENERATION = (
     "until do_sample temperature top_p top_k min_p typical_p num_beams max_gen_toks max_new_tokens"
     " max_tokens max_completion_tokens max_length min_length min_new_tokens repetition_penalty"
     " no_repeat_ngram_size length_penalty early_stopping seed think_end_token"
 ).split()
-# In a template, not in the text around it. A search from one opening bracket ends at the next: it
-# takes linear time.
+# Matches inside a template only. A search from an opening bracket ends at the next opening bracket,
+# so it takes linear time.
 INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
 
 
@@ -55,22 +53,17 @@ def refuse_internals(task_file: TaskFile) -> None:
             if found:
                 raise PipelineError(
                     f"{path}: {key} reaches Python's internals ({found[1]}), which could run any"
-                    " code: remove that from the template"
+                    " code. Remove it from the template."
                 )
 
 
 def why_unsafe(task_file: TaskFile) -> str | None:
-    """Return the key of a user-defined task that could run code although no file of it has
-    !function.
-    """
+    """Return which keys of a user-defined task without !function could run code, or None."""
     unknown = (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION
     if unknown:
         return f"generation_kwargs sets {', '.join(unknown)}"
     if any({"custom_dataset", "use_prompt"} & body.keys() for _, body in task_file.parts):
-        own_keys = set()
-        for _, body in task_file.own:
-            for key in body:
-                own_keys.add(key)
+        own_keys = set(chain.from_iterable(body for _, body in task_file.own))
         given = own_keys & {"metadata", "dataset_kwargs", "use_prompt"}
         if given:
             return f"{', '.join(given)} can name what a function of the harness loads"
@@ -78,53 +71,56 @@ def why_unsafe(task_file: TaskFile) -> str | None:
 
 
 def runs_model_programs(task_file: TaskFile) -> bool:
-    """Return True if a task, or a file that it includes, runs programs that a model writes: it is
-    marked so, or its functions evaluate answers as Python, as sympy's parse_expr does.
+    """Return True if a task, or a file that it includes, runs programs that a model writes.
+
+    Such a file is marked as unsafe_code, or its functions evaluate answers as Python, as sympy's
+    parse_expr does.
     """
-    modules = set()
-    for path, _ in task_file.parts:
-        for module in path.parent.glob("*.py"):
-            modules.add(module)
-    evaluates = any(
-        "parse_expr" in module.read_text(encoding="utf-8", errors="replace") for module in modules
-    )
-    return evaluates or any(body.get("unsafe_code") for _, body in task_file.parts)
+    if any(body.get("unsafe_code") for _, body in task_file.parts):
+        return True
+    for folder in {path.parent for path, _ in task_file.parts}:
+        for module in folder.glob("*.py"):
+            if "parse_expr" in module.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
 
 
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Return the paths outside of its folder that a user-defined task reads its rows from.
+    """Yield the paths outside its folder that a user-defined task reads its rows from.
 
-    A folder's content identifies a run.
+    The folder's content identifies a run.
     """
     kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
     paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
-    if source not in READERS and (
-        Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)
-    ):
+    is_local = Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)
+    if source not in READERS and is_local:
         paths.append(source)
     paths += names_of_rows(stock)
     for path in map(str, filter(None, paths)):
+        if REMOTE.fullmatch(path):
+            continue
         place = Path(path).expanduser().resolve()
-        if not REMOTE.fullmatch(path) and ("://" in path or folder not in (place / "x").parents):
+        if "://" in path or folder not in (place / "x").parents:
             yield path
 
 
 def refuse_card(folder: Path) -> None:
-    """Raise PipelineError for a local folder of rows whose card names files outside of it:
-    `datasets` reads them.
+    """Raise PipelineError if the card of a local folder of rows names files outside of it.
+
+    `datasets` would read them.
     """
-    for card in (folder / name for name in ("README.md", ".huggingface.yaml")):
+    for card in (folder / "README.md", folder / ".huggingface.yaml"):
         if not card.is_file():
             continue
-        text = card.read_text(encoding="utf-8", errors="replace")
-        if card.suffix == ".yaml":
-            head = text
-        else:
-            head = text.partition("---")[2].partition("\n---")[0]
+        head = card.read_text(encoding="utf-8", errors="replace")
+        if card.suffix != ".yaml":
+            head = head.partition("---")[2].partition("\n---")[0]
         with readable_yaml(card):
             settings = yaml.safe_load(head)
-        for name in strings_in(settings.get("configs") if isinstance(settings, dict) else None):
-            if name.startswith(("/", "~")) or ".." in Path(name).parts or "://" in name:
+        configs = settings.get("configs") if isinstance(settings, dict) else None
+        for name in strings_in(configs):
+            is_outside = name.startswith(("/", "~")) or ".." in Path(name).parts
+            if is_outside or "://" in name:
                 raise PipelineError(
-                    f"{card} names rows outside of its folder ({name}): correct its configs"
+                    f"{card} names rows outside of its folder ({name}). Correct its configs."
                 )

@@ -1,6 +1,4 @@
-"""Stage compare: the report page of logs of lm_eval or evaluations of this program, for two models
-or more.
-"""
+"""The stage compare: a report page of two or more models from logs of lm_eval or evaluations."""
 
 from __future__ import annotations
 
@@ -18,31 +16,25 @@ from pipeline.runs.folders import finished_names
 
 @dataclass
 class CompareStage(Stage):
-    """The report page of what `lm_eval --log_samples` wrote, or stage=eval, for two models or
-    more.
+    """The report page that compares two or more models.
+
+    It reads logs that `lm_eval --log_samples` wrote, and runs of stage=eval.
     """
 
-    results: list[str] = (
-        knob()
-    )  # folders or files of lm_eval, or evaluations of runs_dir, the baseline first
+    # folders or files of lm_eval, or evaluations of runs_dir, the baseline first
+    results: list[str] = knob()
 
     def answer(self) -> Path:
-        """Write the page of the comparison to runs_dir/reports, and its verdict to standard error.
-
-        Returns its path.
-        """
+        """Write the page to runs_dir/reports and its verdict to standard error; return its path."""
         from pipeline.extras.compare_logs import compare_logs
         from pipeline.report.compare import headline_sentences
         from pipeline.report.write import write_report
 
         entries = list(map(self.folder_of, self.results))
-        digits = hashlib.sha256(
-            "\n".join(str(Path(entry).resolve()) for entry in entries).encode()
-        ).hexdigest()[:8]
-        name = f"compare-{digits}"
-        command = shlex.join(
-            ["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"]
-        )
+        places = "\n".join(str(Path(entry).resolve()) for entry in entries)
+        name = f"compare-{hashlib.sha256(places.encode()).hexdigest()[:8]}"
+        given = f"results=[{','.join(entries)}]"
+        command = shlex.join(["python", "-m", "pipeline", "stage=compare", given])
         results = compare_logs(entries, name, command)
         page = write_report(results, Path(self.runs_dir) / "reports" / name)
         for sentence in [*headline_sentences(results.contrasts, results.primary), results.note]:
@@ -50,9 +42,7 @@ class CompareStage(Stage):
         return page
 
     def folder_of(self, entry: str) -> str:
-        """Return the folder of a finished run that an entry names, or the entry, a file or a
-        folder.
-        """
+        """Return the folder of the finished run that an entry names, or the entry unchanged."""
         runs_dir = Path(self.runs_dir)
         if Path(entry).exists() or not finished_names(runs_dir, entry):
             return entry

@@ -1,8 +1,7 @@
-"""stage=compare: a report whose rows are the models of logs and whose columns are the metrics of
-tasks.
+"""The report of stage=compare, with a row per model and a column per metric of a task.
 
-The items that all logs of a task hold are compared: those with equal documents, by lm_eval's
-doc_hash.
+The items that all logs of a task hold are compared. Items are equal if their documents are equal,
+by lm_eval's doc_hash.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -35,16 +34,21 @@ from pipeline.text import first_few, pluralize
 
 LANGUAGE = "all"  # logs do not name a language
 LONGEST = 120  # characters of a setting that are shown
-IN_NOTE = 3  # sentences of a kind next to the verdict; the others are under "How it was computed"
+IN_NOTE = 3  # sentences of a kind next to the verdict; further ones are on the page
 KINDS = ("Logs", "Matched items", "Incomplete logs", "Different settings", "Not compared")
-Sentences = dict[str, list[str]]  # kind -> how the logs differ, and what is not compared
+Sentences = dict[str, list[str]]  # kind -> sentences about the logs and the comparison
 
 
 @dataclass(frozen=True)
 class Column:
-    """A metric that can be compared, of the items `keys`, which all logs hold.
+    """A metric of a task that can be compared.
 
-    lower: less of it is better; logs: of each model that has one.
+    Args:
+        title: the title of the column.
+        metric: the metric.
+        lower: a lower value is better.
+        logs: the logs by model.
+        keys: the items that all logs hold.
     """
 
     title: str
@@ -55,23 +59,26 @@ class Column:
 
     @cached_property
     def values(self) -> dict[str, list[float]]:
-        """Model -> the number of each item."""
+        """The number of each item, by model."""
         values = {}
         for model, log in self.logs.items():
-            values[model] = [float(log.items[key]["scores"][self.metric]) for key in self.keys]
+            scores = [log.items[key]["scores"] for key in self.keys]
+            values[model] = [float(of_item[self.metric]) for of_item in scores]
         return values
 
     @cached_property
     def is_share(self) -> bool:
-        return all(0 <= value <= 1 for values in self.values.values() for value in values)
+        all_values = chain.from_iterable(self.values.values())
+        return all(0 <= value <= 1 for value in all_values)
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
-        """Model -> its cell, of one score."""
+        """The cell of each model, with one score."""
         cells = {}
         for model in self.logs:
             score = ScoreRef(model, ScoreWords(task=self.title), LANGUAGE)
-            cells[model] = Cell(model, self.title, [Item({}, ({(): score},))])
+            item = Item({}, ({(): score},))
+            cells[model] = Cell(model, self.title, [item])
         return cells
 
     @cached_property
@@ -80,20 +87,20 @@ class Column:
         answers: dict[Key, dict[int, float]] = {}
         for model, cell in self.cells.items():
             (score,) = cell.items[0].readings[0].values()
-            answers[score, None] = {
-                item: scale * value for item, value in enumerate(self.values[model])
-            }
-        return answers_frame(PlainPlan({}), list(self.cells.values()), answers, self.is_share)
+            scaled = [scale * value for value in self.values[model]]
+            answers[score, None] = dict(enumerate(scaled))
+        cells = list(self.cells.values())
+        return answers_frame(PlainPlan({}), cells, answers, self.is_share)
 
     def comparison(self, left: str, right: str) -> Comparison:
-        return Comparison(self.frame, [(1.0, self.cells[left])], [(1.0, self.cells[right])])
+        left_cell, right_cell = self.cells[left], self.cells[right]
+        return Comparison(self.frame, [(1.0, left_cell)], [(1.0, right_cell)])
 
     def row(self, model: str) -> ScoreRow:
-        """Return the row of results.csv, which has Wilson's interval if there is no standard
-        error.
-        """
+        """Return the row of results.csv; without a standard error it has Wilson's interval."""
         log, values = self.logs[model], self.values[model]
         scale = (100 if self.is_share else 1) / percent_factor(self.metric)
+        mean = scale * fmean(values)
         error = None
         if self.is_share and scale == 1:
             error = mean_stderr(values)
@@ -105,72 +112,69 @@ class Column:
             log.num_fewshot,
             self.metric,
             log.filter,
-            scale * fmean(values),
+            mean,
             error,
             len(values),
         )
 
     def samples(self, model: str) -> tuple[Place, list[Sample]]:
-        is_right = all(value in (0, 1) for values in self.values.values() for value in values)
+        all_values = chain.from_iterable(self.values.values())
+        is_right = all(value in (0, 1) for value in all_values)
+        items = self.logs[model].items
         samples = []
-        for number, (key, value) in enumerate(zip(self.keys, self.values[model], strict=True)):
-            correct = bool(value) if is_right else None
-            sample = {
-                **self.logs[model].items[key],
-                "doc_id": number,
-                "scores": {self.metric: value},
-            }
-            samples.append({**sample, "correct": correct})
+        for number, key in enumerate(self.keys):
+            value = self.values[model][number]
+            sample = {**items[key], "doc_id": number, "scores": {self.metric: value}}
+            sample["correct"] = bool(value) if is_right else None
+            samples.append(sample)
         return (model, self.title, LANGUAGE), samples
 
     def results(self, models: Iterable[str]) -> list[CellResult]:
-        """Return the cells of the column. The best one is marked."""
-        cells = []
+        """Return the cells of the column, the best one marked, cells without a log last."""
+        cells, missing = [], []
         for model in models:
             if model in self.logs:
-                value, low, high = (
-                    100 * number for number in self.frame.estimate(self.cells[model])
-                )
-                scores = [CellScore(model, {}, [self.row(model)])]
-                cells.append(
-                    CellResult(
-                        model,
-                        self.title,
-                        value,
-                        low,
-                        high,
-                        1,
-                        runs=[model],
-                        scores=scores,
-                        task=self.title,
-                        metric=self.title,
-                    )
-                )
+                cells.append(self.cell_result(model))
+            else:
+                reason = f"“{model}” has no log of {self.title}"
+                missing.append(CellResult(model, self.title, missing=reason, task=self.title))
 
         def contrast_of(top: CellResult, rival: CellResult) -> Contrast:
             return self.comparison(top.row, rival.row).contrast()
 
         best = best_of(cells, self.lower, contrast_of)
         marked = [replace(cell, best=cell is best) for cell in cells]
-        missing = []
-        for model in models:
-            if model not in self.logs:
-                missing.append(
-                    CellResult(
-                        model,
-                        self.title,
-                        missing=f"“{model}” has no log of {self.title}",
-                        task=self.title,
-                    )
-                )
         return marked + missing
+
+    def cell_result(self, model: str) -> CellResult:
+        estimate = self.frame.estimate(self.cells[model])
+        value, low, high = (100 * number for number in estimate)
+        scores = [CellScore(model, {}, [self.row(model)])]
+        return CellResult(
+            model,
+            self.title,
+            value,
+            low,
+            high,
+            1,
+            runs=[model],
+            scores=scores,
+            task=self.title,
+            metric=self.title,
+        )
 
 
 def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     """Return the results of a comparison.
 
-    Raises PipelineError for a log that cannot be read, fewer than two models, or no item that two
-    models share.
+    Args:
+        entries: folders and files of logs.
+        name: the name of the report.
+        command: the command line that the page shows.
+
+    Raises:
+        PipelineError: a log cannot be read, there are fewer than two models, or no two models share
+            an item.
     """
     models = read_models(entries)
     titles = list(models)
@@ -179,7 +183,10 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     computed = {kind: list(dict.fromkeys(sentences)) for kind, sentences in computed.items()}
     if not columns:
         reasons = " ".join(first_few(computed["Not compared"], IN_NOTE))
-        raise PipelineError(f"results=[{','.join(entries)}] have nothing to compare: {reasons}")
+        raise PipelineError(
+            f"results=[{','.join(entries)}] cannot be compared. Give logs of the same tasks."
+            f" {reasons}"
+        )
     cells, measured = [], []
     for column in columns:
         cells += column.results(titles)
@@ -187,17 +194,12 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
             pair = Measured((left, right, column.title), "points", column.lower)
             measured.append(pair.with_result(column.comparison(left, right)))
     primary = measured[0].pair if len(measured) == 1 else ()
-    evaluations = {}
-    for model in titles:
-        own = [column for column in columns if model in column.logs]
-        evaluations[model] = Evaluation(
-            [column.row(model) for column in own], samples=[column.samples(model) for column in own]
-        )
+    evaluations = {model: evaluation_of(model, columns) for model in titles}
+    runs = [run_of(model, list(logs.values())) for model, logs in models.items()]
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
+    title = f"{len(titles)} models compared"
     if len(titles) == 2:
         title = f"{titles[1]} against {titles[0]}"
-    else:
-        title = f"{len(titles)} models compared"
     return Results(
         table=name,
         title=title,
@@ -208,7 +210,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
         cells=cells,
         computed=computed,
         contrasts=contrast_lines(measured, {}, primary),
-        runs=[run_of(model, list(logs.values())) for model, logs in models.items()],
+        runs=runs,
         versions={"pipeline": package_version(DISTRIBUTION)},
         primary=primary,
         evaluations=evaluations,
@@ -217,125 +219,139 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     )
 
 
+def evaluation_of(model: str, columns: Sequence[Column]) -> Evaluation:
+    rows, samples = [], []
+    for column in columns:
+        if model in column.logs:
+            rows.append(column.row(model))
+            samples.append(column.samples(model))
+    return Evaluation(rows, samples=samples)
+
+
 def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator[Column]:
     """Yield the metrics that can be compared.
 
-    `computed` gets sentences on differences, and on what is not compared.
+    Sentences about differences, and about metrics that are not compared, are added to `computed`.
     """
     for model, of_model in models.items():
         first = next(iter(of_model.values()))
-        computed["Logs"].append(f"“{model}”: {pluralize(len(of_model), 'log')} by {first.version}.")
-    for task, filter_name in dict.fromkeys(key for logs in models.values() for key in logs):
-        logs = {
-            model: logs[task, filter_name]
-            for model, logs in models.items()
-            if (task, filter_name) in logs
-        }
-        for model, log in logs.items():
-            computed["Incomplete logs"] += [f"“{model}”: {problem}" for problem in log.problems]
+        count = pluralize(len(of_model), "log")
+        computed["Logs"].append(f"“{model}”: {count} by {first.version}.")
+    for place in dict.fromkeys(chain.from_iterable(models.values())):
+        task, filter_name = place
+        logs = {model: of_model[place] for model, of_model in models.items() if place in of_model}
         keys = shared_keys(list(logs.values()))
-        if len(logs) < 2:
-            computed["Not compared"].append(f"{task}: only “{next(iter(logs))}” has a log.")
-        elif not keys:
-            computed["Not compared"].append(f"{task}: no item is in all logs.")
-        else:
-            if any(len(log.items) > len(keys) for log in logs.values()):
-                counts = " and ".join(
-                    f"{len(log.items)} of “{model}”" for model, log in logs.items()
-                )
-                matched = (
-                    f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
-                )
-                computed["Matched items"].append(matched)
-            computed["Different settings"] += differences_of(task, logs, keys)
+        add_sentences(computed, task, logs, keys)
         for metric in metrics_in(logs.values()):
             reason = why_not(logs, metric)
             if reason:
                 computed["Not compared"].append(f"{reason}.")
-            elif keys:
-                lower = any(metric in log.lower_is_better for log in logs.values())
-                title = f"{task} {metric}"
-                if filter_name != "none":
-                    title += f" ({filter_name})"
-                if lower:
-                    title += " (lower is better)"
-                yield Column(re.sub(r"[\x00-\x1f]+", "_", title), metric, lower, logs, keys)
+                continue
+            if not keys:
+                continue
+            lower = any(metric in log.lower_is_better for log in logs.values())
+            title = f"{task} {metric}"
+            if filter_name != "none":
+                title += f" ({filter_name})"
+            if lower:
+                title += " (lower is better)"
+            yield Column(re.sub(r"[\x00-\x1f]+", "_", title), metric, lower, logs, keys)
+
+
+def add_sentences(
+    computed: Sentences, task: str, logs: Mapping[str, Log], keys: Sequence[str]
+) -> None:
+    """Add sentences about the logs of a task and their matched items."""
+    for model, log in logs.items():
+        computed["Incomplete logs"] += [f"“{model}”: {problem}" for problem in log.problems]
+    if len(logs) < 2:
+        (model,) = logs
+        computed["Not compared"].append(f"{task}: only “{model}” has a log.")
+        return
+    if not keys:
+        computed["Not compared"].append(f"{task}: no item is in all logs.")
+        return
+    if any(len(log.items) > len(keys) for log in logs.values()):
+        counts = " and ".join(f"{len(log.items)} of “{model}”" for model, log in logs.items())
+        matched = f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
+        computed["Matched items"].append(matched)
+    computed["Different settings"] += differences_of(task, logs, keys)
 
 
 def shared_keys(logs: Sequence[Log]) -> list[str]:
-    """Return the items that all logs hold, in the order of the first log; none if there is one
-    log.
-    """
+    """Return the items that all of several logs hold, in the order of the first log."""
     first, *others = logs
-    found = []
-    for key in first.items:
-        if others and all(key in other.items for other in others):
-            found.append(key)
-    return found
+    if not others:
+        return []
+    return [key for key in first.items if all(key in other.items for other in others)]
 
 
 def metrics_in(logs: Iterable[Log]) -> list[str]:
     """Return the metrics that the items of logs have."""
-    return list(
-        dict.fromkeys(
-            metric for log in logs for item in log.items.values() for metric in item["scores"]
-        )
-    )
+    metrics: dict[str, None] = {}
+    for log in logs:
+        for item in log.items.values():
+            metrics |= dict.fromkeys(item["scores"])
+    return list(metrics)
 
 
 def why_not(logs: Mapping[str, Log], metric: str) -> str:
     """Return why a metric cannot be compared, or an empty text."""
     for model, log in logs.items():
-        numbers = [finite_or_none(item["scores"].get(metric)) for item in log.items.values()]
-        known = [number for number in numbers if number is not None]
-        lacking = len(numbers) - len(known)
+        known = []
+        for item in log.items.values():
+            number = finite_or_none(item["scores"].get(metric))
+            if number is not None:
+                known.append(number)
+        lacking = len(log.items) - len(known)
         if lacking:
             return (
-                f"{metric} of {log.task} has no number for {lacking} of {len(numbers)} items of"
+                f"{metric} of {log.task} has no number for {lacking} of {len(log.items)} items of"
                 f" “{model}”"
             )
-        printed, value = log.printed.get(metric), fmean(known)
-        if (
-            printed is not None
-            and not log.problems
-            and abs(value - printed) > 1e-6 * max(1.0, abs(printed))
-        ):
-            score = (
+        printed = log.printed.get(metric)
+        if printed is None or log.problems:
+            continue
+        value = fmean(known)
+        if abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
+            return (
                 f"{metric} of {log.task} is {printed:.6g} for “{model}”, but the mean of its items"
-                f" {value:.6g}"
+                f" {value:.6g}, so a comparison of items says nothing about it"
             )
-            return f"{score}, so a comparison of items says nothing about it"
     return ""
 
 
 def run_of(model: str, logs: Sequence[Log]) -> RunResult:
+    first = logs[0]
     shared = set.intersection(*(set(log.settings.items()) for log in logs))
-    tool, _, version = logs[0].version.partition(" ")
+    tool, _, version = first.version.partition(" ")
     return RunResult(
         name=model,
         stage="eval",
         folder=Path(),
         label=model,
-        model=logs[0].model,
-        started=logs[0].started,
+        model=first.model,
+        started=first.started,
         config=dict(sorted(shared)),
         versions={tool: version},
     )
 
 
 def differences_of(task: str, logs: Mapping[str, Log], keys: Sequence[str]) -> Iterator[str]:
-    """Yield sentences on what the logs of a task differ in: prompts and targets of matched items,
-    and settings.
-    """
+    """Yield sentences about prompts and targets of matched items, and settings, that differ."""
     for what in ("prompt", "target"):
-        count = sum(len({log.items[key][what] for log in logs.values()}) > 1 for key in keys)
+        count = 0
+        for key in keys:
+            texts = {log.items[key][what] for log in logs.values()}
+            count += len(texts) > 1
         if count:
             yield f"{task}: the {what}s of {count} of {len(keys)} items differ."
-    for name in dict.fromkeys(name for log in logs.values() for name in log.settings):
+    settings = chain.from_iterable(log.settings for log in logs.values())
+    for name in dict.fromkeys(settings):
         values = {model: log.settings.get(name, "not set") for model, log in logs.items()}
         if len(set(values.values())) > 1:
-            texts = [f"{shortened(text)} (“{model}”)" for model, text in values.items()]
-            yield f"{name}: {', '.join(texts)}."
+            shown = [f"{shortened(text)} (“{model}”)" for model, text in values.items()]
+            yield f"{name}: {', '.join(shown)}."
 
 
 def shortened(text: str) -> str:
@@ -345,13 +361,10 @@ def shortened(text: str) -> str:
 
 
 def note_of(computed: Sentences) -> str:
-    """Return what a reader of the verdict must know: the matched part, different settings, and what
-    is not compared.
-    """
-    if computed["Different settings"]:
-        sentences = []
-    else:
-        sentences = ["The recorded settings are the same."]
+    """Return the note next to the verdict: matched items, settings, metrics not compared."""
+    sentences = []
+    if not computed["Different settings"]:
+        sentences.append("The recorded settings are the same.")
     for kind, listed in computed.items():
         if listed and kind != "Logs":
             shown = first_few(listed, IN_NOTE, " under “How it was computed”.")

@@ -1,6 +1,4 @@
-"""export.adapter=true: a LoRA training, or a merge of LoRA experts, as an adapter of their base
-that PEFT loads.
-"""
+"""The option export.adapter=true: LoRA trainings and their merges as adapters for PEFT."""
 
 from __future__ import annotations
 
@@ -21,40 +19,38 @@ from pipeline.runs.run import Parent
 
 
 def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
-    """Open the model as a merge whose adapter has one rank (`with_uniform_rank`), by headers alone.
+    """Open a model as a merge whose adapter has one rank (`with_uniform_rank`), by headers only.
 
-    The adapter names its base only if that is on the Hub.
+    The adapter names its base only if the base is on the Hub.
 
-    Raises: PipelineError: the model is not exactly an adapter of its base.
+    Raises:
+        PipelineError: the model is not exactly an adapter of its base.
     """
-    merge = open_merge(
-        Soup(experts=[model.name]), {"0": open_source(model.folder, base_given(model, config))}
-    )
+    source = open_source(model.folder, base_given(model, config))
+    merge = open_merge(Soup(experts=[model.name]), {"0": source})
     if merge.adapter is None:
         raise PipelineError(
             f"export.adapter=true: {model.name} is not exactly an adapter of its base:"
-            f" {why_dense(merge)}; remove export.adapter to write the whole model, or merge LoRA"
-            " experts with merge.form=adapter"
+            f" {why_dense(merge)}. Remove export.adapter to write the whole model, or merge LoRA"
+            " experts with merge.form=adapter."
         )
-    name, _, revision = hub_id_of_base(model, Path(config.runs_dir)).partition("@")
+    hub_id = hub_id_of_base(model, Path(config.runs_dir))
+    name, _, revision = hub_id.partition("@")
     settings = {"base_model_name_or_path": name or None, "revision": revision}
-    return replace(merge, adapter=replace(with_uniform_rank(merge.adapter), settings=settings))
+    adapter = with_uniform_rank(merge.adapter)
+    return replace(merge, adapter=replace(adapter, settings=settings))
 
 
 def hub_id_of_base(model: Parent, runs_dir: Path) -> str:
-    """Return the Hub id and revision of the base of a LoRA training; for a merge that of its first
-    expert.
+    """Return the Hub id and revision of a LoRA training's base, or an empty text.
 
-    Empty for a base that only its folder names.
+    For a merge it is the base of its first expert.
     """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "merge":
-        experts = []
         for role, parent in find_ancestors(manifest, runs_dir).items():
             if role != "base":
-                experts.append(parent)
-        if experts:
-            return hub_id_of_base(experts[0], runs_dir)
+                return hub_id_of_base(parent, runs_dir)
         return ""
     with suppress(PipelineError):
         return getattr(base_of(model, runs_dir, "checkpoint"), "hub", None) or ""

@@ -1,4 +1,4 @@
-"""A task's log as stage=compare reads it, whatever wrote it."""
+"""A task's log in the form that stage=compare reads, whatever tool wrote it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,26 @@ MALFORMED = (
     OverflowError,
     OSError,
 )
-Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorded, numbers or not
+Item = dict[str, Any]  # a sample: its texts, and under `scores` the recorded values
 
 
 @dataclass(frozen=True)
 class Log:
-    """The answers of a model to a task, as one filter read them.
+    """The answers of a model to a task, read with one filter.
 
-    printed: metric -> the number that the tool printed; lower_is_better: metrics of which less is
-    better; problems: what the log lacks; version: the tool's, with its name.
+    Args:
+        model: the model's name.
+        task: the task.
+        filter: the filter.
+        file: the log file.
+        started: when the evaluation started.
+        items: the samples by document.
+        printed: the scores that the tool printed, by metric.
+        settings: settings that change scores.
+        version: the tool's name and version.
+        num_fewshot: the number of few-shot examples.
+        lower_is_better: metrics with a lower value for a better model.
+        problems: missing parts of the log.
     """
 
     model: str
@@ -46,9 +57,7 @@ class Log:
 
 
 class Reader(NamedTuple):
-    """How a format is read: `recognizes` a file by its JSON content, and `read` returns its
-    logs.
-    """
+    """A format of logs: `recognizes` a file by its JSON content, and `read` returns its logs."""
 
     recognizes: Callable[[Path, Mapping[str, Any]], bool]
     read: Callable[[Path, dict[str, Any]], Iterable[Log]]
@@ -56,13 +65,14 @@ class Reader(NamedTuple):
 
 @contextmanager
 def as_one_sentence(path: Path) -> Iterator[None]:
-    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is
-    read.
-    """
+    """Turn errors from reading a malformed file into a PipelineError with its name."""
     try:
         yield
     except PipelineError:
         raise
     except MALFORMED as error:
-        problem = f"{path} is not a complete log ({type(error).__name__}: {first_line(error)})"
-        raise PipelineError(f"{problem}: copy it again, or name other files in results") from error
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise PipelineError(
+            f"{path} is not a complete log ({problem}). Copy it again, or name other files in"
+            " results."
+        ) from error

@@ -1,6 +1,7 @@
-"""Reads the logs that stage=compare compares. The files come from other machines and are untrusted.
+"""Readers of the logs that stage=compare compares.
 
-Each format is one file with a `Reader`. Another format is another file, listed in READERS.
+Files come from other machines and are untrusted. Each format is a module with a `Reader`. A new
+format is a new module, listed in READERS.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ EXPECTED = (
     " runs/eval-..."
 )
 
-Logs = dict[tuple[str, str], Log]  # the logs of a model, by task and filter
+Logs = dict[tuple[str, str], Log]  # a model's logs by task and filter
 
 
 def read_models(entries: Sequence[str]) -> dict[str, Logs]:
     """Return the logs of the models in these folders and files, by the models' titles.
 
-    Raises PipelineError for logs that cannot be read, for fewer than two models, and for a task
-    that a model ran twice.
+    Raises:
+        PipelineError: a log cannot be read, there are fewer than two models, or a model ran a task
+            twice.
     """
     models: dict[tuple[str, str], Logs] = {}
     for entry in entries:
@@ -39,21 +41,20 @@ def read_models(entries: Sequence[str]) -> dict[str, Logs]:
             if other is not log:
                 raise PipelineError(
                     f"results={entry} holds {log.task} of {log.model} twice, in {other.file.name}"
-                    f" and {log.file.name}: name one of these files instead"
+                    f" and {log.file.name}. Name only the file to compare."
                 )
     counts = Counter(model for _, model in models)
     shared = os.path.commonpath([entry for entry, _ in models])
     titled = {}
     for (entry, model), logs in models.items():
+        title = model
         if counts[model] > 1:
             title = f"{model} ({os.path.relpath(entry, shared)})"
-        else:
-            title = model
         titled[title] = logs
     if len(titled) < 2:
         raise PipelineError(
-            f"results holds one model, {next(iter(titled))}: name the folders or files of two or"
-            " more"
+            f"results holds one model, {next(iter(titled))}. Name the folders or files of two or"
+            " more models."
         )
     return titled
 
@@ -61,34 +62,35 @@ def read_models(entries: Sequence[str]) -> dict[str, Logs]:
 def read_entry(path: Path) -> list[Log]:
     """Return the logs of a file, or of all files below a folder.
 
-    Raises PipelineError if there are none.
+    Raises:
+        PipelineError: there are none.
     """
     if path.suffix == ".jsonl":
         raise PipelineError(
-            f"results={path} is a samples file: give the results_*.json next to it, or its folder"
+            f"results={path} is a samples file. Give the results_*.json next to it, or its folder."
         )
     if path.suffix == ".eval":
         raise PipelineError(
-            f"{path} is a log of inspect_ai, which is not read since 0.2.0: give {EXPECTED}"
+            f"{path} is a log of inspect_ai, which is not read since 0.2.0. Give {EXPECTED}."
         )
     logs: list[Log] = []
     for file in log_files(path):
         with as_one_sentence(file):
             content = json.loads(file.read_bytes().decode(errors="replace"))
+            if not isinstance(content, dict):
+                continue
             for reader in READERS:
-                if isinstance(content, dict) and reader.recognizes(file, content):
+                if reader.recognizes(file, content):
                     logs += reader.read(file, without_surrogates(content))
                     break
     if not logs:
-        problem = "does not exist"
-        if path.exists():
-            problem = "holds no log"
-        raise PipelineError(f"results={path} {problem}: give {EXPECTED}")
+        problem = "holds no log" if path.exists() else "does not exist"
+        raise PipelineError(f"results={path} {problem}. Give {EXPECTED}.")
     return logs
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return the JSON files of an entry, without hidden ones such as macOS' ._results.
+    """Return the JSON files of an entry, without hidden files such as macOS' ._results.
 
     Hidden folders may hold logs.
     """
@@ -102,10 +104,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def without_surrogates(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON content in which unpaired surrogates, which UTF-8 cannot write, are question
-    marks.
-    """
-    cleaned: dict[str, Any] = json.loads(
-        json.dumps(content, ensure_ascii=False).encode(errors="replace")
-    )
+    """Replace unpaired surrogates, which UTF-8 cannot write, by question marks."""
+    text = json.dumps(content, ensure_ascii=False)
+    cleaned: dict[str, Any] = json.loads(text.encode(errors="replace"))
     return cleaned

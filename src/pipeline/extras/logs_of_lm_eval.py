@@ -1,6 +1,4 @@
-"""Logs of `lm_eval --log_samples`, version 0.4.8 or later: results_TIME.json with
-samples_TASK_TIME.jsonl.
-"""
+"""Logs of `lm_eval --log_samples` 0.4.8 or later: results_TIME.json, samples_TASK_TIME.jsonl."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from pipeline.report.load.answers import read_samples, text_of
 from pipeline.text import one_line
 
 FIRST_VERSION = (0, 4, 8)
-OF_A_ROW = {"doc_hash", "filter", "metrics"}  # keys that earlier versions do not write
+OF_A_ROW = {"doc_hash", "filter", "metrics"}  # keys that earlier versions lack
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
-# settings that decide scores: of the run, and of its command
+# Settings of the run and of its command that change scores
 OF_THE_RUN = (
     "chat_template_sha",
     "system_instruction_sha",
@@ -38,20 +36,17 @@ OF_THE_COMMAND = (
     "fewshot_seed",
     "device",
 )
-# of model_args: the model's name is the first of these that are set
+# Keys of model_args: the model's name is the first that is set
 THE_MODEL = ("peft", "delta", "pretrained", "model", "revision", "base_url", "tokenizer")
 
 
 def recognizes(_: Path, content: Mapping[str, Any]) -> bool:
-    return {"results", "config"} <= content.keys() and bool(
-        {"configs", "versions"} & content.keys()
-    )
+    has_results = {"results", "config"} <= content.keys()
+    return has_results and ("configs" in content or "versions" in content)
 
 
 def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
-    """Yield the log of each task and filter of a results file, with the samples files next to
-    it.
-    """
+    """Yield the logs of a results file and the samples files next to it, by task and filter."""
     time = TIME.search(path.name)
     version = str(content.get("lm_eval_version") or "")
     if "configs" not in content or time is None or is_too_old(version):
@@ -60,24 +55,21 @@ def read(path: Path, content: dict[str, Any]) -> Iterator[Log]:
 
 
 def logs_written_at(time: str, path: Path, content: dict[str, Any]) -> Iterator[Log]:
-    """Yield the logs of a results file, with the samples files of this time next to it."""
-    names = {task: f"samples_{task}_{time}.jsonl" for task in content["configs"]}
-    outside = []
-    for name in names.values():
-        if Path(name).name != name:
-            outside.append(name)
-    if outside:
-        raise PipelineError(
-            f"{path} names a samples file in another folder ({outside[0]}): correct the task's name"
-        )
+    """Yield the logs of a results file and the samples files of this time next to it."""
     samples = {}
-    for task, name in names.items():
+    for task in content["configs"]:
+        name = f"samples_{task}_{time}.jsonl"
+        if Path(name).name != name:
+            raise PipelineError(
+                f"{path} names a samples file in another folder ({name}). Correct the task's name."
+            )
         if (path.parent / name).is_file():
             samples[task] = path.parent / name
     if not samples:
-        expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
+        task = next(iter(content["configs"]), "TASK")
         raise PipelineError(
-            f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples"
+            f"{path} has no samples file samples_{task}_{time}.jsonl next to it. Run lm_eval with"
+            " --log_samples."
         )
     for task, file in samples.items():
         with as_one_sentence(file):
@@ -90,16 +82,14 @@ def logs_written_at(time: str, path: Path, content: dict[str, Any]) -> Iterator[
 
 
 def is_too_old(version: str) -> bool:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     return bool(numbers) and numbers < FIRST_VERSION
 
 
 def too_old(path: Path, version: str) -> PipelineError:
-    wrote = "lm_eval before 0.4.8"
-    if is_too_old(version):
-        wrote = f"lm_eval {version}"
+    wrote = f"lm_eval {version}" if is_too_old(version) else "lm_eval before 0.4.8"
     return PipelineError(
-        f"{path} is of {wrote}: score again with lm_eval 0.4.8 or later, and --log_samples"
+        f"{path} is of {wrote}. Score again with lm_eval 0.4.8 or later, and --log_samples."
     )
 
 
@@ -109,10 +99,18 @@ def logs_of_task(
     by_filter: dict[str, list[Sample]] = {}
     for row in rows:
         by_filter.setdefault(str(row["filter"]), []).append(row)
-    expected = content.get("n-samples", {}).get(task, {}).get("effective")
+    counts = content.get("n-samples", {}).get(task, {})
+    expected = counts.get("effective")
     shots = content.get("n-shot", {}).get(task)
+    if not isinstance(shots, int):
+        shots = None
     directions = (content.get("higher_is_better") or {}).get(task) or {}
+    lower_is_better = [metric for metric, higher in directions.items() if higher is False]
+    model = model_of(content)
+    started = str(content.get("date") or "")
+    scores = content["results"].get(task, {})
     settings = settings_of(content, task)
+    version = content.get("lm_eval_version") or "of a version that it did not record"
     for name, of_filter in by_filter.items():
         problems = []
         if isinstance(expected, int) and len(of_filter) < expected:
@@ -120,27 +118,23 @@ def logs_of_task(
                 f"{samples_name} holds {len(of_filter)} of the {expected} items that were scored."
             )
         yield Log(
-            model=model_of(content),
+            model=model,
             task=task,
             filter=name,
             file=path,
-            started=str(content.get("date") or ""),
+            started=started,
             items=items_by_document(of_filter),
-            printed=printed_scores(content["results"].get(task, {}), name),
+            printed=printed_scores(scores, name),
             settings=settings,
-            version=(
-                f"lm_eval {content.get('lm_eval_version') or 'of a version that it did not record'}"
-            ),
-            num_fewshot=shots if isinstance(shots, int) else None,
-            lower_is_better=frozenset(
-                metric for metric, higher in directions.items() if higher is False
-            ),
+            version=f"lm_eval {version}",
+            num_fewshot=shots,
+            lower_is_better=frozenset(lower_is_better),
             problems=tuple(problems),
         )
 
 
 def printed_scores(scores: Mapping[str, Any], filter_name: str) -> dict[str, float]:
-    """Return metric -> the number that lm_eval printed, of one filter."""
+    """Return the numbers that lm_eval printed for a filter, by metric."""
     printed = {}
     for key, value in scores.items():
         metric, _, of_filter = key.partition(",")
@@ -150,7 +144,7 @@ def printed_scores(scores: Mapping[str, Any], filter_name: str) -> dict[str, flo
 
 
 def items_by_document(rows: list[Sample]) -> dict[str, Item]:
-    """Return the items by the hash of their document and how often it came before."""
+    """Return the items by the hash of their document and its number of occurrences so far."""
     counts: Counter[str] = Counter()
     items = {}
     for row in rows:
@@ -161,47 +155,46 @@ def items_by_document(rows: list[Sample]) -> dict[str, Item]:
 
 
 def item_of(row: Sample) -> Item:
-    """Return the item of a line of a samples file.
-
-    Of weighed options the most likely one is the answer.
-    """
+    """Return the item of a line of a samples file."""
     requests = [list(argument.values()) for argument in row["arguments"].values()]
-    read, response = row["filtered_resps"], row["resps"]
+    prompt = requests[0][0]
+    response = row["resps"]
     while isinstance(response, list) and len(response) == 1:
         response = response[0]
-    if isinstance(read, list) and read:
-        extracted = read[0]
-    else:
-        extracted = read
-    are_options = len(requests) == len(read) > 1 and all(
-        isinstance(pair, list) and len(pair) == 2 for pair in read
-    )
-    if are_options:
-        likelihoods = [float(pair[0]) for pair in read]
-        extracted = requests[likelihoods.index(max(likelihoods))][1]
+    extracted = _extracted(row["filtered_resps"], requests)
+    scores = {str(metric): row.get(metric) for metric in row["metrics"]}
     return {
-        "prompt": text_of(requests[0][0]),
+        "prompt": text_of(prompt),
         "target": text_of(row["target"]),
         "response": text_of(response),
         "extracted": text_of(extracted),
-        "scores": {str(metric): row.get(metric) for metric in row["metrics"]},
+        "scores": scores,
     }
 
 
+def _extracted(filtered: Any, requests: list[list[Any]]) -> Any:
+    """Return the extracted answer: of options with likelihoods, the most likely one."""
+    is_scored = all(isinstance(pair, list) and len(pair) == 2 for pair in filtered)
+    if is_scored and len(requests) == len(filtered) > 1:
+        likelihoods = [float(pair[0]) for pair in filtered]
+        return requests[likelihoods.index(max(likelihoods))][1]
+    if isinstance(filtered, list) and filtered:
+        return filtered[0]
+    return filtered
+
+
 def model_of(content: Mapping[str, Any]) -> str:
-    """Return the model's name on the page: of a local folder its last part, on one line."""
+    """Return the model's name on the page, on one line; for a local folder, its last part."""
     arguments = model_arguments(content)
-    named = [content.get("model_name"), *(arguments.get(key) for key in THE_MODEL)]
+    named = [content.get("model_name"), *map(arguments.get, THE_MODEL)]
     name = str(next(filter(None, named), ""))
     if name.startswith(("/", ".", "~")):
-        last = name.rstrip("/").rsplit("/", 1)[-1]
-    else:
-        last = name
-    return one_line(last)[:80] or "unnamed model"
+        name = name.rstrip("/").rpartition("/")[2]
+    return one_line(name)[:80] or "unnamed model"
 
 
 def model_arguments(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return --model_args by name. Some versions record them as they were typed."""
+    """Return --model_args by name. Some versions record them as typed."""
     arguments = content["config"].get("model_args") or {}
     if isinstance(arguments, dict):
         return arguments
@@ -209,22 +202,18 @@ def model_arguments(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(content: Mapping[str, Any], task: str) -> dict[str, str]:
-    """Return the settings of a task that decide its scores, as text on one line, without unset
-    ones.
-    """
+    """Return the settings of a task that change its scores, as one-line texts."""
     config = content["config"]
-    settings = {
-        "num_fewshot": content.get("n-shot", {}).get(task),
-        "version of the task": content.get("versions", {}).get(task),
-        "dtype": model_arguments(content).get("dtype"),
-        **{key: content.get(key) for key in OF_THE_RUN},
-        **{key: config.get(key) for key in OF_THE_COMMAND},
-    }
-    found = {}
+    shots, versions = content.get("n-shot", {}), content.get("versions", {})
+    settings = {"num_fewshot": shots.get(task), "version of the task": versions.get(task)}
+    settings["dtype"] = model_arguments(content).get("dtype")
+    settings |= {key: content.get(key) for key in OF_THE_RUN}
+    settings |= {key: config.get(key) for key in OF_THE_COMMAND}
+    texts = {}
     for key, value in settings.items():
         if value not in (None, {}, ""):
-            found[key] = one_line(str(value))
-    return found
+            texts[key] = one_line(str(value))
+    return texts
 
 
 READER = Reader(recognizes, read)

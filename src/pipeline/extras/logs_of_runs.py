@@ -1,6 +1,4 @@
-"""Evaluations of this program as logs: a run of stage=eval is read as the logs that
-export.format=lm_eval writes.
-"""
+"""Runs of stage=eval as logs, in the form that export.format=lm_eval writes."""
 
 from __future__ import annotations
 
@@ -26,21 +24,22 @@ def read(path: Path, _: dict[str, Any]) -> Iterator[Log]:
     with TemporaryDirectory() as folder:
         written = write_harness_logs(path.parent, Path(folder), scored_model(path.parent))
         time = written.stem.removeprefix("results_")
-        for log in logs_of_lm_eval.logs_written_at(time, written, json.loads(written.read_bytes())):
+        content = json.loads(written.read_bytes())
+        for log in logs_of_lm_eval.logs_written_at(time, written, content):
             yield replace(log, file=path)
 
 
 def scored_model(run: Path) -> str:
-    """Return the name of the checkpoint that a run of stage=eval scored, or the label of its merge
-    in memory.
-    """
+    """Return the name of the checkpoint that a run scored, or the label of its merge in memory."""
     manifest = read_manifest(run)
     assert manifest is not None
     checkpoint = manifest.parents.get("checkpoint")
     if checkpoint:
         return checkpoint.name
-    evaluated, languages = manifest.config["eval"]["name"], "-".join(manifest.config["languages"])
-    return label_in(manifest.name).removeprefix(f"eval-{evaluated}-").removesuffix(f"-{languages}")
+    evaluated = manifest.config["eval"]["name"]
+    languages = "-".join(manifest.config["languages"])
+    label = label_in(manifest.name)
+    return label.removeprefix(f"eval-{evaluated}-").removesuffix(f"-{languages}")
 
 
 READER = Reader(recognizes, read)

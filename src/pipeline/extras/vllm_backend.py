@@ -1,6 +1,6 @@
-"""The backend that has vLLM compute, by the harness' own class for it.
+"""The backend vLLM, through the harness' own class.
 
-A merge is written before it is scored.
+A merge is written to disk before it is scored.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 OLDEST_VLLM = (0, 32)  # the first version whose answers were compared with PyTorch's
-SETTINGS = {  # of vLLM, unless the environment has others
+SETTINGS = {  # vLLM's, unless the environment sets others
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a signal ends this process and vLLM together
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB of keys and values, where it would take nearly all memory
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB of keys and values; by default nearly all memory
 }
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Context in which whatever vLLM raises becomes a PipelineError with a remedy."""
+    """Turn errors of vLLM into a PipelineError with a remedy."""
     try:
         yield
+    except PipelineError:
+        raise
     except Exception as error:
-        if isinstance(error, PipelineError):
-            raise
         traceback.print_exc(file=sys.stderr)
         text = one_line(str(error)) or "no message"
-        remedy = "its log is above; eval.backend=hf needs no vLLM"
+        remedy = "Its log is above. eval.backend=hf needs no vLLM."
         if "memory" in text.lower():
-            remedy = "lower eval.batch_size, or free memory that other processes hold"
+            remedy = "Lower eval.batch_size, or free memory that other processes hold."
         raise PipelineError(
-            f"eval.backend=vllm: vLLM stopped ({type(error).__name__}: {text[:300]}), and nothing"
-            f" of this task was scored: {remedy}"
+            f"eval.backend=vllm: vLLM stopped ({type(error).__name__}: {text[:300]}), and this task"
+            f" was not scored. {remedy}"
         ) from error
 
 
 class VllmBackend:
     """A model in vLLM.
 
-    `scratch` is an empty folder, into which a merge is written. `share_prefix` turns vLLM's prefix
-    cache on.
+    `scratch` is an empty folder for the files of a merge. `share_prefix` enables vLLM's prefix
+    cache.
     """
 
-    halved = False  # vLLM decides by itself how many rows its memory holds
+    halved = False  # vLLM fits rows to its memory
 
     def __init__(
         self,
@@ -82,24 +82,23 @@ class VllmBackend:
         self.vllm: Any = None  # lm_eval's VLLM
 
     def load(self) -> Any:
-        """Start vLLM, and return the model without weights, which has the settings that the harness
-        asks for.
-        """
-        if self.vllm is None:
-            self.model, tokenizer = without_weights(self.weights)
-            settings = settings_beyond_greedy(self.model)
-            if settings:
-                raise PipelineError(
-                    f"eval.backend=vllm: the model's generation_config.json sets {settings[0]},"
-                    " which is not passed on to vLLM: score it with eval.backend=hf"
-                )
-            self._start(self._folder(), tokenizer.name_or_path)
+        """Start vLLM, and return the model without weights, whose settings the harness reads."""
+        if self.vllm is not None:
+            return self.model
+        self.model, tokenizer = without_weights(self.weights)
+        settings = settings_beyond_greedy(self.model)
+        if settings:
+            raise PipelineError(
+                f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which"
+                " is not passed on to vLLM. Score it with eval.backend=hf."
+            )
+        self._start(self._folder(), tokenizer.name_or_path)
         return self.model
 
     def _folder(self) -> Path:
         """Return the folder of the checkpoint.
 
-        A merge, and an adapter with its base, are written as a whole model.
+        Merges and adapters are written there as whole models.
         """
         if isinstance(self.weights, Path):
             return self.weights
@@ -114,10 +113,9 @@ class VllmBackend:
             from lm_eval.models.vllm_causallms import VLLM
             from vllm.platforms import current_platform
 
-            if self.dtype == "auto":
-                dtype: Any = str(self.model.dtype).removeprefix("torch.")
-            else:
-                dtype = self.dtype
+            dtype: Any = self.dtype
+            if dtype == "auto":
+                dtype = str(self.model.dtype).removeprefix("torch.")
             self.vllm = VLLM(
                 str(folder),
                 dtype=dtype,
@@ -130,7 +128,7 @@ class VllmBackend:
                 disable_log_stats=True,
                 generation_config="vllm",
             )
-            self.vllm._max_length = None  # -1 had vLLM take the length that its memory holds
+            self.vllm._max_length = None  # with -1, vLLM chose the length that fits its memory
 
     def close(self) -> None:
         """Free the memory of weights, keys and values."""
@@ -155,10 +153,10 @@ class VllmBackend:
         ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:
-        """Generate an answer to each prompt. A sampled answer depends on its own seed alone."""
-        self._refuse_too_long(
-            max(len(prompt) + ending.room for prompt, ending in zip(prompts, endings, strict=True))
-        )
+        """Generate an answer to each prompt. A sampled answer only depends on its own seed."""
+        rooms = [ending.room for ending in endings]
+        lengths = [len(prompt) + room for prompt, room in zip(prompts, rooms, strict=True)]
+        self._refuse_too_long(max(lengths))
         with reported():
             from vllm import SamplingParams
 
@@ -168,16 +166,15 @@ class VllmBackend:
                 if sampling:
                     drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
                     drawn["seed"] = sampling.seed(place)
-                settings.append(
-                    SamplingParams(
-                        max_tokens=ending.room,
-                        stop=[] if ending.think_end else list(ending.stop),
-                        ignore_eos=True,
-                        stop_token_ids=sorted(ending.ends),
-                        skip_special_tokens=False,
-                        **drawn,
-                    )
+                params = SamplingParams(
+                    max_tokens=ending.room,
+                    stop=[] if ending.think_end else list(ending.stop),
+                    ignore_eos=True,
+                    stop_token_ids=sorted(ending.ends),
+                    skip_special_tokens=False,
+                    **drawn,
                 )
+                settings.append(params)
             outputs = self.vllm._model_generate(
                 [list(prompt) for prompt in prompts], True, settings
             )
@@ -190,12 +187,9 @@ class VllmBackend:
         share: bool,
         scored: Callable[[int, float, bool], None],
     ) -> None:
-        """Score continuations as the harness' class does, from the log-probabilities of the whole
-        prompt.
-        """
-        self._refuse_too_long(
-            max(len(context) + len(continuation) for context, continuation in requests) + 1
-        )
+        """Score continuations as the harness' class does, by log-probabilities of whole prompts."""
+        lengths = [len(context) + len(continuation) for context, continuation in requests]
+        self._refuse_too_long(max(lengths) + 1)
         with reported():
             asked = [
                 (None, list(context), list(continuation)) for context, continuation in requests
@@ -207,14 +201,15 @@ class VllmBackend:
     def _refuse_too_long(self, longest: int) -> None:
         if longest > self.vllm.max_length:
             raise PipelineError(
-                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, and vLLM has"
-                f" memory for {self.vllm.max_length}: lower eval.batch_size, or ask for fewer"
-                " exemplars or shorter answers"
+                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, but vLLM has"
+                f" memory for {self.vllm.max_length}. Lower eval.batch_size, num_fewshot or"
+                " eval.max_gen_toks."
             )
 
     def halving(self, work: Callable[[], Result]) -> Result:
-        """Refuse the harness' own loop of transformers, which requests with other generation
-        settings would need.
+        """Raise PipelineError, because vLLM cannot run the harness' loop of transformers.
+
+        Requests with other generation settings would need that loop.
         """
         raise PipelineError(
             "eval.backend=vllm passes no generation settings of a task on, except its length and"
@@ -223,26 +218,25 @@ class VllmBackend:
 
 
 def backend(settings: Eval, scratch: Path) -> functools.partial[VllmBackend]:
-    """Return what opens weights, as TorchBackend does."""
+    """Return a function that opens weights, as TorchBackend does."""
     return functools.partial(VllmBackend, scratch=scratch, share_prefix=settings.share_prefix)
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return what of vLLM changes answers: its version, and those of what it computes with.
+    """Return the versions and settings of vLLM that change answers.
 
     Raises:
         PipelineError: vLLM is not installed, or is too old.
     """
     installed = {name: package_version(name) for name in ("vllm", "torch", "transformers")}
-    if installed["vllm"] == "absent":
+    version = installed["vllm"]
+    if version == "absent":
         raise PipelineError(
-            "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use"
-            " eval.backend=hf"
+            "eval.backend=vllm needs vLLM. Run pip install 'cross-lingual-merging[vllm]', or use"
+            " eval.backend=hf."
         )
-    if tuple(map(int, installed["vllm"].split(".")[:2])) < OLDEST_VLLM:
-        raise PipelineError(
-            f"eval.backend=vllm: vLLM {installed['vllm']} is too old: install 0.32 or later"
-        )
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_VLLM:
+        raise PipelineError(f"eval.backend=vllm: vLLM {version} is too old. Install 0.32 or later.")
     invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0")
     return installed | {"batch_invariant": invariant, "computed_by": "lm_eval"}

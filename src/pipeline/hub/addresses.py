@@ -1,5 +1,6 @@
-"""Addresses of repositories on the Hub, and the only place that masks credentials in output and
-records.
+"""Addresses of repositories on the Hub, and the masking of credentials in output and records.
+
+Only this module masks credentials.
 """
 
 from __future__ import annotations
@@ -20,55 +21,55 @@ MASK = "***"
 SECRET_PARTS = "key token secret password pat".split()
 SECRET_ENDS = "apikey passwd password credential credentials secret authorization".split()
 _SECRET = rf"(?:{'|'.join(SECRET_PARTS)}|[a-z0-9]*?(?:{'|'.join(SECRET_ENDS)}))"
-_ADDRESS = re.compile(r"\b\w+:/\S*")  # Path makes one slash of two
+_ADDRESS = re.compile(r"\b\w+:/\S*")  # Path turns two slashes into one
 _USER = re.compile(r"(\b\w+:/{1,2})[^/\s]+@")
-# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole.
-# The time is linear in the length of a text, by possessive quantifiers (++) and limits of length.
+# NAME=VALUE, NAME: VALUE and "NAME": "VALUE". Text in quotes or brackets is masked as a whole.
+# Possessive quantifiers (++) and limits of length make the time linear in the length of a text.
 _NAMED = re.compile(
     rf"""(?<![\w.])(?=(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9]))(?P<name>[a-z0-9_.]++)"""
     r"""(?P<sign>\\?["']?\s?(?:=|:(?=\s))\s?)"""
-    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|(?:(?:bearer|basic|token)\ )?\S++)""",  # noqa: E501
+    r"""(?P<value>"[^"\n]{0,4000}"|'[^'\n]{0,4000}'|\[[^]\n]{0,4000}\]|"""
+    r"""(?:(?:bearer|basic|token)\ )?\S++)""",
     re.IGNORECASE,
 )
 _SECRET_NAME = re.compile(rf"(?:[a-z0-9]*+[_.])*?{_SECRET}(?![a-z0-9])", re.IGNORECASE)
-_FORMS = re.compile(  # of the Hub, W&B, GitHub, GitLab, OpenAI and AWS
+_FORMS = re.compile(  # tokens of the Hub, W&B, GitHub, GitLab, OpenAI and AWS
     r"\b(?:hf_[A-Za-z0-9]{16,}|wandb_v1_\w{16,}|(?<=login"
     r" )[0-9a-f]{40}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|sk-[\w-]{32,}|AKIA[0-9A-Z]{16})\b"
 )
-_NUMBER = re.compile(
-    r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE
-)  # num_key_value_heads=8, eos_token_id: 128001
-_NO_SECRET = "eos_token"  # which is of a tokenizer
-_EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=..., every.KEY=VALUE
+# Such as num_key_value_heads=8 and eos_token_id: 128001
+_NUMBER = re.compile(r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)
+_NO_SECRET = "eos_token"  # a tokenizer's
+_EXAMPLES = {"", "value", "none", "null"}  # in messages that explain: key=..., every.KEY=VALUE
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True if a part of a name, split at _ and ., names a secret:
+    """Return True if a part of a name, split at _ and ., names a secret.
 
-    HF_TOKEN and MYAPIKEY, but not tokenizer.
+    HF_TOKEN and MYAPIKEY do, but not tokenizer.
     """
     return _SECRET_NAME.match(name) is not None and not name.lower().endswith(_NO_SECRET)
 
 
 @cache
 def _secret_values() -> list[str]:
-    """Return the values of this process's environment variables that are secrets: with 12
-    characters and a digit.
-    """
-    values = (value for name, value in os.environ.items() if is_secret_name(name))
-    found = []
-    for value in values:
-        if len(value) >= 12 and re.search(r"\d", value):
-            found.append(value)
-    return found
+    """Return the secrets among the environment variables: 12 characters or more, with a digit."""
+    secrets = []
+    for name, value in os.environ.items():
+        if is_secret_name(name) and len(value) >= 12 and re.search(r"\d", value):
+            secrets.append(value)
+    return secrets
 
 
 def plain_addresses(text: str) -> str:
     """Remove user:password@, and the text after ? or #, from each address in a text."""
-    return _ADDRESS.sub(
-        lambda match: re.split(r"[?#]", _USER.sub(r"\1", match[0]), maxsplit=1)[0], text
-    )
+
+    def plain(match: re.Match[str]) -> str:
+        address = _USER.sub(r"\1", match[0])
+        return re.split(r"[?#]", address, maxsplit=1)[0]
+
+    return _ADDRESS.sub(plain, text)
 
 
 def without_credentials(value: Any) -> Any:
@@ -79,21 +80,19 @@ def without_credentials(value: Any) -> Any:
     known forms and the values of secret environment variables become ***, too.
     """
     if isinstance(value, dict):
-        return {
-            key: (
-                MASK
-                if isinstance(part, str) and part and is_secret_name(str(key))
-                else without_credentials(part)
-            )
-            for key, part in value.items()
-        }
+        masked = {}
+        for key, part in value.items():
+            is_secret = isinstance(part, str) and part and is_secret_name(str(key))
+            masked[key] = MASK if is_secret else without_credentials(part)
+        return masked
     if isinstance(value, list | tuple):
         return [without_credentials(part) for part in value]
     if not isinstance(value, str):
         return value
     for secret in _secret_values():
         value = value.replace(secret, MASK)
-    return _FORMS.sub(MASK, _NAMED.sub(_mask_match, plain_addresses(value)))
+    named = _NAMED.sub(_mask_match, plain_addresses(value))
+    return _FORMS.sub(MASK, named)
 
 
 def _mask_match(match: re.Match[str]) -> str:
@@ -113,16 +112,17 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 class Masked:
-    """A text stream that masks credentials and control characters in what it writes.
+    """A text stream that masks credentials and control characters in written text.
 
-    Progress bars need carriage returns, which stay. Every other attribute is the wrapped stream's.
+    Progress bars need carriage returns, which stay. Other attributes are the wrapped stream's.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write("\r".join(map(printable, without_credentials(text).split("\r"))))
+        parts = without_credentials(text).split("\r")
+        self._stream.write("\r".join(map(printable, parts)))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -135,10 +135,9 @@ class Masked:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Context in which everything that Python writes to standard output and error, libraries
-    included, is masked.
+    """Mask everything that Python, with its libraries, writes to standard output and error.
 
-    Stays in force after an exception: the interpreter prints its traceback.
+    It stays in force after an exception, because the interpreter prints its traceback.
     """
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and Masked(stream) for stream in streams)

@@ -1,7 +1,7 @@
-"""The lock file: which revision of each model, dataset and file a table's runs use.
+"""The lock file: the revision of each model, dataset and file that a table's runs use.
 
-stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs, and the files
-are read from the Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
+stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs. Files are only
+read from the Hub's cache, so compute nodes need no network. This module imports no heavy library.
 """
 
 from __future__ import annotations
@@ -25,20 +25,18 @@ LOCK = "hub.lock.json"
 
 def hub_cache() -> Path:
     """Return the Hub's cache folder, by the rules of huggingface_hub."""
-    home = os.environ.get(
-        "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    )
-    folder = (
-        os.environ.get("HF_HUB_CACHE")
-        or os.environ.get("HUGGINGFACE_HUB_CACHE")
-        or os.path.join(home, "hub")
-    )
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not folder:
+        folder = os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(folder)))
 
 
 def unusable_cache() -> str:
-    """Return why the Hub's cache, to which libraries also write what they read of local files,
-    cannot be used: no file can be written or locked there.
+    """Return why no file can be written or locked in the Hub's cache, or an empty text.
+
+    Libraries also write there what they read from local files.
     """
     folder = hub_cache().parent
     try:
@@ -46,66 +44,59 @@ def unusable_cache() -> str:
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        if "HF_HOME" in os.environ:
-            name = "HF_HOME"
-        else:
+        name = "HF_HOME"
+        if name not in os.environ:
             name = f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
         reason = error.strerror or "unusable"
         return (
-            f"{name}={folder} cannot be written ({reason}): set HF_HOME to a folder on a disk that"
-            " can be written"
+            f"{name}={folder} cannot be written ({reason}). Set HF_HOME to a folder that can be"
+            " written."
         )
     return ""
 
 
 def cached_snapshot(kind: str, name: str, revision: str) -> Path:
-    """Where the cache keeps a revision of a model or a dataset."""
-    return hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots" / revision
+    """Return the folder of a model's or a dataset's revision in the cache."""
+    repository = f"{kind}s--{name.replace('/', '--')}"
+    return hub_cache() / repository / "snapshots" / revision
 
 
 def part_of(source: Source) -> str:
-    """Return the part of a repository that a source reads: its files, or its configuration and
-    split.
-    """
+    """Return the part of a repository that a source reads: files, or configuration and split."""
     return source.files or f"{source.hub_config or 'default'}/{source.split}"
 
 
 @dataclass
 class Lock:
-    """models: id -> revision, files.
+    """The content of the lock file.
 
-    datasets: id or id@requested -> revision, parts. urls: address -> sha256, path.
+    Args:
+        models: id -> revision, files.
+        datasets: id or id@requested -> revision, parts.
+        urls: address -> sha256, path.
+        folder: the folder of the lock file. Fetched files of `urls` are below it.
     """
 
     models: dict[str, Any] = field(default_factory=dict)
     datasets: dict[str, Any] = field(default_factory=dict)
     urls: dict[str, Any] = field(default_factory=dict)
-    folder: Path = Path()  # of the lock file; fetched files of `urls` are below it
+    folder: Path = Path()
 
     def entry(self, source: Source) -> dict[str, Any] | None:
-        """Return the lock entry of a source, by the configured or the locked revision;
-
-        None if it is not locked.
-        """
+        """Return the entry of a source at the configured or locked revision, or None."""
         if source.url is not None:
             return self.urls.get(url_key(source.url))
+        requested = pinned_as(source.hub, source.revision)
+        part = part_of(source)
         for name, locked in self.datasets.items():
-            requested = (
-                name == pinned_as(source.hub, source.revision)
-                or locked["revision"] == source.revision
-            )
-            if (
-                requested
-                and name.partition("@")[0] == source.hub
-                and part_of(source) in locked["parts"]
-            ):
+            if name.partition("@")[0] != source.hub or part not in locked["parts"]:
+                continue
+            if name == requested or locked["revision"] == source.revision:
                 return locked
         return None
 
     def pinned(self, source: Source) -> Source:
-        """Return the source at its locked revision; for a file from a URL, with the digest of its
-        content.
-        """
+        """Return the source at its locked revision; for a file from a URL, with its digest."""
         entry = self.entry(source)
         if entry:
             return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}")
@@ -116,37 +107,35 @@ class Lock:
         entry = self.entry(source)
         if entry is None:
             return source, None
+        pinned = self.pinned(source)
         if source.url is not None:
             address = without_credentials(source.url)
-            return self.pinned(source), [
-                check_size(self.folder / entry["path"], entry["bytes"], address)
-            ]
+            return pinned, [check_size(self.folder / entry["path"], entry["bytes"], address)]
         assert source.hub is not None
-        root, part = (
-            cached_snapshot("dataset", source.hub, entry["revision"]),
-            entry["parts"][part_of(source)],
-        )
+        root = cached_snapshot("dataset", source.hub, entry["revision"])
+        part = entry["parts"][part_of(source)]
         paths = [check_size(root / name, size, source.hub) for name, size in part["files"].items()]
-        return replace(self.pinned(source), format=source.format or part["format"]), paths
+        return replace(pinned, format=source.format or part["format"]), paths
 
     def model(self, name: str) -> tuple[str, Path] | None:
-        """Return the locked revision of a model (id or id@requested) and its folder in the cache;
+        """Return a locked model's revision and its folder in the cache, or None.
 
-        None if it is not locked.
+        `name` is id or id@requested.
         """
         entry = self.models.get(name)
         if entry is None:
             return None
-        return entry["revision"], cached_snapshot(
-            "model", name.partition("@")[0], entry["revision"]
-        )
+        revision = entry["revision"]
+        return revision, cached_snapshot("model", name.partition("@")[0], revision)
 
     def check_model(self, name: str) -> None:
-        """Raise a PipelineError unless the cache holds each file of a locked model completely."""
+        """Raise PipelineError unless the cache holds all files of a locked model completely."""
         locked = self.model(name)
-        if locked:
-            for file, size in self.models[name]["files"].items():
-                check_size(locked[1] / file, size, name)
+        if locked is None:
+            return
+        _, folder = locked
+        for file, size in self.models[name]["files"].items():
+            check_size(folder / file, size, name)
 
 
 def pinned_as(name: str | None, revision: str | None) -> str:
@@ -156,9 +145,7 @@ def pinned_as(name: str | None, revision: str | None) -> str:
 
 
 def url_key(url: str) -> str:
-    """Return an address as the lock file stores it: without credentials, with a digest in their
-    place.
-    """
+    """Return an address as the lock file stores it, with a digest instead of its credentials."""
     plain = without_credentials(url)
     if plain == url:
         return url
@@ -166,23 +153,23 @@ def url_key(url: str) -> str:
 
 
 def check_size(path: Path, size: int, label: str) -> Path:
+    """Return a locked file, or raise PipelineError unless it is complete."""
     bytes_there = None
     if path.is_file():
         bytes_there = path.stat().st_size
     if bytes_there != size:
-        if bytes_there is None:
-            state = "is not there"
-        else:
+        state = "is not there"
+        if bytes_there is not None:
             state = f"has {bytes_there} of {size} bytes"
         raise PipelineError(
-            f"{label} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where"
-            " the Hub can be reached, or set HF_HOME to the cache it filled"
+            f"{label} is locked, but {path.name} {state} in {path.parent}. Run stage=prefetch where"
+            " the Hub can be reached, or set HF_HOME to the cache it filled."
         )
     return path
 
 
 def read_lock(runs_dir: Path) -> Lock:
-    """Return the lock of a runs_dir; an empty one if none was written."""
+    """Return the lock of a runs_dir, or an empty one if none was written."""
     path = runs_dir / LOCK
     if not path.is_file():
         return Lock(folder=runs_dir)
@@ -196,7 +183,7 @@ def _read_lock_file(path: Path, _: int) -> Lock:
         return Lock(content["models"], content["datasets"], content["urls"], path.parent)
     except (ValueError, KeyError, TypeError) as error:
         raise PipelineError(
-            f"{path} is not a lock file of this program: remove it and run stage=prefetch"
+            f"{path} is not a lock file of this program. Remove it and run stage=prefetch."
         ) from error
 
 

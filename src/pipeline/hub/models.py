@@ -1,6 +1,4 @@
-"""Models on the Hub: taken from its cache or fetched; a one-line error where neither is
-possible.
-"""
+"""Models on the Hub, taken from its cache or fetched."""
 
 from __future__ import annotations
 
@@ -16,9 +14,13 @@ SECONDS = 10  # for the Hub to answer
 def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) -> Path:
     """Return a folder, or the snapshot of the Hub's model org/name (or org/name@revision).
 
-    With fetch=False, only check that it could be fetched, and return its name. The Hub is queried
-    once before anything is fetched, because a download that cannot reach it retries for half a
-    minute.
+    The Hub is queried once before anything is fetched, because a download that cannot reach it
+    retries for half a minute.
+
+    Args:
+        folder: a folder or a name on the Hub.
+        revision: the revision; by default the name's.
+        fetch: if False, only check that the model could be fetched, and return its name.
 
     Raises:
         PipelineError: the Hub cannot be reached and the cache has no copy, or the Hub denies
@@ -35,8 +37,8 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         HfApi().model_info(name, revision=revision, timeout=SECONDS)
         reached = True
     except HfHubHTTPError as error:
-        # the Hub does not serve anyone at the moment: 429 is too many requests
-        reached = error.response.status_code != 429 and error.response.status_code < 500
+        status = error.response.status_code
+        reached = status < 500 and status != 429  # 429: too many requests
         if reached:
             raise refusal_of_model(name, error) from error
     except hub_errors():
@@ -57,16 +59,16 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         if reached:
             raise refusal_of_model(name, error) from error
         raise PipelineError(
-            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a"
-            " node that reaches the Hub, or name a folder that holds it"
+            f"hub:{name} cannot be reached, and is not in the local cache. Run stage=prefetch on a"
+            " node that reaches the Hub, or name a folder that holds it."
         ) from error
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """Return the exception types of requests to the Hub and its cache: network errors, offline
-    mode, refusals, missing files.
+    """Return the exception types of requests to the Hub and its cache.
 
-    Other errors, such as a full disk, are not included.
+    They are network errors, offline mode, refusals and missing files, but not other errors such as
+    a full disk.
     """
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -79,15 +81,18 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
 
 def of_hub(folder: Path) -> bool:
-    """Whether this names a model on the Hub, org/name, and not a folder."""
+    """Return True if this is a name on the Hub, org/name, and not a folder."""
     return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
 
 
 def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
-    """Return the metadata on a model's card (the head of README.md), of a folder or of the Hub's
-    org/name[@revision].
+    """Return the metadata of a model card, the head of README.md.
 
-    Empty without a card, or if the card is unavailable. `ask=False` reads only the Hub's cache.
+    It is empty without a card, or if the card is unavailable.
+
+    Args:
+        folder: a folder, or the Hub's org/name[@revision].
+        ask: if False, only read the Hub's cache.
     """
     file = folder / "README.md"
     if of_hub(folder):
@@ -97,7 +102,7 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
         try:
             if ask:
                 HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
-        except hub_errors():  # the cache may have it
+        except hub_errors():  # the cache may have the card
             ask = False
         try:
             file = Path(
@@ -105,7 +110,7 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
                     name, "README.md", revision=revision or None, local_files_only=not ask
                 )
             )
-        except hub_errors():  # a model without a card, or one that is not in the cache
+        except hub_errors():  # there is no card, or it is not in the cache
             return {}
     if not file.is_file():
         return {}
@@ -123,6 +128,6 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:
     return PipelineError(
-        f"hub:{name} cannot be fetched ({first_line(error)}): accept its terms on its page and log"
-        " in (hf auth login, or HF_TOKEN), or name a folder that holds it"
+        f"hub:{name} cannot be fetched ({first_line(error)}). Accept its terms on its page and log"
+        " in (hf auth login, or HF_TOKEN), or name a folder that holds it."
     )

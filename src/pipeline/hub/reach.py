@@ -1,6 +1,4 @@
-"""Whether the Hub answers, queried once before libraries retry many times, and offline use without
-it.
-"""
+"""A single query of the Hub before libraries retry many times, and offline use of its cache."""
 
 from __future__ import annotations
 
@@ -16,20 +14,21 @@ SECONDS = 5  # for the Hub to answer
 
 
 def refusal_of_set(repository: str) -> Exception | None:
-    """None where the Hub gives access to this dataset, else the exception of one query."""
+    """Return the exception of one query of a dataset, or None if the Hub gives access to it."""
     from huggingface_hub import HfApi
 
     try:
         HfApi().dataset_info(repository, timeout=SECONDS)
-    except Exception as error:  # whatever the network does, HF_HUB_OFFLINE, or access is denied
+    except Exception as error:  # any network error, HF_HUB_OFFLINE, or denied access
         return error
     return None
 
 
 @contextmanager
 def force_offline() -> Iterator[None]:
-    """Context in which datasets come from the cache only: `datasets` queries an unreachable Hub six
-    times, half a minute.
+    """Load datasets only from the cache within this context.
+
+    `datasets` would query an unreachable Hub six times, for half a minute.
     """
     import datasets
     from huggingface_hub import constants
@@ -43,7 +42,7 @@ def force_offline() -> Iterator[None]:
 
 @contextmanager
 def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Context in which a library's own setting, or function, is another one."""
+    """Replace a setting or function of a library within this context."""
     original = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -54,9 +53,10 @@ def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def at_locked_revisions(lock: Lock) -> Iterator[None]:
-    """Context in which `datasets.load_dataset`, which the harness calls by name alone, reads a
-    locked set at its revision. Offline `datasets` takes the revision that its cache was last given,
-    whichever is asked for: another one raises PipelineError.
+    """Load locked datasets at their revisions within this context.
+
+    The harness calls `datasets.load_dataset` with the name only. Offline, `datasets` uses the
+    revision that its cache was given last, for any request. Another revision raises PipelineError.
     """
     import datasets
 
@@ -67,18 +67,17 @@ def at_locked_revisions(lock: Lock) -> Iterator[None]:
             return load(path, *args, **how)
         revision = lock.datasets[path]["revision"]
         loaded: Any = load(path, *args, revision=revision, **how)
-        if "split" in how:
-            part = loaded
-        else:
+        part = loaded
+        if "split" not in how:
             part = next(iter(loaded.values()))
-        for cached in {Path(file["filename"]).parent.name for file in part.cache_files} - {
-            revision
-        }:
-            raise PipelineError(
-                f"{path} is locked at {revision[:8]}, and the cache of datasets gives {cached[:8]}:"
-                " run stage=prefetch where the Hub can be reached, or set HF_HOME to the cache it"
-                " filled"
-            )
+        for file in part.cache_files:
+            cached = Path(file["filename"]).parent.name
+            if cached != revision:
+                raise PipelineError(
+                    f"{path} is locked at {revision[:8]}, but the cache of datasets gives"
+                    f" {cached[:8]}. Run stage=prefetch where the Hub can be reached, or set"
+                    " HF_HOME to the cache it filled."
+                )
         return loaded
 
     with replaced(datasets, "load_dataset", load_locked):
@@ -87,16 +86,15 @@ def at_locked_revisions(lock: Lock) -> Iterator[None]:
 
 @contextmanager
 def reach_or_offline(repository: str) -> Iterator[None]:
-    """Context for loading a dataset: from the cache only where the Hub does not answer.
+    """Load a dataset within this context, only from the cache if the Hub does not answer.
 
     Raises:
         ConnectionError: the Hub does not answer, and the cache does not have the dataset. Other
             errors (not found, gated) are raised by the library that loads it.
     """
     error = refusal_of_set(repository)
-    status = getattr(
-        getattr(error, "response", None), "status_code", 500
-    )  # without an answer there is none
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", 500)  # without an answer there is no code
     if error is None or status < 500:
         yield
         return

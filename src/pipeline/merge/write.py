@@ -171,9 +171,9 @@ def write_index(merge: Merging, folder: Path) -> None:
 def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
     """Copy config, generation config, tokenizer and chat template of a source.
 
-    The config is written anew if the merge changes it, if it declares a head of later tokens, which
-    no merge has, or if it names another dtype. transformers loads in the dtype of config.json, so
-    an old value would round the merge again.
+    The config is written anew if the merge changes it or has another dtype. It is also written anew
+    if it declares a head of later tokens, which no merge has. transformers loads in the dtype of
+    config.json, so an old value would round the merge again.
 
     Args:
         source: the source of the files.

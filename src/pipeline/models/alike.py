@@ -70,8 +70,8 @@ _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
 def same_architecture(first: Checkpoint, second: Checkpoint, keys: tuple[str, str]) -> None:
     """Raise PipelineError unless the tensors of two models can be combined by name.
 
-    The models must have equal values of all keys that both config.json have and that change what a
-    model computes, and tensors of the same names and shapes. Dtypes may differ.
+    Keys in both config.json that change what a model computes must be equal. Names and shapes of
+    tensors must be equal. Dtypes may differ.
 
     Args:
         first: a model.

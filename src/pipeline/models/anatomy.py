@@ -101,12 +101,17 @@ _EXPERTS = re.compile(
 class Site:
     """The place of a parameter: its layer (None outside the layers) and its kind.
 
-    Kinds in layers are attention (with the norms of queries and keys), linear_attention (recurrent
-    or convolutional mixing of tokens: Qwen 3.5, LFM2, Mamba), mlp, per_layer_input (Gemma 3n and
-    4), attention_norm and mlp_norm (the norms before and after each half, such as Llama's
-    input_layernorm and post_attention_layernorm), and shared_norm (a single input_layernorm for
-    both halves, as in Cohere and Phi 2). Kinds outside the layers are embedding, final_norm, head
-    and tower.
+    Kinds in layers:
+
+    - attention, with the norms of queries and keys
+    - linear_attention: recurrent or convolutional mixing of tokens (Qwen 3.5, LFM2, Mamba)
+    - mlp
+    - per_layer_input (Gemma 3n and 4)
+    - attention_norm and mlp_norm: the norms before and after each half, such as Llama's
+      input_layernorm and post_attention_layernorm
+    - shared_norm: a single input_layernorm for both halves (Cohere, Phi 2)
+
+    Kinds outside the layers are embedding, final_norm, head and tower.
     """
 
     layer: int | None

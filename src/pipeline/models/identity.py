@@ -33,9 +33,8 @@ def file_digests(path: Path, runs_dir: Path | None) -> dict[str, Any]:
     """Return the digest of a file, as `blake3`, and of its finite `tensors`.
 
     They are cached. Otherwise each byte is read once, in threads. The digest of a safetensors file
-    is over its header and its tensors' digests in the order of their bytes, so one read also gives
-    a merge the digests of the tensors that it copies. The digest of other files is over their
-    bytes.
+    is over its header and its tensors' digests in the order of their bytes. So one read also gives
+    a merge the digests of copied tensors. The digest of other files is over their bytes.
     """
     from pipeline.models.arrays import in_threads
 

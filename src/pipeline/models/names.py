@@ -19,7 +19,8 @@ _FACTORS = re.compile(
 )
 # Buffers that older versions stored, and heads of later tokens, which transformers ignores
 _COMPUTED = re.compile(
-    r"rotary_emb\w*\.(original_)?(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$"
+    r"rotary_emb\w*\.(original_)?(inv_freq|cos_cached|sin_cached)$"
+    r"|\.(attn|attention)\.(masked_)?bias$"
     r"|\bembed_positions\.weights$|^(model\.)?mtp\."
 )
 _LATER_HEAD = re.compile(r"^(model\.)?mtp\.")

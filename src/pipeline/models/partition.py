@@ -103,7 +103,9 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
     if site.kind == TOWER:
         return "frozen"
     if site.kind in OUTSIDE or site.layer is None:
-        return "outside" if partition.outside == "frozen" else partition.outside  # type: ignore[return-value]
+        if partition.outside == "frozen":
+            return "outside"
+        return partition.outside  # type: ignore[return-value]
     is_language = is_outer(site.layer, bottom, top, num_layers)
     splits_layers = partition.all_attention != partition.all_mlp and not is_language
     if splits_layers and site.kind == "shared_norm":

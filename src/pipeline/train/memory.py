@@ -7,7 +7,7 @@ moments. With sft.optimizer=adamw_8bit it needs 10 and 6, and its moments carry 
 256, 1.6 % more (docs/reference/training.md). Accumulating gradients over micro-batches adds no
 memory: the gradient exists once, under ddp as a view of its buckets, under fsdp2 as a shard that is
 reduced after each micro-batch. LoRA stores the base's weights (2 bytes, and 4 for the output head
-if sft.weights=float32) and 16 bytes for each parameter of its adapters, which stay float32.
+if sft.weights=float32). Its adapters stay float32 and need 16 bytes per parameter.
 """
 
 from __future__ import annotations

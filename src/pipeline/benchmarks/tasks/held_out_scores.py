@@ -1,5 +1,6 @@
-"""Items and scores of held_out.yaml; read by the harness, also by its own command line, without
-this package.
+"""Items and scores of held_out.yaml.
+
+The harness reads this file, also from its command line without this package.
 """
 
 import math
@@ -10,7 +11,7 @@ def items(rows):
 
 
 def build_item(row):
-    """Prompt and completion, joined by a line feed as trainings join them by default.
+    """Return the prompt and the completion, joined by a line feed as in trainings by default.
 
     Plain text has no prompt.
     """
@@ -23,6 +24,6 @@ def build_item(row):
 
 
 def score_text(doc, results):
-    """bits: the log2 probability of the text."""
+    """Return `bits`, the log2 probability of the text."""
     ((likelihood, _),) = results
     return {"bits": likelihood / math.log(2)}

@@ -1,18 +1,22 @@
-"""Scores of mgsm_steps.yaml; read by the harness, also by its own command line, without this
-package.
+"""Scores of mgsm_steps.yaml.
+
+The harness reads this file, also from its command line without this package.
 """
 
 import math
 
 
 def score_step(doc, results):
-    """(question, value) of a step: acc, whether the gold calculation is the likeliest of the four;
-    bits, the log2 of its probability.
+    """Return (question, value) of a step for two metrics.
+
+    acc is 1 if the gold calculation is the likeliest of the four. bits is the log2 probability of
+    the gold calculation.
     """
     likelihoods = [likelihood for likelihood, _ in results]
     best = max(range(len(likelihoods)), key=likelihoods.__getitem__)
-    right, bits = float(best == doc["label"]), likelihoods[doc["label"]] / math.log(2)
-    return {"acc": (doc["index"], right), "bits": (doc["index"], bits)}
+    gold = doc["label"]
+    bits = likelihoods[gold] / math.log(2)
+    return {"acc": (doc["index"], float(best == gold)), "bits": (doc["index"], bits)}
 
 
 def mean_per_step(items):
@@ -22,4 +26,5 @@ def mean_per_step(items):
 
 def mean_per_question(items):
     """Return the mean over questions of the sum over a question's steps."""
-    return math.fsum(bits for _, bits in items) / len({question for question, _ in items})
+    questions = {question for question, _ in items}
+    return math.fsum(bits for _, bits in items) / len(questions)

@@ -74,10 +74,10 @@ class AdaptiveSwap(Merge):
     def unit_changes(
         self, expert: Source, base: Source, sites: Mapping[str, Site], threads: int | None
     ) -> dict[Unit, float]:
-        """Return how far an expert moved each unit.
+        """Return how far an expert moved each unit (the authors' layer_swap.py, module_swap.py).
 
-        It is the sum of the relative changes of a layer's matrices, or the root of the sum of their
-        squares if the unit is a module (layer_swap.py and module_swap.py of the authors).
+        For a layer it is the sum of the relative changes of its matrices. For a module it is the
+        root of the sum of their squares.
         """
         from pipeline.merge.formulas import relative_change
         from pipeline.models.arrays import in_threads

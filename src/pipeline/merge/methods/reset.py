@@ -34,7 +34,7 @@ class Reset(Merge):
     side: str | None = knob(None, options=("math", "language"))
     layers: list[NonNegativeInt] | None = knob(None)  # from 0, next to the embeddings
     threshold: float | None = knob(None, ge=0)  # mean absolute change of a row
-    # the features that rows are, as in analyze.axis
+    # rows are input or output features, as in analyze.axis
     axis: str = knob(
         "input", options=("input", "output"), hashed=lambda merge: merge.threshold is not None
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Soup(Merge):
     method: str = "soup"
     experts: list[str] = knob(run=True)
-    # uniform, magnitude, or a list with a number, or a list over depth, per expert; null: uniform
+    # uniform, magnitude, or per expert a number or a list over depth; null: uniform
     weights: Any = None
 
     def __post_init__(self) -> None:
