@@ -1,9 +1,7 @@
-"""What the two papers print: tables.yaml and the numbers of the change maps, read from this
-package.
+"""The printed results of the two papers: tables.yaml, and the numbers of the change maps.
 
-A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted where a table has
-groups of rows ("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, BLEU is on its scale of
-100.
+A key is `<paper>.<table>`, such as unreasonable.table3. If a table has groups of rows, a row's name
+is dotted ("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, and BLEU is 0-100.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ NOT_ROWS = ("metric", "columns", "suspect")
 
 @lru_cache(maxsize=1)
 def load_tables() -> dict[str, Any]:
-    """All of tables.yaml: paper -> table -> printed content.
+    """Return the content of tables.yaml: paper -> table -> printed content.
 
-    One object for all callers: do not change it.
+    All callers share the object, so do not change it.
     """
     return yaml.safe_load((FOLDER / "tables.yaml").read_text(encoding="utf-8"))
 
@@ -34,7 +32,8 @@ def load_tables() -> dict[str, Any]:
 def published_table(key: str) -> dict[str, Any]:
     """Return the table printed under a key.
 
-    Raises: PipelineError: the key is unknown; names the closest known one.
+    Raises:
+        PipelineError: The key is unknown. The message suggests similar keys.
     """
     paper, _, table = key.partition(".")
     papers = load_tables()
@@ -48,18 +47,20 @@ def published_table(key: str) -> dict[str, Any]:
 
 
 def published_rows(key: str) -> dict[str, list[float | None]]:
-    """Row -> its numbers, one a column; None is a cell that the paper leaves empty.
+    """Return the numbers of each row, one a column. None is a cell that the paper leaves empty.
 
-    Empty where the rows are missing from our copy of the paper.
+    The result is empty if the rows are missing from our copy of the paper.
 
-    Raises PipelineError for a key that is not a table of numbers, such as unreasonable.partitions.
+    Raises:
+        PipelineError: The key is not a table of numbers, such as unreasonable.partitions.
     """
     table = published_table(key)
     if "columns" not in table:
         raise PipelineError(f"published={key} is not a table of numbers: it has {', '.join(table)}")
-    return dict(
-        _flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS})
-    )
+    rows = dict(table)
+    for name in NOT_ROWS:
+        rows.pop(name, None)
+    return dict(_flatten_rows("", rows))
 
 
 def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, list[float | None]]]:
@@ -71,9 +72,10 @@ def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, lis
 
 
 def published_value(key: str, row: str, column: str) -> float | None:
-    """One printed number; None where the paper leaves it empty.
+    """Return a printed number, or None if the paper leaves the cell empty.
 
-    Raises PipelineError for an unknown row or column.
+    Raises:
+        PipelineError: The row or column is unknown.
     """
     by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
@@ -86,17 +88,26 @@ def published_value(key: str, row: str, column: str) -> float | None:
 
 
 def is_printed(key: str, row: str, column: str) -> bool:
-    """Whether a table has this row and column. Raises PipelineError for an unknown table."""
+    """Return True if a table has this row and column.
+
+    Raises:
+        PipelineError: The table is unknown.
+    """
     return row in published_rows(key) and column in published_table(key)["columns"]
 
 
 def reason_for_doubt(key: str, row: str, column: str) -> str | None:
-    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows,
-    else of its column; or None.
+    """Return why a printed number is doubtful, or None.
+
+    The reason is the mark of its cell, otherwise of its row or group of rows, otherwise of its
+    column.
     """
     marks = published_table(key).get("suspect", {})
     names, group = [f"{row}.{column}"], row
     while group:
         names.append(group)
-        group = group.rpartition(".")[0]
-    return next((marks[name] for name in [*names, column] if name in marks), None)
+        group, _, _ = group.rpartition(".")
+    for name in [*names, column]:
+        if name in marks:
+            return marks[name]
+    return None
