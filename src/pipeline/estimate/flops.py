@@ -1,4 +1,4 @@
-"""What runs cost in seconds, by formulas. Nothing is loaded, so a plan takes no time.
+"""Formulas for the seconds that runs take. No model is loaded, so a plan takes no time.
 
 The memory of training is in train/memory.py, the memory of scoring in evaluate/memory.py; their
 checks use the same formulas.
@@ -78,7 +78,9 @@ class Gpu:
         """Return the expected FLOP/s of training. TF32 has half the rate of bf16."""
         if precision == "fp32":
             return self.fp32 * self.fp32_share
-        share = self.lora_share if lora else self.bf16_share
+        share = self.bf16_share
+        if lora:
+            share = self.lora_share
         if precision == "tf32":
             share = share * 0.5
         return self.bf16 * share
@@ -406,11 +408,13 @@ def scoring_seconds(
         products = "float32" if dtype == "float32" else "bfloat16"
     size, layers = WIDTH[dtype], 0 if vllm else shape.layers
     bandwidth = machine.bandwidth * machine.bandwidth_share
-    launch = LAUNCH * layers
+    launch = step = LAUNCH * layers
+    if not machine.is_cpu:
+        step = machine.scoring[products][1] * layers
     scorer = _Scorer(
         rate=machine.scoring_rate(products),
         launch=launch,
-        step=launch if machine.is_cpu else machine.scoring[products][1] * layers,
+        step=step,
         weights=(shape.layers * shape.layer + shape.embedding) * size / bandwidth,
         token=shape.kv_values * size / bandwidth,
         layers=2.0 * shape.layers * (shape.attention + shape.mlp),

@@ -132,7 +132,7 @@ def estimate_costs(
         unfinished: The unfinished runs.
         plan: The settings of the plan.
         free_snapshots: Whether snapshots are deleted once they are ranked.
-        waiting: Evaluations like those of models that are not chosen yet.
+        waiting: Representative evaluations, for models that are not chosen yet.
         typed: Keys that hardware= would not change.
     """
     assert plan.gpu is not None
@@ -140,8 +140,10 @@ def estimate_costs(
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     behind_selections = {run.hash for run in order_runs(selections)}
     # a bundle's scores are separate runs
-    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
-    computing = [run for run in computing if not is_bundle(run)]
+    computing = []
+    for run in unfinished:
+        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run):
+            computing.append(run)
     for run in [*computing, *waiting]:
         kind = run.config.stage
         if isinstance(run.config, EvalStage) and run.hash in behind_selections:
@@ -172,15 +174,16 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
     total = float(sum(cost.weights + cost.snapshots for cost in costs))
     if not free_snapshots:
         return total
-    freed: dict[str, int] = {}
+    ranked: set[str] = set()
     at_once = chosen = 0
     for selection in selections:
         hashes = {snapshot.run.hash for snapshot in compared(selection)}
+        ranked |= hashes
         candidates = [cost for cost in costs if cost.run.hash in hashes]
-        freed |= {cost.run.hash: cost.snapshots for cost in candidates}
         at_once = max(at_once, sum(cost.snapshots for cost in candidates))
         chosen += max((cost.weights for cost in candidates), default=0)
-    return total - sum(freed.values()) + at_once + chosen
+    freed = sum(cost.snapshots for cost in costs if cost.run.hash in ranked)
+    return total - freed + at_once + chosen
 
 
 # --- trainings ---
@@ -251,7 +254,9 @@ def bytes_of_training(run: Training) -> dict[str, int]:
     parts = trained_parts(run.config, shape).values()
     trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
     snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
-    points = 1 if sft.resume_minutes is None else 2
+    points = 2
+    if sft.resume_minutes is None:
+        points = 1
     return written_bytes(sft, shape.parameters, trained, snapshots, points)
 
 
@@ -389,7 +394,7 @@ def infeasibility_messages(
 
 
 def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -> list[str]:
-    """Return the overrides with which large runs fit on the plan's card, or on another card."""
+    """Return overrides that make large runs fit on the plan's card, or on another card."""
     room = cards()[plan.gpu or ""].memory
     runs = [cost.run for cost in large]
     if isinstance(runs[0].config, TrainStage):
@@ -405,7 +410,7 @@ def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -
 def hardware_that_fits(
     large: Sequence[Training], room: float | None = None, typed: Container[str] = ()
 ) -> list[tuple[str, str]]:
-    """Return the options of hardware= with which trainings fit, the smallest node first.
+    """Return the options of hardware= that trainings fit on, the smallest node first.
 
     Args:
         large: The trainings.

@@ -39,7 +39,7 @@ from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
 ROWS = "train.jsonl"  # the training rows of a data run
-COUNTED = 10_000  # rows of a file in which a plan counts the truncated rows
+COUNTED = 10_000  # the most rows of a file that a plan checks for truncation
 WORLD_ROW = 50  # tokens of a row of the small world
 # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 SPREAD = 0.5
@@ -55,7 +55,7 @@ def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
     data, tokenizer = run.parents["data"], tokenizer_of(run)
     files = [data.folder / ROWS]
     if not files[0].is_file():
-        files = [file for _, _, file in source_files(data) if file.is_file()]
+        files = list(filter(Path.is_file, (file for _, _, file in source_files(data))))
     lengths: list[float] = []
     for file in files:
         lengths += sampled_lengths(file, (), tokenizer, rows)
@@ -187,10 +187,9 @@ def known_rows(run: Training) -> tuple[list[Example], bool]:
             all_read &= len(first) < COUNTED
             examples = []
             for row in first:
-                example = example_of(row, source, columns) if is_wanted(row, source) else ""
-                if isinstance(example, dict):
-                    examples.append(example)
-            rows += examples
+                if is_wanted(row, source):
+                    examples.append(example_of(row, source, columns))
+            rows += [example for example in examples if isinstance(example, dict)]
     return rows, all_read
 
 
@@ -232,8 +231,10 @@ def expected_steps(run: Training) -> int | None:
     each of them is assumed to fill a row.
     """
     sft, steps = run.config.sft, training_steps(run, expected=True)
-    documents = row_lengths(run) if sft.packing and sft.steps is None else ()
-    if steps is None or not documents:
+    if steps is None or not sft.packing or sft.steps is not None:
+        return steps
+    documents = row_lengths(run)
+    if not documents:
         return steps
     return max(1, round(steps * statistics.fmean(documents) / sft.seq_length))
 

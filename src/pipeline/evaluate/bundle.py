@@ -1,7 +1,7 @@
 """The scoring runs of an evaluation with several tasks or languages, and their joint result.
 
 A scoring run is one model, one task with its shots, and one language. A table, a selection and
-stage=eval share it. Imports nothing heavy.
+stage=eval share it. Plans use this module, so its imports are light.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
 
 
 def _settings_of(settings: Eval, task: EvalTask, language: str) -> Eval:
-    """Return an evaluation's settings for one task, without those that do not apply to it.
+    """Return an evaluation's settings for one task, with defaults for settings that do not apply.
 
     So a scoring run is the same whatever else is requested with it. `max_gen_toks_of` is resolved
     for the language. Only FLORES has a spBLEU model, only letters can be shown as texts, only

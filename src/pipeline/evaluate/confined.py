@@ -2,11 +2,11 @@
 
 Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's
 length in bytes. Standard input: the program, then a nonce. The nonce stays in the pipe while the
-program runs. It is written at the start of the one line in which the parent reads the outcome.
+program runs. The line with the outcome, which the parent reads, begins with it.
 
 Before the program starts, the process gives up its capabilities and limits memory, time and new
 files. Landlock hides all files except Python's own, including /proc. A seccomp filter passes only
-named system calls: no network, no other processes, no way to write.
+named system calls, so the program has no network, cannot start processes, and cannot write.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ def main() -> None:
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
 
-    # read and write are bound now, because the program may replace those of os
+    # os.read and os.write are bound now, because the program may replace them
     def end(outcome: str, read=os.read, write=os.write) -> None:
         nonce = read(requests, 64)
         write(answer, nonce + f" {outcome}".encode())

@@ -53,7 +53,7 @@ def open_model(
         backend: The class of the backend, called with the other arguments.
 
     Raises:
-        PipelineError: The files are not those of a model.
+        PipelineError: The files are not a model's.
     """
     model, tokenizer = without_weights(weights)
     if tokenizer.eos_token_id is None:

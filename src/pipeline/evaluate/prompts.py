@@ -191,7 +191,7 @@ def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
 
 
 def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
-    """Return the rows to score: those of the first eval.limit questions.
+    """Return the rows to score: the rows of the first eval.limit questions.
 
     The result is a range, not a list, because the harness tests `row in rows` for each row.
     """

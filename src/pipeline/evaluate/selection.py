@@ -1,4 +1,4 @@
-"""Stage select: choose one snapshot among those of some trainings.
+"""Stage select: choose a snapshot of some trainings.
 
 Its parents are the evaluations of the snapshots, and of the base if there are guards; these are
 separate runs. By validation loss, the parents are the snapshots themselves. Its folder has the
