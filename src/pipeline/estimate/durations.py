@@ -251,7 +251,8 @@ def describe_training(run: Training, options: Mapping[str, str]) -> str:
     """
     launcher = run.config.launcher
     rows, steps, tokens = (_shown(count, ",.0f") for count in expected_size(run))
-    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+    recipe = options.get("recipe", "default")
+    mixture = options.get("mixture", "all")
     about = (
         f"{run.label}: recipe={recipe} mixture={mixture}, {rows} rows in {steps} steps,"
         f" {tokens} tokens"
@@ -321,7 +322,8 @@ def data_seconds(run: Run[DataStage]) -> float | None:
 
     Unpacked archives and copies are not counted, nor are the small files of the small world.
     """
-    expert, root = run.config.expert, run.parents.get("data_root")
+    expert = run.config.expert
+    root = run.parents.get("data_root")
     of_world = isinstance(root, Run) and root.config.expert.world is not None
     if expert.world or expert.items or expert.union or of_world:
         return 1.0

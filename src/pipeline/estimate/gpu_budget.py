@@ -136,7 +136,8 @@ def estimate_costs(
         typed: Keys that hardware= would not change.
     """
     assert plan.gpu is not None
-    total, gpu = Bill(plan), cards()[plan.gpu]
+    total = Bill(plan)
+    gpu = cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     behind_selections = {run.hash for run in order_runs(selections)}
     # a bundle's scores are separate runs
@@ -196,7 +197,8 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
         PipelineError: Its shape, rows or tokens are not known yet.
     """
     _, seconds = training_work(run, gpu)
-    gpus, files = run.config.sft.processes, bytes_of_training(run)
+    gpus = run.config.sft.processes
+    files = bytes_of_training(run)
     return Cost(
         run,
         hours=seconds * gpus / 3600,
@@ -229,7 +231,8 @@ def training_work(
         raise PipelineError(
             f"The rows of {run.name} are not known before its data run is finished. Set data.size."
         )
-    sft, shape = run.config.sft, shape_for(run)
+    sft = run.config.sft
+    shape = shape_for(run)
     parts = trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
     gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
@@ -292,7 +295,8 @@ def memory_of(
         row: Tokens of the longest row of a micro-batch. None: `longest_row`.
         card: Bytes of the GPU, where weights may stay gathered. 0: the least bytes are returned.
     """
-    config, shape = run.config, shape_for(run)
+    config = run.config
+    shape = shape_for(run)
     if row is None:
         row = longest_row(run)
     parts = trained_parts(config, shape).values()
@@ -315,7 +319,9 @@ def longest_row(run: Training) -> float:
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
-    dtype, shape, batch_size = dtype_of(run), shape_for(run), run.config.eval.batch_size
+    dtype = dtype_of(run)
+    shape = shape_for(run)
+    batch_size = run.config.eval.batch_size
     hours = scoring_work(run, gpu) / 3600
     kinds = question_sets_of(run)
     rows = min(rows_of(shape, kind, gpu, dtype, batch_size) for kind in kinds)
@@ -341,7 +347,8 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
 
 
 def least_memory(run: Evaluation, dtype: str) -> float:
-    shape, size = shape_for(run), WIDTH[dtype]
+    shape = shape_for(run)
+    size = WIDTH[dtype]
     needs = []
     for kind in question_sets_of(run):
         needs.append(sum(scoring_memory(shape, size, prompts_of(kind), 1).values()))

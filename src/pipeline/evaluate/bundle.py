@@ -111,7 +111,8 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         if row.subject is None:
             place = (row.task, row.num_fewshot, row.metric, row.filter, _mean_pair(row.pair))
             groups.setdefault(place, {})[row.language] = row
-    means, tens = [], []
+    means = []
+    tens = []
     for (task, *_, pair), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):

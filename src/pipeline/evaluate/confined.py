@@ -52,7 +52,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 def filter_program() -> bytes:
     """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    allow, refuse = (GIVE, 0, 0, ALLOW), (GIVE, 0, 0, REFUSE)
+    allow = (GIVE, 0, 0, ALLOW)
+    refuse = (GIVE, 0, 0, REFUSE)
     for number in ALLOWED:
         steps += [(EQUAL, 0, 1, number), allow]
     for number, flags in OPENING.items():
@@ -118,7 +119,9 @@ def confine(seconds: int, memory: int, landlock: bool) -> None:
 
 def main() -> None:
     seconds, memory, landlock, length = map(int, sys.argv[1:5])
-    requests, answer, leave = os.dup(0), os.dup(1), os._exit
+    requests = os.dup(0)
+    answer = os.dup(1)
+    leave = os._exit
     program = b""
     while len(program) < length:
         program += os.read(requests, length - len(program)) or leave(1)

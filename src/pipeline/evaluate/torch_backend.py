@@ -145,7 +145,8 @@ class TorchBackend:
         groups = []
         for shared, members in grouped:
             groups.append((shared, [*chain(*(places_of[distinct[member]] for member in members))]))
-        finished, ending = set[int](), endings[0]
+        finished = set[int]()
+        ending = endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:
@@ -220,7 +221,8 @@ class TorchBackend:
         except PipelineError:  # not a dense decoder
             self.batch_size = min(ROWS, self.most)
             return
-        prefixes, rests = [], []
+        prefixes = []
+        rests = []
         for shared, members in groups:
             prefixes.append(shared)
             rests += [len(prompts[index]) - shared for index in members]
@@ -260,7 +262,8 @@ class TorchBackend:
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size //= 2  # outside the handler, which keeps the tensors alive
-            self.most, self.halved = self.batch_size, True
+            self.most = self.batch_size
+            self.halved = True
             drop_cache(self.model)
             say(f"out of memory: continuing with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
@@ -289,7 +292,8 @@ class _Likelihoods:
 
     def score_tries(self, model: Any, cache: SharedCache | None, tries: Sequence[Trie]) -> None:
         """Score the requests of all prompts in a batch of tries."""
-        indices, places = [], []
+        indices = []
+        places = []
         for row, trie in enumerate(tries):
             for index, path in trie.paths.items():
                 indices.append(index)
