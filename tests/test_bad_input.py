@@ -66,7 +66,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
             '{"q": "1 + 1?", "a": "2"}\n',
             "train.jsonl) has no column question, answer. Its columns are q, a.",
         ),
-        ('{"question": "1 + 1?", "answer": " "}\n', "none of its 1 rows can be used"),
+        ('{"question": "1 + 1?", "answer": " "}\n', "all 1 rows are unusable"),
     ],
 )
 def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_failed_parent_of_one_run_is_the_reason(call: Call, tmp_path: Path, ba
     assert told.status == 1 and told.err.count("error: ") == 1
     assert (
         told.err.splitlines()[-1].startswith("error: data-own-")
-        and "has 1: ask for fewer" in told.err
+        and "has 1. Lower them, or set data.allow_fewer" in told.err
     )
 
 

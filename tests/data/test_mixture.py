@@ -283,7 +283,7 @@ ROW = {"question": "q", "answer": "a"}
             [{**ROW, "answer": ["one"]}] * 2,
             {"rows": "gsm8k"},
             Data(),
-            "source a: none of its 2 rows can be used",
+            "source a: all 2 rows are unusable",
         ),
         ([{"text": "plain"}], {"rows": "text"}, Data(), "mixes plain text with prompts"),
         (

@@ -581,7 +581,7 @@ def test_the_reason_is_true_of_the_cells(
 ) -> None:
     repositories.jsonl(tmp_path / "a.jsonl", [{"cell": cell} for cell in cells])
     own = source("own", file="a.jsonl", rows=rows, column="cell")
-    with pytest.raises(PipelineError, match=f"none of its {len(cells)} rows can be used .*{why}"):
+    with pytest.raises(PipelineError, match=f"all {len(cells)} rows are unusable .*{why}"):
         list(examples_of("own", own, open_source("own", own, tmp_path), {"rows": 0, "empty": 0}))
 
 

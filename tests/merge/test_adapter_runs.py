@@ -87,7 +87,7 @@ def test_an_adapter_is_no_base_of_a_training(adapters: list[str], runs_dir: Path
     for base in (adapters[0], str(Path(runs_dir, adapters[0]))):
         with pytest.raises(
             PipelineError,
-            match=r"model.path=.* is an adapter: write it as a model first, stage=merge",
+            match=r"model.path=.* is an adapter. Write it as a model first: stage=merge",
         ):
             build(compose([*words, f"model.path={base}"]))  # type: ignore[arg-type]
 

@@ -312,7 +312,7 @@ def test_the_hash_covers_content_and_version_but_no_paths(
             ["merge.form=dense"],
             "merge.form=dense is not read",
         ),
-        ({"merge_method": "linear", "models": TWO}, ["partition=B"], "leave partition=B out"),
+        ({"merge_method": "linear", "models": TWO}, ["partition=B"], "Leave partition=B out"),
     ],
 )
 def test_what_is_refused_before_a_run(

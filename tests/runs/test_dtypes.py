@@ -155,7 +155,7 @@ def test_weights_of_another_dtype_than_planned_are_refused(tmp_path: Path) -> No
     wrong = replace(run, config=replace(run.config, eval=replace(run.config.eval, dtype="float32")))
     with pytest.raises(
         PipelineError,
-        match=r"planned in float32, but .* stored as bfloat16: give eval.dtype=bfloat16",
+        match=r"planned in float32, but .* stored as bfloat16. Set eval.dtype=bfloat16",
     ):
         in_its_dtype(wrong)
     asked = replace(
@@ -199,7 +199,7 @@ def test_a_selection_compares_scores_of_one_dtype(tmp_path: Path) -> None:
         "checkpoints=[expert]",
         "languages=[sw]",
     ]
-    with pytest.raises(PipelineError, match=r"bfloat16.*give select.eval.dtype=float32 for all"):
+    with pytest.raises(PipelineError, match=r"bfloat16.*Set select.eval.dtype=float32 for all"):
         planned(tmp_path, *asked, known={"expert": expert})
     run = planned(tmp_path, *asked, "select.eval.dtype=float32", known={"expert": expert})
     model_of = {"chosen": run}

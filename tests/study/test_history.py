@@ -260,7 +260,7 @@ def test_what_a_job_takes_is_of_a_gpu_and_an_unknown_model_has_a_remedy(
     assert "; on a100_80: ?" in describe_training(unknown, {})
     with pytest.raises(
         PipelineError,
-        match="size of the model of math-full-s0 is unknown.*run stage=prefetch first",
+        match="size of the model of math-full-s0 is unknown.*Run stage=prefetch first",
     ):
         shape_for(unknown)
 

@@ -206,7 +206,7 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
         and percent_factor("bleu_acc") == 100
     )
     with pytest.raises(
-        PipelineError, match="wikitext: of bits_per_byte less is better, and a selection takes"
+        PipelineError, match="wikitext: lower bits_per_byte is better, but a selection takes"
     ):
         refuse_lower("wikitext", "a selection takes")
 

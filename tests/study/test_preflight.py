@@ -394,9 +394,7 @@ def test_rows_with_a_blank_column_are_counted_and_dropped(
     assert "own.jsonl: 5 of 29 rows are dropped, as an earlier row says the same" in without
     assert [file.name for file in read] == ["own.jsonl"]
     (cause,) = refused(show_plan, plan_of("{q} {none}"))
-    assert cause.startswith(
-        "source own (./own.jsonl): none of its 29 rows can be used (29 null or blank"
-    )
+    assert cause.startswith("source own (./own.jsonl): all 29 rows are unusable (29 null or blank")
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

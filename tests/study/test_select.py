@@ -346,7 +346,7 @@ def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_pa
         if role != "model"  # type: ignore[attr-defined]
     }
     unknown: Any = {"all": build(compose([*start, "sft.snapshot_every=8"]))}  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="are not known yet: train it first, or give sft.steps"):
+    with pytest.raises(PipelineError, match="are not known yet. Train it first, or set sft.steps"):
         build(compose([*asked, "checkpoints=[all]"]), unknown)  # type: ignore[arg-type]
 
 
@@ -373,7 +373,7 @@ def test_losses_elsewhere(
     )
     assert (
         told.status == 1
-        and "with sft.loss_on='all' cannot be compared: give all the same sft.loss_on" in told.err
+        and "with sft.loss_on='all' cannot be compared. Use the same sft.loss_on" in told.err
     )
     none = make_single_run(compose([*start, *FEW]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)

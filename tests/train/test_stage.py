@@ -144,7 +144,7 @@ def test_the_validation_loss_before_the_first_step(
     assert first["validation_loss"] == pytest.approx(total / count, rel=1e-4)
     with pytest.raises(
         PipelineError,
-        match="sft.validate_at_start=true needs validation rows: give data.validation",
+        match="sft.validate_at_start=true needs validation rows. Set data.validation",
     ):
         make_run("stage=sft", *start, "expert=math", "sft.validate_at_start=true")
 

@@ -19,41 +19,41 @@ def made(words: str) -> Run:
 
 
 REFUSED = {
-    "expert=math sft=partial": "sft=partial needs a partition: give partition=A, B, C, Z, or own",
+    "expert=math sft=partial": "sft=partial needs a partition. Set partition=A, B, C, Z, or own",
     "expert=math_sw sft=simultaneous": (
-        "sft=simultaneous needs a partition: give partition=A, B, C, Z"
+        "sft=simultaneous needs a partition. Set partition=A, B, C, Z"
     ),
     "expert=math partition=B": (
-        "sft=full reads no partition: leave partition=B out, or use sft=partial"
+        "sft=full does not use a partition. Leave partition=B out, or set sft=partial"
     ),
-    "expert=math_sw sft=mixed partition=B": "sft=mixed reads no partition",
+    "expert=math_sw sft=mixed partition=B": "sft=mixed does not use a partition",
     "expert=math sft.padding_free=true sft.packing=true": (
-        "sft.padding_free=true: packed rows have no padding; leave"
+        "sft.padding_free=true: packed rows have no padding. Leave"
     ),
     "expert=math_sw": (
-        "sft=full trains on one set, expert=math_sw is two: use sft=mixed or sft=simultaneous"
+        "sft=full trains on one set, but expert=math_sw has two. Set sft=mixed or sft=simultaneous"
     ),
     "expert=math_sw sft=partial_lora partition=A": (
-        "sft=partial_lora trains on one set, expert=math_sw is two"
+        "sft=partial_lora trains on one set, but expert=math_sw has two"
     ),
     "expert=sw sft=mixed": (
-        "sft=mixed trains on two sets, expert=sw is one: give a joint set, such as expert=math_sw"
+        "sft=mixed trains on two sets, but expert=sw has one. Choose a joint set, such as expert=math_sw"
     ),
     "expert=sw sft=simultaneous_lora partition=C": (
-        "sft=simultaneous_lora trains on two sets, expert=sw is one"
+        "sft=simultaneous_lora trains on two sets, but expert=sw has one"
     ),
     "expert=gsm8k_text sft=partial partition=B partition.scale_to_depth=true": (
-        "sft=partial trains, sft.side=math"
+        "sft=partial trains, such as sft.side=math"
     ),
-    "expert=math sft.side=language": "sft.side=language is read by sft=partial alone",
+    "expert=math sft.side=language": "sft.side=language is only read by sft=partial",
     f"expert=math sft=partial_lora {C} partition.outside=math": (
-        "partition.outside=math: adapters sit on attention and"
+        "partition.outside=math: adapters are only in attention and"
     ),
     "expert=math sft=partial partition=B": (
         "takes the first 8 and the last 4 layers, but the model has 8"
     ),
     "expert=math sft.seq_length=9000": (
-        "sft.seq_length=9000 is above the 1024 positions of model=sandbox: give"
+        "sft.seq_length=9000 is above the 1024 positions of model=sandbox. Set"
     ),
     "expert=math sft.batch_size=6 sft.micro_batch_size=4": (
         "is not a multiple of sft.micro_batch_size=4"
@@ -71,7 +71,7 @@ REFUSED = {
         "sft.steps=1 with sft.steps_per_switch=1 ends before the lang"
     ),
     f"expert=math_sw sft=simultaneous {C} sft.steps=3 sft.steps_per_switch=5": (
-        "give sft.steps=10 or more, or fewer"
+        "Set sft.steps=10 or more, or lower"
     ),
     f"expert=math_sw sft=simultaneous_lora {C} sft.steps=5 sft.steps_per_switch=5": (
         "ends before the language side"

@@ -1,8 +1,9 @@
 """The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split in it, without
-exemplars), otherwise from the Hub, in MGSM's languages and those of the expert's sources. The
-manifest of a data run records the benchmarks; its hash does not cover them. Imports nothing heavy.
+exemplars), otherwise from the Hub, in the languages of MGSM and of the expert's sources. The
+manifest of a data run records the benchmarks; its hash does not cover them. Heavy libraries are
+imported only when texts are compared.
 """
 
 from __future__ import annotations
@@ -142,17 +143,21 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
 def comparison_text(config: DataStage, data_root: Path | None) -> str:
     """Return a plan's sentence about the benchmarks that a data run compares its rows with."""
     folder, scored = folder_of(config, data_root), scored_sets(config) or {}
-    names = list(dict.fromkeys(name for name, _ in files_compared(folder, scored).values()))
-    on_hub = [name for name, place in scored.items() if folder is None and not place]
-    text = f"rows are compared with {', '.join(names + on_hub) or 'no benchmark'}"
-    return text + (", as far as the Hub can be read" if on_hub else "")
+    files = files_compared(folder, scored)
+    names = list(dict.fromkeys(name for name, _ in files.values()))
+    remark = ""
+    for name, place in scored.items():
+        if folder is None and not place:
+            names.append(name)
+            remark = ", as far as the Hub can be read"
+    return f"rows are compared with {', '.join(names) or 'no benchmark'}{remark}"
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
     """Return True if data_root is a data run or a small world.
 
     These wrote their benchmarks and training sets together and keep them apart. The sentences of a
-    constructed world share their frames, so n-grams say nothing about its items.
+    constructed world share their frames, so n-grams cannot show that its items are copied.
     """
     wrote_both = data_root is not None and (
         read_manifest(data_root) or (data_root / "world.json").is_file()
@@ -208,8 +213,10 @@ def compared_with(
     pins: dict[str, str] = {}
     if root is None:
         for _, source in hub_sources(languages, scored):
+            pins[label_of(source)] = ""
             entry = lock.entry(source) if lock else None
-            pins[label_of(source)] = entry["revision"] if entry else ""
+            if entry:
+                pins[label_of(source)] = entry["revision"]
     files = files_compared(root, scored or {})
     digests = sha256_of(file for _, file in files.values())
     for label in sorted(files):
@@ -256,7 +263,10 @@ def uncompared_benchmarks(run: Run[DataStage]) -> str:
     recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
     folder = folder_of(config, data_root)
     pins = compared_with(folder, lock, config.expert.languages, scored_sets(config))
-    later = [name for name, pin in pins.items() if pin and recorded.get(name) != pin]
+    later = []
+    for name, pin in pins.items():
+        if pin and recorded.get(name) != pin:
+            later.append(name)
     if not later:
         return ""
     names = ", ".join(first_few(later, 3))
@@ -321,13 +331,18 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 
 def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for label, (name, path) in files_compared(root, scored).items():
-        most = BENCHMARKS[name].compared.get(label) if name in BENCHMARKS else None
+        most = None
+        if name in BENCHMARKS:
+            most = BENCHMARKS[name].compared.get(label)
         for number, line in lines_of(path)[:most]:
             try:
-                row = json.loads(line) if path.suffix == ".jsonl" else {"text": line}
+                row = {"text": line}
+                if path.suffix == ".jsonl":
+                    row = json.loads(line)
                 yield from texts_of(name, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
+                kind, message = type(error).__name__, getattr(error, "msg", error)
+                problem = f"{kind} {message}"
                 raise PipelineError(
                     f"{path}, line {number} cannot be compared with training rows ({problem})."
                     f" Replace the file by the Hub's {name}."

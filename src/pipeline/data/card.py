@@ -74,7 +74,9 @@ def _comparison_text(config: DataStage, counts: dict[str, Any], benchmarks: Know
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
         if counts[name]["shared"]:
             shared.append(f"{name}: {_count_lines(counts[name]['shared'])}")
-    variants = [f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items()]
+    variants = []
+    for outcome, names in by_fate.items():
+        variants.append(f"{outcome} in {', '.join(names)}")
     texts = _count_lines(benchmarks.texts) or "none was found"
     if config.data.benchmarks == "none":
         texts = "none, by data.benchmarks=none"
@@ -108,9 +110,8 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     sources = config.expert.sources
     rows = sum(counts[name]["rows"] for name in sources)
     copies = sum(counts[name]["short_copies"] for name in sources)
-    parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
-    kept = f", {copies} kept that hold a short text of a benchmark" if copies else ""
-    return (
-        f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see"
-        " data_card.md"
-    )
+    parts = [f"{rows} rows", *drop_reasons(config, counts).values()]
+    if copies:
+        parts.append(f"{copies} kept that hold a short text of a benchmark")
+    taken = f"data of {config.expert.name}: {counts['train']} rows taken"
+    return f"{taken} of {', '.join(parts)}; see data_card.md"

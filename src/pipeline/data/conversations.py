@@ -17,7 +17,7 @@ SPEAKERS |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assi
 SPEAKERS |= dict.fromkeys(("tool", "function", "function_call", "tool_call"), "tool")
 SPEAKERS |= dict.fromkeys(("tool_response", "observation", "ipython"), "tool")
 OF_TURNS = ("role", "from", "content", "value")
-MARKS = ("weight", "train")  # whether to train on a turn: OpenAI's key, and axolotl's
+MARKS = ("weight", "train")  # keys that exclude a turn from training: OpenAI's, and axolotl's
 
 
 def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,8 +34,9 @@ def other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_trained(turn: Mapping[str, Any]) -> bool:
     """Return False if a turn is excluded from training by its marks."""
-    weight, train = str(turn.get("weight")), str(turn.get("train"))
-    return weight not in ("0", "0.0") and train.lower() != "false"
+    if str(turn.get("weight")) in ("0", "0.0"):
+        return False
+    return str(turn.get("train")).lower() != "false"
 
 
 def turns_in(cell: Any) -> Any:
@@ -91,7 +92,9 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
                 return "tool_turns"
             others = other_keys(turn)
             content = turn.get("content")
-            turn = text_of_parts(turn.get("value") if content is None else content)
+            if content is None:
+                content = turn.get("value")
+            turn = text_of_parts(content)
         if not is_text(turn):
             return "not_turns"
         text = "" if turn is None else str(turn)
@@ -120,7 +123,7 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     without a question, and after `limit` answers. The last answer is one to train on.
     """
     roles = [message["role"] for message in messages]
-    start = roles.index("user") if "user" in roles else len(messages)
+    start = [*roles, "user"].index("user")
     turns = []
     for message in messages[:start]:
         if message["role"] == "system" and message["content"].strip():

@@ -24,7 +24,8 @@ def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list
         PipelineError: There are too few rows.
     """
     has_quotas = any(source.share for source in config.expert.sources.values())
-    drawn = (draw_by_quotas if has_quotas else draw_from_one_pool)(config, usable)
+    draw = draw_by_quotas if has_quotas else draw_from_one_pool
+    drawn = draw(config, usable)
     if config.data.shuffle:
         return drawn
     in_order = chain.from_iterable(usable.values())
@@ -35,11 +36,11 @@ def draw_rows(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list
 def draw_from_one_pool(config: DataStage, usable: dict[str, list[Row]]) -> dict[str, list[Row]]:
     data, size = config.data, config.data.size or config.expert.size
     pool = list(chain.from_iterable(usable.values()))
-    needed = (size or 1) + data.validation
-    if len(pool) < needed and not data.allow_fewer:
+    available, needed = len(pool), (size or 1) + data.validation
+    if available < needed and not data.allow_fewer:
         raise PipelineError(
             f"data.size={size} and data.validation={data.validation} need {needed} rows, but"
-            f" expert={config.expert.name} has {len(pool)}. Lower them, or set"
+            f" expert={config.expert.name} has {available}. Lower them, or set"
             " data.allow_fewer=true."
         )
     random.Random(config.seed).shuffle(pool)
@@ -52,7 +53,8 @@ def draw_by_quotas(config: DataStage, usable: dict[str, list[Row]]) -> dict[str,
     parts = source_quotas(config, {name: len(rows) for name, rows in usable.items()})
     drawn: list[Row] = []
     for name, rows in usable.items():
-        drawn += random.Random(f"{seed} {name}").sample(rows, parts[name])
+        generator = random.Random(f"{seed} {name}")
+        drawn += generator.sample(rows, parts[name])
     random.Random(f"{seed} 0").shuffle(drawn)
     train = drawn[data.validation :]
     random.Random(seed).shuffle(train)
@@ -90,8 +92,9 @@ def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int
     quota |= apportion(total - fixed, shares)
     short = []
     for name, want in quota.items():
-        if want > available[name]:
-            short.append(f"source {name} has {available[name]} of {want} rows")
+        has = available[name]
+        if want > has:
+            short.append(f"source {name} has {has} of {want} rows")
     if short and not data.allow_fewer:
         raise PipelineError(
             f"expert={expert}: {'; '.join(short)}. Lower data.size, or set data.allow_fewer=true."

@@ -72,12 +72,15 @@ def _is_one_value(head: list[str]) -> bool:
     """Return True if the first two lines are the start of one JSON value over several lines."""
     if not head:
         return False
-    return len(head) == 1 or head[0][0] == "[" or head[0][-1] in "{[,"
+    first = head[0]
+    return len(head) == 1 or first.startswith("[") or first.endswith(("{", "[", ","))
 
 
 def _listed(whole: Any) -> list[Any]:
     """Return the entries of a list, of an object's `data`, or an object as its only entry."""
-    listed = whole.get("data") if isinstance(whole, dict) else whole
+    listed = whole
+    if isinstance(whole, dict):
+        listed = whole.get("data")
     return listed if isinstance(listed, list) else [whole]
 
 
@@ -101,9 +104,9 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
     Columns without a name are dropped.
 
     Raises:
-        PipelineError: The file has no header, another separator, a repeated column, no row, a row
-            of another length than the header, or unbalanced quotation marks. The message has the
-            line, counted from 1.
+        PipelineError: The file has no header, another separator, a repeated column or no row. Or a
+            row has another length than the header, or unbalanced quotation marks. The message has
+            the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)
@@ -115,9 +118,10 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
                 names = row
                 _check_header(names, separator, path)
             elif row and len(row) != len(names):
+                cells_found, needed = len(row), len(names)
                 shown = "a tab" if separator == "\t" else separator
                 raise PipelineError(
-                    f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}."
+                    f"{path}, line {line} has {cells_found} cells, and the header has {needed}."
                     f" Write as many cells, and quote cells that contain {shown}"
                 )
             elif row:  # not a blank line
@@ -137,7 +141,8 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
 
 
 def _check_header(names: list[str], separator: str, path: str) -> None:
-    if len(names) == 1 and {*names[0]} & ({*",;\t"} - {separator}):
+    others = {*",;\t"} - {separator}
+    if len(names) == 1 and others & {*names[0]}:
         raise PipelineError(
             f"{path} has one column, {names[0]!r}. Separate its cells by commas, or by tabs in a"
             " file named NAME.tsv."

@@ -73,20 +73,13 @@ def open_source(
         rows, columns = open_rows(name, source, data_root, seed, locked)
         rows = (with_nested(row, required) for row in rows)
         first = next(rows, None)
-        known = columns if first is None else first
+        known = columns
+        if first is not None:
+            known = list(first)
+            rows = chain([first], rows)
         missing = [column for column in required if column not in known]
         if missing and columns:
-            file = local_file(source, data_root) if data_root else source.url
-            place = f" ({file})" if file else ""
-            remedy = "Change the file, or the source's templates"
-            if source.hub:
-                remedy = f"The file must have the columns of {source.hub}"
-            raise PipelineError(
-                f"source {name}{place} has no column {', '.join(missing)}. Its columns are"
-                f" {', '.join(columns)}. {remedy}."
-            )
-        if first is not None:
-            rows = chain([first], rows)
+            raise _missing_columns(name, source, data_root, missing, columns)
         first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
         in_language = f" in language {source.language}" if source.language else ""
@@ -97,8 +90,24 @@ def open_source(
     return chain([first], rows)
 
 
+def _missing_columns(
+    name: str, source: Source, data_root: Path | None, missing: list[str], columns: list[str]
+) -> PipelineError:
+    file = source.url
+    if data_root:
+        file = str(local_file(source, data_root))
+    place = f" ({file})" if file else ""
+    remedy = "Change the file, or the source's templates"
+    if source.hub:
+        remedy = f"The file must have the columns of {source.hub}"
+    lacks, has = ", ".join(missing), ", ".join(columns)
+    return PipelineError(
+        f"source {name}{place} has no column {lacks}. Its columns are {has}. {remedy}."
+    )
+
+
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """Yield for each row in the source's language its example, or the reason why it has none."""
+    """Yield for each row in the source's language its example, or why the row is unusable."""
     required = source_columns(name, source)
     with readable_errors(name, source):
         for row in rows:
@@ -107,7 +116,7 @@ def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Ex
 
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
-    """Return the example of a row, or the reason why it has none.
+    """Return the example of a row, or the reason why the row is unusable.
 
     Args:
         row: The row.
@@ -183,7 +192,10 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
 
     Bitext is read as lines, because a single quotation mark is a letter in it.
     """
-    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    if source.rows == "nllb":
+        kind = "text"
+    else:
+        kind = source.format or format_of(files[0])
     split, _, _ = source.split.partition("[")
     separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
     paths = [Path(file) for file in files]
@@ -192,8 +204,10 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
         return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
     from datasets import load_dataset_builder
 
-    separated = {"sep": separator} if kind == "csv" else {}
-    builder = load_dataset_builder(kind, data_files={split: files}, **separated)
+    options = {}
+    if kind == "csv":
+        options = {"sep": separator}
+    builder = load_dataset_builder(kind, data_files={split: files}, **options)
     if not builder.config.data_files[split]:
         raise FileNotFoundError(files[0])
     return of_builder(builder, source, seed, ("csv", "json", "text"))
@@ -273,7 +287,7 @@ def of_lines(
 ) -> Rows:
     """Return rows of files that data/lines.py reads.
 
-    The columns are those of the first row; a column that another row lacks is null there.
+    The first row has the columns; a column that another row lacks is null there.
     """
     split = source.split
     if split not in splits:  # slices such as train[:10%] are not supported
@@ -287,7 +301,8 @@ def of_lines(
         rows = in_shuffled_order(stream, source, seed)
     first = next(rows, {})
     names = dict.fromkeys(first)
-    rows = chain([first] if first else [], rows)
+    if first:
+        rows = chain([first], rows)
     if kind == "json":
         rows = ({**names, **row} for row in rows)
     return rows, list(names)

@@ -177,7 +177,7 @@ def examples_of(
                 reasons.append(f"{counts[reason]} {meaning}")
         file = f" ({source.url})" if source.url else ""
         raise PipelineError(
-            f"source {name}{file}: none of its {counts['rows']} rows can be used"
+            f"source {name}{file}: all {counts['rows']} rows are unusable"
             f" ({'; '.join(reasons)}). Change the file, or expert.sources.{name}."
         )
     if script is not None and 2 * written < usable:
@@ -235,7 +235,7 @@ def filter_candidates(
         reasons = ", ".join(drop_reasons(config, counts).values())
         rows = sum(counts[name]["rows"] for name in left)
         raise PipelineError(
-            f"expert={config.expert.name}: nothing is left of {rows} rows ({reasons}). Choose other"
+            f"expert={config.expert.name}: all {rows} rows were dropped ({reasons}). Choose other"
             " sources, or set data.decontaminate=count or data.word_problems=count."
         )
     return left
@@ -250,7 +250,8 @@ def _findings(candidates: list[Candidate]) -> dict[str, Any]:
         counts["number_variants"] += candidate.variants > 0
         counts["word_problems"] += candidate.word_problem
         counts["short_copies"] += candidate.short
-        shared.update(name for bit, name in enumerate(SETS) if candidate.marks >> bit & 1)
+        for bit, name in enumerate(SETS):
+            shared[name] += candidate.marks >> bit & 1
     return {**counts, "shared": {name: shared[name] for name in SETS if shared[name]}}
 
 

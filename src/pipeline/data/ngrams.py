@@ -98,7 +98,8 @@ def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
         of_text = words_in(text)
         words += of_text
         lengths.append(len(of_text))
-    owner = np.repeat(np.arange(len(texts)), np.array(lengths, dtype=np.int64))
+    counts = np.array(lengths, dtype=np.int64)
+    owner = np.repeat(np.arange(len(texts)), counts)
     weights = [1 if word in single or word > "\U0001ffff" else 2 for word in words]
     before = np.cumsum([0, *weights])
     end = np.searchsorted(before, before[:-1] + 2 * n)

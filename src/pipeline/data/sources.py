@@ -87,8 +87,8 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
     """Read raw bitext of allenai/nllb: a pair a line, separated by tabs.
 
     A line has AllenAI's 9 columns (text, text, score, language scores, sources) or CCMatrix' 3
-    (score, text, text). The languages are in the order of their codes: FLORES' (als_Latn before
-    eng_Latn), or those of two letters (en before sq). The score is LASER's margin.
+    (score, text, text). The languages are in the order of their codes: FLORES' codes (als_Latn
+    before eng_Latn), or codes of two letters (en before sq). The score is LASER's margin.
     """
     parts = (row["text"] or "").split("\t")
     code = source.language or ""
@@ -271,8 +271,11 @@ def fill_template(words: str, row: Row) -> str:
     """
     filled = ""
     for text, name in template_parts(words):
-        value = "" if name is None else row[name.removesuffix("?")]
-        if not (is_blank(value) and str(name).endswith("?")):
+        if name is None:
+            filled += text
+            continue
+        value = row[name.removesuffix("?")]
+        if not (is_blank(value) and name.endswith("?")):
             filled += f"{text}{value}"
     return filled
 
@@ -285,7 +288,9 @@ def template_parts(words: str) -> list[tuple[str, str | None]]:
     """
     parts = []
     for text, name, more, _ in Formatter().parse(words):
-        parts.append((text, f"{name}:{more}" if more else name))
+        if more:
+            name = f"{name}:{more}"
+        parts.append((text, name))
     return parts
 
 
@@ -355,8 +360,8 @@ def language_column(source: Source) -> str | None:
 def is_wanted(row: Row, source: Source) -> bool:
     """Return True if a row is in the source's language; other rows are not counted.
 
-    The column has our code of the language, another benchmark's code, one of these with a region
-    (sw-KE), or the English name.
+    The column has the language's code in this program or another benchmark, either with a region
+    (sw-KE) or without, or the English name.
     """
     column = language_column(source)
     if column is None:

@@ -1,7 +1,7 @@
 """Stage data: an expert's training set, from its sources or two experts' sets, or the small world.
 
 A training set is train.jsonl and validation.jsonl, with prompt and completion (or text) a row, and
-a data card with the rows that were taken and the reasons for the dropped rows.
+a data card with the numbers of rows and the reasons for dropped rows.
 """
 
 from __future__ import annotations

@@ -92,9 +92,10 @@ def write_union(
     dropped = "dropped: the other's validation rows"
     head = ("expert", "data run", "side", "training rows", "for validation", dropped)
     order = "one after the other" if seed is None else f"shuffled once (seed {seed})"
+    train, validation = counts["train"], counts["validation"]
     summary = (
-        f"{counts['train']} training rows, {counts['validation']} for validation: the union of the"
-        f" sets below, {order}. Their own cards say what they are made of."
+        f"{train} training rows, {validation} for validation: the union of the sets below, {order}."
+        " Their own cards say what they are made of."
     )
     lines = ["# Joint training set", "", summary, "", *markdown_table(head, table)]
     (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -156,7 +156,7 @@ class History:
             workers: The number of workers.
             left: The remaining seconds of runs in progress, by their hashes.
         """
-        seconds_of: dict[str, float] = {}
+        known: list[tuple[Run, float]] = []
         needing = unknown = 0
         for run in runs:
             seconds = left.get(run.hash)
@@ -167,8 +167,8 @@ class History:
             elif seconds is None:
                 unknown += 1
             else:
-                seconds_of[run.hash] = seconds
-        total = sum(seconds_of.values())
+                known.append((run, seconds))
+        total = sum(seconds for _, seconds in known)
         if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
         omitted = []
@@ -177,23 +177,24 @@ class History:
             omitted.append(f"{pluralize(needing, 'run')} that {need} a GPU")
         if unknown:
             omitted.append(f"{pluralize(unknown, 'run')} that cannot be estimated")
-        if omitted and not seconds_of:
+        if omitted and not known:
             return "?", " and ".join(omitted)
         if workers > 1:
-            total = self._elapsed(runs, seconds_of, workers)
+            total = _elapsed(runs, known, workers)
         return f"about {format_duration(total)}", " and ".join(omitted)
 
-    def _elapsed(self, runs: Sequence[Run], seconds_of: Mapping[str, float], workers: int) -> float:
-        """Return the time with several workers, each with a GPU.
 
-        A training on several GPUs occupies as many workers.
-        """
-        gpus = {}
-        for run in runs:
-            if isinstance(run.config, TrainStage):
-                gpus[run.hash] = run.config.sft.processes
-        shared = sum(seconds * gpus.get(key, 1) for key, seconds in seconds_of.items()) / workers
-        return max([shared, *longest_paths(runs, dict(seconds_of)).values()])
+def _elapsed(runs: Sequence[Run], known: Sequence[tuple[Run, float]], workers: int) -> float:
+    """Return the time of runs with several workers, each with a GPU.
+
+    A training on several GPUs occupies as many workers.
+    """
+    work = []
+    for run, seconds in known:
+        gpus = run.config.sft.processes if isinstance(run.config, TrainStage) else 1
+        work.append(seconds * gpus)
+    longest = longest_paths(runs, {run.hash: seconds for run, seconds in known})
+    return max([sum(work) / workers, *longest.values()])
 
 
 # --- first guesses ---
@@ -250,7 +251,8 @@ def describe_training(run: Training, options: Mapping[str, str]) -> str:
     """
     launcher = run.config.launcher
     rows, steps, tokens = (_shown(count, ",.0f") for count in expected_size(run))
-    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+    recipe = options.get("recipe", "default")
+    mixture = options.get("mixture", "all")
     about = (
         f"{run.label}: recipe={recipe} mixture={mixture}, {rows} rows in {steps} steps,"
         f" {tokens} tokens"
@@ -297,8 +299,10 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
     """
     with suppress(*UNKNOWN):
         if isinstance(run.config, TrainStage):
-            processes = 1 if on_gpu else run.config.sft.processes
-            return memory_of(run, on_gpu, row) * processes
+            memory = memory_of(run, on_gpu, row)
+            if not on_gpu:
+                memory *= run.config.sft.processes
+            return memory
         if isinstance(run.config, EvalStage):
             return shape_for(run).parameters * WIDTH[dtype_of(run)] + LIBRARIES
     return None
@@ -318,7 +322,8 @@ def data_seconds(run: Run[DataStage]) -> float | None:
 
     Unpacked archives and copies are not counted, nor are the small files of the small world.
     """
-    expert, root = run.config.expert, run.parents.get("data_root")
+    expert = run.config.expert
+    root = run.parents.get("data_root")
     of_world = isinstance(root, Run) and root.config.expert.world is not None
     if expert.world or expert.items or expert.union or of_world:
         return 1.0

@@ -1,4 +1,4 @@
-"""What runs cost in seconds, by formulas. Nothing is loaded, so a plan takes no time.
+"""Formulas for the seconds that runs take. No model is loaded, so a plan takes no time.
 
 The memory of training is in train/memory.py, the memory of scoring in evaluate/memory.py; their
 checks use the same formulas.
@@ -78,7 +78,9 @@ class Gpu:
         """Return the expected FLOP/s of training. TF32 has half the rate of bf16."""
         if precision == "fp32":
             return self.fp32 * self.fp32_share
-        share = self.lora_share if lora else self.bf16_share
+        share = self.bf16_share
+        if lora:
+            share = self.lora_share
         if precision == "tf32":
             share = share * 0.5
         return self.bf16 * share
@@ -190,10 +192,13 @@ def training_seconds(
         machine: The card or CPU.
         gathered: Whether fsdp2 keeps the weights gathered between forward and backward pass.
     """
-    rank, steps = sft.adapter_rank, rows // sft.batch_size
+    rank = sft.adapter_rank
+    steps = rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = trained_parameters(shape, trained, rank)
-    precision, gpus, shards = "bf16", sft.processes, 1
+    precision = "bf16"
+    gpus = sft.processes
+    shards = 1
     if sft.weights == "float32":
         precision = sft.precision
     if machine.is_cpu:
@@ -286,12 +291,14 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     english_question, *_ = mgsm["en"]
     question, exemplar, answer = mgsm.get(language, mgsm["en"])
     benchmark = benchmark_of(task)
-    count, alike = benchmark.questions, benchmark.continuation_tokens
+    count = benchmark.questions
+    alike = benchmark.continuation_tokens
     tokens = alike + (benchmark.tokens - alike) * question / english_question
     if benchmark.kind == "number":
         return [QuestionSet(count, shots * exemplar, question, answer)]
     if benchmark.kind == "translation":
-        english, prefix = benchmark.tokens, shots * (tokens + benchmark.tokens)
+        english = benchmark.tokens
+        prefix = shots * (tokens + benchmark.tokens)
         return [
             QuestionSet(count, prefix, english + 10, tokens),
             QuestionSet(count, prefix, tokens + 10, english),
@@ -299,7 +306,8 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     if benchmark.kind == "program":
         return [QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)]
     written = benchmark.tokens if benchmark.kind == "answer" else 0
-    prefixes, logits = benchmark.exemplar_sets, max(1, alike)
+    prefixes = benchmark.exemplar_sets
+    logits = max(1, alike)
     return [QuestionSet(count, shots * tokens, tokens, written, prefixes, logits=logits)]
 
 
@@ -350,7 +358,8 @@ class _Scorer:
     def decode(self, kind: QuestionSet, rows: int, shared: bool) -> tuple[float, float]:
         """Return the seconds of the steps with all rows, and with the longest answer's row."""
         once = kind.prefix if shared and self.keeps_prefix else 0
-        answer, in_use = min(kind.room, kind.answer), float(rows)
+        answer = min(kind.room, kind.answer)
+        in_use = float(rows)
         if self.adds_up:
             answer = kind.room
         elif rows < kind.questions:
@@ -404,13 +413,16 @@ def scoring_seconds(
     """
     if products == "ieee":
         products = "float32" if dtype == "float32" else "bfloat16"
-    size, layers = WIDTH[dtype], 0 if vllm else shape.layers
+    size = WIDTH[dtype]
+    layers = 0 if vllm else shape.layers
     bandwidth = machine.bandwidth * machine.bandwidth_share
-    launch = LAUNCH * layers
+    launch = step = LAUNCH * layers
+    if not machine.is_cpu:
+        step = machine.scoring[products][1] * layers
     scorer = _Scorer(
         rate=machine.scoring_rate(products),
         launch=launch,
-        step=launch if machine.is_cpu else machine.scoring[products][1] * layers,
+        step=step,
         weights=(shape.layers * shape.layer + shape.embedding) * size / bandwidth,
         token=shape.kv_values * size / bandwidth,
         layers=2.0 * shape.layers * (shape.attention + shape.mlp),

@@ -132,16 +132,19 @@ def estimate_costs(
         unfinished: The unfinished runs.
         plan: The settings of the plan.
         free_snapshots: Whether snapshots are deleted once they are ranked.
-        waiting: Evaluations like those of models that are not chosen yet.
+        waiting: Representative evaluations, for models that are not chosen yet.
         typed: Keys that hardware= would not change.
     """
     assert plan.gpu is not None
-    total, gpu = Bill(plan), cards()[plan.gpu]
+    total = Bill(plan)
+    gpu = cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     behind_selections = {run.hash for run in order_runs(selections)}
     # a bundle's scores are separate runs
-    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
-    computing = [run for run in computing if not is_bundle(run)]
+    computing = []
+    for run in unfinished:
+        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run):
+            computing.append(run)
     for run in [*computing, *waiting]:
         kind = run.config.stage
         if isinstance(run.config, EvalStage) and run.hash in behind_selections:
@@ -172,15 +175,16 @@ def disk_bytes(costs: list[Cost], selections: list[Run], free_snapshots: bool) -
     total = float(sum(cost.weights + cost.snapshots for cost in costs))
     if not free_snapshots:
         return total
-    freed: dict[str, int] = {}
+    ranked: set[str] = set()
     at_once = chosen = 0
     for selection in selections:
         hashes = {snapshot.run.hash for snapshot in compared(selection)}
+        ranked |= hashes
         candidates = [cost for cost in costs if cost.run.hash in hashes]
-        freed |= {cost.run.hash: cost.snapshots for cost in candidates}
         at_once = max(at_once, sum(cost.snapshots for cost in candidates))
         chosen += max((cost.weights for cost in candidates), default=0)
-    return total - sum(freed.values()) + at_once + chosen
+    freed = sum(cost.snapshots for cost in costs if cost.run.hash in ranked)
+    return total - freed + at_once + chosen
 
 
 # --- trainings ---
@@ -193,7 +197,8 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
         PipelineError: Its shape, rows or tokens are not known yet.
     """
     _, seconds = training_work(run, gpu)
-    gpus, files = run.config.sft.processes, bytes_of_training(run)
+    gpus = run.config.sft.processes
+    files = bytes_of_training(run)
     return Cost(
         run,
         hours=seconds * gpus / 3600,
@@ -226,7 +231,8 @@ def training_work(
         raise PipelineError(
             f"The rows of {run.name} are not known before its data run is finished. Set data.size."
         )
-    sft, shape = run.config.sft, shape_for(run)
+    sft = run.config.sft
+    shape = shape_for(run)
     parts = trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
     gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
@@ -251,7 +257,9 @@ def bytes_of_training(run: Training) -> dict[str, int]:
     parts = trained_parts(run.config, shape).values()
     trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
     snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
-    points = 1 if sft.resume_minutes is None else 2
+    points = 2
+    if sft.resume_minutes is None:
+        points = 1
     return written_bytes(sft, shape.parameters, trained, snapshots, points)
 
 
@@ -287,7 +295,8 @@ def memory_of(
         row: Tokens of the longest row of a micro-batch. None: `longest_row`.
         card: Bytes of the GPU, where weights may stay gathered. 0: the least bytes are returned.
     """
-    config, shape = run.config, shape_for(run)
+    config = run.config
+    shape = shape_for(run)
     if row is None:
         row = longest_row(run)
     parts = trained_parts(config, shape).values()
@@ -310,7 +319,9 @@ def longest_row(run: Training) -> float:
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
-    dtype, shape, batch_size = dtype_of(run), shape_for(run), run.config.eval.batch_size
+    dtype = dtype_of(run)
+    shape = shape_for(run)
+    batch_size = run.config.eval.batch_size
     hours = scoring_work(run, gpu) / 3600
     kinds = question_sets_of(run)
     rows = min(rows_of(shape, kind, gpu, dtype, batch_size) for kind in kinds)
@@ -336,7 +347,8 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
 
 
 def least_memory(run: Evaluation, dtype: str) -> float:
-    shape, size = shape_for(run), WIDTH[dtype]
+    shape = shape_for(run)
+    size = WIDTH[dtype]
     needs = []
     for kind in question_sets_of(run):
         needs.append(sum(scoring_memory(shape, size, prompts_of(kind), 1).values()))
@@ -389,7 +401,7 @@ def infeasibility_messages(
 
 
 def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -> list[str]:
-    """Return the overrides with which large runs fit on the plan's card, or on another card."""
+    """Return overrides that make large runs fit on the plan's card, or on another card."""
     room = cards()[plan.gpu or ""].memory
     runs = [cost.run for cost in large]
     if isinstance(runs[0].config, TrainStage):
@@ -405,7 +417,7 @@ def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -
 def hardware_that_fits(
     large: Sequence[Training], room: float | None = None, typed: Container[str] = ()
 ) -> list[tuple[str, str]]:
-    """Return the options of hardware= with which trainings fit, the smallest node first.
+    """Return the options of hardware= that trainings fit on, the smallest node first.
 
     Args:
         large: The trainings.

@@ -44,7 +44,8 @@ def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet
 def _local_lengths(run: Evaluation, task: EvalTask, language: str) -> tuple[float, float] | None:
     """Return the mean tokens of a question and an exemplar in local files, or None without any."""
     benchmark = benchmark_of(task.task)
-    file, columns = scored_file(run, task, language), benchmark.columns
+    file = scored_file(run, task, language)
+    columns = benchmark.columns
     if not file or not columns:
         return None
     tokenizer = tokenizer_of(run)
@@ -64,7 +65,8 @@ def _local_lengths(run: Evaluation, task: EvalTask, language: str) -> tuple[floa
 
 def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
     """Return the local file of a task's questions, or None if it is not on this disk."""
-    benchmark, root = benchmark_of(task.task), run.parents.get("data_root")
+    benchmark = benchmark_of(task.task)
+    root = run.parents.get("data_root")
     if root is None or benchmark.built_from:
         return None
     files = {path.stem: path for path in benchmark.files(root.folder, language)}
@@ -87,7 +89,8 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
         language: The language.
         limited: Whether eval.limit applies.
     """
-    config, root = run.config.eval, run.parents.get("data_root")
+    config = run.config.eval
+    root = run.parents.get("data_root")
     benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
     if benchmark.of_harness:

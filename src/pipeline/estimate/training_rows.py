@@ -39,7 +39,7 @@ from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
 ROWS = "train.jsonl"  # the training rows of a data run
-COUNTED = 10_000  # rows of a file in which a plan counts the truncated rows
+COUNTED = 10_000  # the most rows of a file that a plan checks for truncation
 WORLD_ROW = 50  # tokens of a row of the small world
 # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 SPREAD = 0.5
@@ -52,10 +52,11 @@ def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
 
     The rows are in the data run's file, or in the files that it will read.
     """
-    data, tokenizer = run.parents["data"], tokenizer_of(run)
+    data = run.parents["data"]
+    tokenizer = tokenizer_of(run)
     files = [data.folder / ROWS]
     if not files[0].is_file():
-        files = [file for _, _, file in source_files(data) if file.is_file()]
+        files = list(filter(Path.is_file, (file for _, _, file in source_files(data))))
     lengths: list[float] = []
     for file in files:
         lengths += sampled_lengths(file, (), tokenizer, rows)
@@ -82,7 +83,8 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Training, Cut]]:
     for run in runs:
         if not isinstance(run.config, TrainStage) or run.config.sft.packing:
             continue
-        sft, data = run.config.sft, run.parents["data"]
+        sft = run.config.sft
+        data = run.parents["data"]
         is_here = (data.folder / ROWS).is_file()
         how = (sft.seq_length, sft.template, sft.loss_on, sft.separator, sft.eos_token)
         kind = (data.hash, is_here, tokenizer_of(run), *how)
@@ -129,7 +131,9 @@ def count_cut(run: Training) -> Cut:
     The rows are tokenized as in training. Without the model's tokenizer, the count is estimated
     from the text of the first rows.
     """
-    sft, data, tokenizer = run.config.sft, run.parents["data"], tokenizer_of(run)
+    sft = run.config.sft
+    data = run.parents["data"]
+    tokenizer = tokenizer_of(run)
     rows, all_rows = known_rows(run)
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
@@ -144,10 +148,12 @@ def count_cut(run: Training) -> Cut:
     if sft.template == "chat":
         loaded = with_template_variables(loaded, sft.template_date, sft.chat_template_args)
     base = run.parents["model"].folder if "model" in run.parents else None
-    file, counted = f"the files of {data.name}", f"the first {len(rows):,} rows of {data.name}"
+    file = f"the files of {data.name}"
+    counted = f"the first {len(rows):,} rows of {data.name}"
     is_here = (data.folder / ROWS).is_file()
     if is_here:
-        file, counted = ROWS, f"{len(rows):,} rows of {data.name}"
+        file = ROWS
+        counted = f"{len(rows):,} rows of {data.name}"
     try:
         with recorded_warnings() as told:
             cut, lost = check_rows(rows, loaded, sft, base, file)
@@ -187,10 +193,9 @@ def known_rows(run: Training) -> tuple[list[Example], bool]:
             all_read &= len(first) < COUNTED
             examples = []
             for row in first:
-                example = example_of(row, source, columns) if is_wanted(row, source) else ""
-                if isinstance(example, dict):
-                    examples.append(example)
-            rows += examples
+                if is_wanted(row, source):
+                    examples.append(example_of(row, source, columns))
+            rows += [example for example in examples if isinstance(example, dict)]
     return rows, all_read
 
 
@@ -212,7 +217,8 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
     """
     if not isinstance(data, Run):
         return []
-    files, root = [], data.parents.get("data_root")
+    files = []
+    root = data.parents.get("data_root")
     for name, source in data.config.expert.sources.items():
         if is_here(source):
             file = Path(source.url or "")
@@ -231,9 +237,12 @@ def expected_steps(run: Training) -> int | None:
     With packing, the steps follow from the tokens of the documents on this disk. Without documents,
     each of them is assumed to fill a row.
     """
-    sft, steps = run.config.sft, training_steps(run, expected=True)
-    documents = row_lengths(run) if sft.packing and sft.steps is None else ()
-    if steps is None or not documents:
+    sft = run.config.sft
+    steps = training_steps(run, expected=True)
+    if steps is None or not sft.packing or sft.steps is not None:
+        return steps
+    documents = row_lengths(run)
+    if not documents:
         return steps
     return max(1, round(steps * statistics.fmean(documents) / sft.seq_length))
 
@@ -281,7 +290,8 @@ def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
     for name, joined in expert.union.items():
         if side in (None, "both", joined.side):
             names.append(name)
-    known, tokens = token_counts()["rows"], []
+    known = token_counts()["rows"]
+    tokens = []
     for name in names or [expert.name]:
         if name not in known:
             raise PipelineError(
@@ -298,7 +308,8 @@ def padded_row(run: Training, side: str | None = None) -> float:
     Raises:
         PipelineError: The rows are neither on this disk nor known.
     """
-    sft, mean = run.config.sft, row_tokens(run, side)
+    sft = run.config.sft
+    mean = row_tokens(run, side)
     if sft.packing or sft.padding_free:
         return mean
     lengths = row_lengths(run) or assumed_lengths(mean)

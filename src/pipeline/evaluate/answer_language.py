@@ -1,6 +1,6 @@
 """Detection of answers in another language than the question's: their scores may still be high.
 
-Reads stored answers. Nothing here decides whether an answer is right.
+Reads stored answers. The result does not change whether an answer is right.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def language_identifier() -> Any:
 def told_by(code: str) -> str:
     """Return the name of the detector for a language, "script" or "py3langid".
 
-    py3langid separates the languages of MGSM that share a script. The script decides about a
-    language that has a script to itself, and about languages that MGSM does not have.
+    py3langid separates the languages of MGSM that share a script. The script decides for all other
+    languages.
     """
     if code not in MGSM:
         return "script"

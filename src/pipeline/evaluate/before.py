@@ -1,6 +1,6 @@
 """Checks of an evaluation's data and of its model's files, made before the model is loaded.
 
-Imports nothing heavy, so that a plan can make the same checks.
+Its imports are light, so that a plan can make the same checks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
 def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
     """Raise the first PipelineError of some checks, before minutes of loading or scoring.
 
-    A plan makes the checks of OF_TASKS once, and those of OF_MODEL once a model.
+    A plan makes the checks of OF_TASKS once, and the checks of OF_MODEL once a model.
     """
     for check in checks:
         check(run, specs)

@@ -1,7 +1,7 @@
 """The scoring runs of an evaluation with several tasks or languages, and their joint result.
 
 A scoring run is one model, one task with its shots, and one language. A table, a selection and
-stage=eval share it. Imports nothing heavy.
+stage=eval share it. Plans use this module, so its imports are light.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
 
 
 def _settings_of(settings: Eval, task: EvalTask, language: str) -> Eval:
-    """Return an evaluation's settings for one task, without those that do not apply to it.
+    """Return an evaluation's settings for one task, with defaults for settings that do not apply.
 
     So a scoring run is the same whatever else is requested with it. `max_gen_toks_of` is resolved
     for the language. Only FLORES has a spBLEU model, only letters can be shown as texts, only
@@ -111,7 +111,8 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         if row.subject is None:
             place = (row.task, row.num_fewshot, row.metric, row.filter, _mean_pair(row.pair))
             groups.setdefault(place, {})[row.language] = row
-    means, tens = [], []
+    means = []
+    tens = []
     for (task, *_, pair), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):

@@ -5,10 +5,10 @@ that line it keeps only the name of a built-in exception. The line begins with a
 object of the interpreter holds while the program runs. So a program cannot pass by what it prints,
 raises or writes.
 
-Forgery that targets this code is not stopped, because program and tests share an interpreter, as
-in the stock task. A program can replace the values that its tests compare with, or do what
-confined.py does at its end. It gains a pass for itself, but reaches no other problem, secret or
-process.
+Forgery that targets this code is not stopped, because program and tests share an interpreter, as in
+the stock task. A program can replace the values that its tests compare with, or do what confined.py
+does at its end. In this way it can pass its own tests, but it cannot reach other problems, secrets
+or processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECRET = re.compile(
 )
 
 
-# An outcome is one of these constants, NOT_CONFINED with the reason, or the name of the built-in
+# An outcome is a constant below, NOT_CONFINED with the reason, or the name of the built-in
 # exception that the program raised ("Exception" for other classes).
 PASSED = "passed"  # the program and its tests reached their end
 TIMED_OUT = "timed out"
@@ -122,7 +122,7 @@ def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def is_computing(pid: int) -> bool:
-    """Return True if a process runs or waits for a core in one of a few looks."""
+    """Return True if a process runs or waits for a core, in any of a few looks."""
     for _ in range(LOOKS):
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
         if state in "RZX":  # runnable, or ended meanwhile

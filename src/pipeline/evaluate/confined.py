@@ -2,11 +2,11 @@
 
 Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's
 length in bytes. Standard input: the program, then a nonce. The nonce stays in the pipe while the
-program runs. It is written at the start of the one line in which the parent reads the outcome.
+program runs. The line with the outcome, which the parent reads, begins with it.
 
 Before the program starts, the process gives up its capabilities and limits memory, time and new
 files. Landlock hides all files except Python's own, including /proc. A seccomp filter passes only
-named system calls: no network, no other processes, no way to write.
+named system calls, so the program has no network, cannot start processes, and cannot write.
 """
 
 import ctypes
@@ -52,7 +52,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 def filter_program() -> bytes:
     """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    allow, refuse = (GIVE, 0, 0, ALLOW), (GIVE, 0, 0, REFUSE)
+    allow = (GIVE, 0, 0, ALLOW)
+    refuse = (GIVE, 0, 0, REFUSE)
     for number in ALLOWED:
         steps += [(EQUAL, 0, 1, number), allow]
     for number, flags in OPENING.items():
@@ -118,7 +119,9 @@ def confine(seconds: int, memory: int, landlock: bool) -> None:
 
 def main() -> None:
     seconds, memory, landlock, length = map(int, sys.argv[1:5])
-    requests, answer, leave = os.dup(0), os.dup(1), os._exit
+    requests = os.dup(0)
+    answer = os.dup(1)
+    leave = os._exit
     program = b""
     while len(program) < length:
         program += os.read(requests, length - len(program)) or leave(1)
@@ -127,7 +130,7 @@ def main() -> None:
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
 
-    # read and write are bound now, because the program may replace those of os
+    # os.read and os.write are bound now, because the program may replace them
     def end(outcome: str, read=os.read, write=os.write) -> None:
         nonce = read(requests, 64)
         write(answer, nonce + f" {outcome}".encode())

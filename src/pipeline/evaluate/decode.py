@@ -166,7 +166,8 @@ class _Slots:
         while free and self.waiting:
             longest = shared + len(self.rests[self.waiting[0]])
             count = max(1, FILL // longest)
-            slots, free = free[: min(count, len(self.waiting))], free[count:]
+            slots = free[: min(count, len(self.waiting))]
+            free = free[count:]
             indices = [self.waiting.popleft() for _ in slots]
             self.cache.fill(slots, [self.rests[index] for index in indices])
             for slot, index in zip(slots, indices, strict=True):
@@ -188,7 +189,9 @@ class _Slots:
 
     def begin_step(self) -> None:
         """Start a step of all rows, without waiting for its tokens."""
-        rows, sampling, numbers = list(self.rows), self.sampling, []
+        rows = list(self.rows)
+        sampling = self.sampling
+        numbers = []
         if sampling:
             for row in rows:
                 numbers.append(sampling.number(row.index, row.begun) if row else 0.0)

@@ -49,7 +49,7 @@ def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
                 group_rows.append(_group_row(by_filter[name], metric["weight_by_size"]))
     if not group_rows:
         raise PipelineError(
-            f"The tasks of the group {first.group} have none of its metrics. List the tasks in"
+            f"The tasks of the group {first.group} lack its metrics. List the tasks in"
             " eval.tasks=[...]."
         )
     return group_rows
@@ -77,7 +77,7 @@ def _group_row(rows: Sequence[ScoreRow], by_size: bool) -> ScoreRow:
 def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    weighted = set()  # the metrics in which each part has the same weight
+    weighted = set()  # metrics that give each part the same weight
     for metric in parts[0].aggregates:
         if not metric["weight_by_size"]:
             weighted.add(metric["metric"])

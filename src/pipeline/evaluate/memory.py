@@ -1,6 +1,6 @@
 """Computed memory of scoring: the bytes of weights and rows, and how many rows fit.
 
-Plans and the backend use the same formulas. Imports nothing heavy.
+Plans and the backend use the same formulas. Plans use this module, so its imports are light.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class Prompts(NamedTuple):
 def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict[str, float]:
     """Return the bytes of scoring by their purpose.
 
-    The keys and values of the prefix count once, those of the rows once a row. The activations are
-    those of the widest layer: of all rows, or in generation of the rows that are filled at once
-    (FILL). That layer stores three times the MLP's width and eight times the model's width a
-    token, and copies the keys and values that are read for each head. If there is no prefix, a step
-    copies those of all rows. A log-likelihood's mask has a line for each token of a row. Logits are
-    computed for one token a row.
+    The cache has the prefix once, and each row. The activations belong to the widest layer, of all
+    rows, or in generation of the rows that are filled at once (FILL). This layer stores three times
+    the MLP's width and eight times the model's width a token. It copies the keys and values that
+    are read for each head; without a prefix, a step copies all rows. A log-likelihood's mask has a
+    line for each token of a row. Logits are computed for one token a row.
 
     Args:
         shape: The model's shape.

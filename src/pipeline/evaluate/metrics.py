@@ -133,7 +133,8 @@ def _number(spaces: str) -> re.Pattern[str]:
     )
 
 
-_NUMBER, _NUMBER_WITH_SPACES = _number(NARROW), _number(f"\\ {NARROW}")
+_NUMBER = _number(NARROW)
+_NUMBER_WITH_SPACES = _number(f"\\ {NARROW}")
 _FRACTION = re.compile(
     rf"({_MINUS})?(?<![\d/.,])(?:(\d+)\ )?(?<![\d/.,])(\d+)/(\d+)(?![\d/]|[.,]\d)"
 )  # 1/2, 1 1/2

@@ -53,7 +53,7 @@ def open_model(
         backend: The class of the backend, called with the other arguments.
 
     Raises:
-        PipelineError: The files are not those of a model.
+        PipelineError: The files are not a model's.
     """
     model, tokenizer = without_weights(weights)
     if tokenizer.eos_token_id is None:
@@ -130,7 +130,8 @@ class Answering(HFLM):
         ends = self._ends
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
-        endings, prompts = [], []
+        endings = []
+        prompts = []
         for request, one in zip(requests, settings, strict=True):
             stop = handle_stop_sequences(one.get("until"), eos=eos)
             room = one["max_gen_toks"]
@@ -140,7 +141,8 @@ class Answering(HFLM):
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
-            text, ending = self.tok_decode(tokens), endings[place]
+            text = self.tok_decode(tokens)
+            ending = endings[place]
             answers[place] = self._cut(text, [*ending.stop])
             cut_off = self._ran_out(tokens, text, ending.room, ending.stop)
             self.ended("generate_until", requests[place].args, (answers[place], cut_off))

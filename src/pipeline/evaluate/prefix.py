@@ -26,9 +26,9 @@ def group_prompts(
 ) -> list[tuple[int, list[int]]]:
     """Group prompts that are computed together.
 
-    Sorts the prompts by their tokens. A cut is made between two neighbours that share far less
-    than one of them shares with its other neighbour: between the exemplars of two subjects, but
-    not between two questions after the same exemplars.
+    Sorts the prompts by their tokens. It cuts between two neighbours if they share far less than
+    either shares with its other neighbour: between the exemplars of two subjects, but not between
+    two questions after the same exemplars.
 
     Args:
         prompts: The token ids of each prompt.

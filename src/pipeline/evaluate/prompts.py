@@ -42,7 +42,8 @@ def harness_tamed() -> Iterator[None]:
     Looking up a task's name draws from Python's random numbers. Each task's prompts have a progress
     bar, although building them takes no time. Warnings say that a model in memory has no name.
     """
-    state, logger = random.getstate(), logging.getLogger("lm_eval")
+    state = random.getstate()
+    logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     without_bar = functools.partial(harness_task.tqdm, disable=True)
@@ -155,7 +156,8 @@ def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
 def _refuse_wrong_targets(spec: TaskSpec, task: Any) -> None:
     target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
     for number, row in enumerate(task.eval_docs, start=1):
-        choices, targets = task.doc_to_choice(row), target_of(row)
+        choices = task.doc_to_choice(row)
+        targets = target_of(row)
         for target in targets if isinstance(targets, list) else [targets]:
             allowed = choices if isinstance(target, str) else range(len(choices))
             if target not in allowed:
@@ -191,7 +193,7 @@ def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
 
 
 def rows_asked(spec: TaskSpec, task: Task, settings: Eval) -> range:
-    """Return the rows to score: those of the first eval.limit questions.
+    """Return the rows to score: the rows of the first eval.limit questions.
 
     The result is a range, not a list, because the harness tests `row in rows` for each row.
     """
@@ -307,7 +309,8 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
             continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
-            room, after = normalize_gen_kwargs(after, lm.max_gen_toks)["max_gen_toks"], ""
+            room = normalize_gen_kwargs(after, lm.max_gen_toks)["max_gen_toks"]
+            after = ""
         place = (request.doc_id, prompt)
         longest[place] = max(longest.get(place, ""), after, key=len)
     needed: dict[int, int] = {}

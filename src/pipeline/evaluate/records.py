@@ -221,7 +221,8 @@ def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -
 
 
 def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
-    benchmark, arguments = spec.benchmark, record["arguments"]
+    benchmark = spec.benchmark
+    arguments = record["arguments"]
     if "acc_mutual_info" in record["metrics"]:
         # the second half repeats the options without the question
         arguments = arguments[: len(arguments) // 2]
@@ -231,7 +232,8 @@ def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sam
         options = [f"{label}: {text}" for label, text in enumerate(options, 1)]
     answers = record["filtered_resps"][: len(options)]
     likelihoods = [float(likelihood) for likelihood, _ in answers]
-    best, target = options[likelihoods.index(max(likelihoods))], record["target"]
+    best = options[likelihoods.index(max(likelihoods))]
+    target = record["target"]
     sample: Sample = {
         "target": options[target] if isinstance(target, int) else target,
         "response": best,
@@ -247,7 +249,8 @@ def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sam
 
 
 def _written_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
-    response, extracted = record["resps"][0][0], record["filtered_resps"][0]
+    response = record["resps"][0][0]
+    extracted = record["filtered_resps"][0]
     sample: Sample = {
         "target": str(record["target"]),
         "response": response,
@@ -255,7 +258,8 @@ def _written_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sa
         "correct": right_or_wrong(score),
     }
     if spec.kind == "translation":
-        sample["extracted"], sample["correct"] = extracted.strip(), None
+        sample["extracted"] = extracted.strip()
+        sample["correct"] = None
     elif spec.kind == "number":
         number = metrics.last_number(response, spec.answers_in)
         sample["number"] = None if number is None else str(number)
@@ -302,7 +306,8 @@ def _joined_sample(spec: TaskSpec, answers: Sequence[Sample]) -> Sample:
         if isinstance(score, int | float):
             scores[name] = fmean([answer["scores"][name] for answer in answers])
     if all(answer["correct"] is not None for answer in answers):
-        count, right = len(answers), sum(answer["correct"] for answer in answers)
+        count = len(answers)
+        right = sum(answer["correct"] for answer in answers)
         for k in powers_of_two(count):
             scores[f"pass@{k}"] = metrics.pass_at_k(count, right, k)
         if spec.kind != "program":

@@ -181,7 +181,8 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
     answers = store.answers(spec.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
-        answers.found, unanswered = {}, requests
+        answers.found = {}
+        unanswered = requests
     if unanswered:
         refuse_too_long(spec.name, tokens_needed(lm, requests), lm.max_length)
     answers.wanted = {digest(key_of(request)) for request in unanswered}
@@ -351,7 +352,8 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     processor = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
     default_rows: int | None = ROWS
     if torch.cuda.is_available():
-        processor, default_rows = torch.cuda.get_device_name(), None
+        processor = torch.cuda.get_device_name()
+        default_rows = None
     how: dict[str, Any] = {}
     if rounds_together(settings):
         how[USED] = settings.batch_size or default_rows

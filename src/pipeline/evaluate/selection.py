@@ -1,4 +1,4 @@
-"""Stage select: choose one snapshot among those of some trainings.
+"""Stage select: choose a snapshot of some trainings.
 
 Its parents are the evaluations of the snapshots, and of the base if there are guards; these are
 separate runs. By validation loss, the parents are the snapshots themselves. Its folder has the
@@ -45,7 +45,8 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         if role not in ("base", "model"):
             models[role] = parent
     if by_loss:
-        keys, values = ["validation_loss"], validation_losses(models)
+        keys = ["validation_loss"]
+        values = validation_losses(models)
     else:
         keys = [label(measure) for measure in select.primary or []]
         values = {role: scores(parent, config) for role, parent in models.items()}
@@ -148,7 +149,8 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         PipelineError: A model has no validation loss, or the models have different validation sets,
             whose losses cannot be compared.
     """
-    losses, sets = {}, {}
+    losses = {}
+    sets = {}
     for role, model in models.items():
         manifest = read_manifest(model.folder)
         assert manifest is not None
@@ -181,7 +183,8 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
     from scipy.stats import rankdata
 
     sign = 1 if lower_is_better else -1
-    allowed, refused = [], []
+    allowed = []
+    refused = []
     for row in rows:
         row["rank"] = None
         if row["below"]:

@@ -81,7 +81,8 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[Any, Any]:
-        cache, new_states = self.cache, (key_states, value_states)
+        cache = self.cache
+        new_states = (key_states, value_states)
         if self.prefix is None and cache.prefix:
             self.prefix = new_states
             return new_states
@@ -218,8 +219,10 @@ class SharedCache(Cache):
             unpadded = [torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts]
             ids = pad_sequence(unpadded, batch_first=True)
             row, column = (positions <= self.places[row_indices] - 1).nonzero(as_tuple=True)
-            source, target = (row, column), (row_indices[row], column)
-            self.reads, self.written = 0, (source, target)
+            source = (row, column)
+            target = (row_indices[row], column)
+            self.reads = 0
+            self.written = (source, target)
             self.logits(ids, positions, self.masks(positions, positions))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
@@ -236,8 +239,10 @@ class SharedCache(Cache):
             [rows, vocabulary]
         """
         places = self.places[:rows].clamp(max=reads - 1)
-        row_numbers, columns = self.numbers[:rows, None], self.numbers[None, :reads]
-        self.reads, self.written = reads, (..., (row_numbers, places))
+        row_numbers = self.numbers[:rows, None]
+        columns = self.numbers[None, :reads]
+        self.reads = reads
+        self.written = (..., (row_numbers, places))
         masks = self.masks(places, columns)
         return self.logits(self.tokens[:rows], places, masks)[:, 0]
 

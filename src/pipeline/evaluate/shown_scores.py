@@ -51,7 +51,8 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     Student's t. The result is None if the harness gives no error, as for corpus scores, or if there
     is no variance.
     """
-    value, error = row.value, row.stderr
+    value = row.value
+    error = row.stderr
     if value is None:
         return None
     is_share = percent_factor(row.metric) == 100 and 0 <= value <= 1

@@ -59,7 +59,8 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
         return facts
-    folder, run = run.folder.resolve(), in_its_dtype(run)
+    folder = run.folder.resolve()
+    run = in_its_dtype(run)
     settings: Eval = run.config.eval
     left_out: list[records.ScoreRow] = []
     specs = define_tasks(run, work / "tasks", left_out)

@@ -3,7 +3,8 @@
 Constructed languages use the English stock file: the prompt's words (`Question:`, `Step-by-Step
 Answer:`) are English, but question and answer are not.
 
-All problems of the data are found here, before any weights load. Imports nothing heavy.
+All problems of the data are found here, before any weights load. Plans use this module, so its
+imports are light.
 """
 
 from __future__ import annotations

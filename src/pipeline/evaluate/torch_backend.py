@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,7 +102,7 @@ class TorchBackend:
         return self.model
 
     def close(self) -> None:
-        """Do nothing: merge/resident.py may keep the model for the next merge."""
+        """Keep the model: merge/resident.py may use it for the next merge."""
 
     # --- generation ---
 
@@ -144,7 +145,8 @@ class TorchBackend:
         groups = []
         for shared, members in grouped:
             groups.append((shared, [*chain(*(places_of[distinct[member]] for member in members))]))
-        finished, ending = set[int](), endings[0]
+        finished = set[int]()
+        ending = endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:
@@ -219,7 +221,8 @@ class TorchBackend:
         except PipelineError:  # not a dense decoder
             self.batch_size = min(ROWS, self.most)
             return
-        prefixes, rests = [], []
+        prefixes = []
+        rests = []
         for shared, members in groups:
             prefixes.append(shared)
             rests += [len(prompts[index]) - shared for index in members]
@@ -259,37 +262,38 @@ class TorchBackend:
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size //= 2  # outside the handler, which keeps the tensors alive
-            self.most, self.halved = self.batch_size, True
+            self.most = self.batch_size
+            self.halved = True
             drop_cache(self.model)
             say(f"out of memory: continuing with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
 
+@dataclass
 class _Likelihoods:
     """The distinct prompts of log-likelihood requests, and the prompts that are scored.
 
-    A prompt is a context and a continuation without its last token.
+    A prompt is a context and a continuation without its last token. `keep` has for each prompt how
+    many of its last tokens need logits.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[tuple[Tokens, Tokens]],
-        scored: Callable[[int, float, bool], None],
-    ) -> None:
-        self.requests = requests
-        self.scored = scored
-        inputs = [(*context, *continuation[:-1]) for context, continuation in requests]
+    requests: Sequence[tuple[Tokens, Tokens]]
+    scored: Callable[[int, float, bool], None]
+
+    def __post_init__(self) -> None:
+        inputs = [(*context, *continuation[:-1]) for context, continuation in self.requests]
         self.places_of = places_by_prompt(inputs)
         self.prompts = list(self.places_of)
-        self.keep: list[int] = []  # the last tokens of each prompt whose logits are needed
-        for places in self.places_of.values():
-            self.keep.append(max(len(requests[place][1]) for place in places))
         self.finished: set[int] = set()
+        self.keep = []
+        for places in self.places_of.values():
+            self.keep.append(max(len(self.requests[place][1]) for place in places))
 
     def score_tries(self, model: Any, cache: SharedCache | None, tries: Sequence[Trie]) -> None:
         """Score the requests of all prompts in a batch of tries."""
-        indices, places = [], []
+        indices = []
+        places = []
         for row, trie in enumerate(tries):
             for index, path in trie.paths.items():
                 indices.append(index)

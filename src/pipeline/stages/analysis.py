@@ -1,4 +1,4 @@
-"""The builder of analyses: the experts, by number, and the base that all of them have."""
+"""The builder of analyses: the numbered experts, and their common base."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 
 
 def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
-    if isinstance(config.checkpoint, list):
-        references = config.checkpoint
-    else:
-        references = [config.checkpoint]
+    references = config.checkpoint
+    if not isinstance(references, list):
+        references = [references]
     if not references or not all(isinstance(reference, str) for reference in references):
         raise PipelineError(
-            f"checkpoint={config.checkpoint} is not a RUN: give checkpoint=RUN, or"
-            " checkpoint=[RUN,RUN]"
+            f"checkpoint={config.checkpoint} is not a RUN. Set checkpoint=RUN, or"
+            " checkpoint=[RUN,RUN]."
         )
-    parents = {
-        str(index): resolver.model(reference, "checkpoint")
-        for index, reference in enumerate(references)
-    }
-    label = "analyze-" + "-".join(label_of(parent) for parent in parents.values())
+    parents, bases = {}, []
+    for index, reference in enumerate(references):
+        expert = resolver.model(reference, "checkpoint")
+        parents[str(index)] = expert
+    label = "analyze-" + "-".join(map(label_of, parents.values()))
     if config.base is not None:
         return config, label, {**parents, "base": resolver.model(config.base, "base")}
-    bases = [
-        (expert.name, base_of(expert, resolver.runs_dir, "checkpoint"))
-        for expert in parents.values()
-    ]
+    for expert in parents.values():
+        bases.append((expert.name, base_of(expert, resolver.runs_dir, "checkpoint")))
     return config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")}

@@ -1,6 +1,4 @@
-"""The builder of data runs: the sources at their locked revisions, and the files below data_root
-that are read.
-"""
+"""The builder of data runs: sources at their locked revisions, and the files below data_root."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pipeline.config import conf
 from pipeline.config.data import Data, Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, suggest
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.hub_inputs import benchmark_sources
@@ -33,19 +31,14 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
     check_items(config.expert)
-    codes = []
-    for source in config.expert.sources.values():
-        if source.language is not None:
-            codes.append(source.language)
-    return config, label, parents_of(config, resolver) | own_languages(codes)
+    languages = [source.language for source in config.expert.sources.values()]
+    return config, label, parents_of(config, resolver) | own_languages(filter(None, languages))
 
 
 def apart_from_data_root(config: DataStage) -> DataStage:
-    """Where all rows are of files that sources name by themselves (url), data_root has the
-    benchmarks alone.
-    """
+    """Use data_root only for benchmarks, if all rows come from files that sources name (url)."""
     sources = config.expert.sources.values()
-    if config.data_root is None or not sources or not all(is_here(source) for source in sources):
+    if config.data_root is None or not sources or not all(map(is_here, sources)):
         return config
     data = config.data
     if data.benchmarks is None and any(scored_files(Path(config.data_root)).values()):
@@ -54,58 +47,50 @@ def apart_from_data_root(config: DataStage) -> DataStage:
 
 
 def tell_scored(runs: Sequence[Run]) -> None:
-    """Tell the data runs of own rows which tasks the evaluations among `runs` score, and where
-    their rows are.
+    """Store in the data runs of users' rows which tasks `runs` score, and the places of their rows.
+
+    These rows are compared with the training rows.
     """
     scored: dict[str, str] = {}
     for run in runs:
-        if isinstance(run.config, EvalStage):
-            root = None
-            if "data_root" in run.parents:
-                root = run.parents["data_root"].folder
-            for task in run.config.eval.tasks:
-                benchmark = find_benchmark(task.task)
-                if benchmark and not benchmark.of_harness:
-                    name = benchmark.name
-                else:
-                    name = task.task
-                place = scored_rows(task.task, root) or root
-                if place:
-                    scored[name] = str(place.absolute())
-                else:
-                    scored[name] = ""
+        if not isinstance(run.config, EvalStage):
+            continue
+        root = run.parents["data_root"].folder if "data_root" in run.parents else None
+        for task in run.config.eval.tasks:
+            benchmark = find_benchmark(task.task)
+            name = task.task
+            if benchmark and not benchmark.of_harness:
+                name = benchmark.name
+            place = scored_rows(task.task, root) or root
+            scored[name] = str(place.absolute()) if place else ""
     for run in runs:
         if isinstance(run.config, DataStage) and run.config.expert.is_own:
             run.config.data.scored = scored
 
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
-    """Languages that are not shipped, as parents: their fields affect the run hash."""
-    custom = {}
+    """Return users' languages as parents, because their fields affect the run hash."""
+    parents: dict[str, Parent] = {}
     for code in codes:
         file = languages.custom_language_file(code)
         if file is not None:
-            custom[code] = file
-    return {
-        f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()
-    }
+            path, digest = file
+            parents[f"language {code}"] = External(code, digest, path)
+    return parents
 
 
 def build_joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
-    """Return the configuration and parents of a joint set: the two experts' data runs, and how it
-    is shuffled.
-    """
+    """Return the configuration of a joint set, and the two experts' data runs as parents."""
     experts = config.expert.union
     if sorted(expert.side for expert in experts.values()) != ["language", "math"]:
-        sides = ", ".join(f"{name} {expert.side}" for name, expert in experts.items())
+        sides = [f"{name} {expert.side}" for name, expert in experts.items()]
         raise PipelineError(
-            f"expert.union of expert={config.expert.name} has the sides {sides}: give a math and a"
-            " language expert"
+            f"expert.union of expert={config.expert.name} has the sides {', '.join(sides)}. Choose"
+            " a math and a language expert."
         )
-    parents: dict[str, Parent] = {
-        name: resolver.run(replace(config, expert=expert, redo=False))
-        for name, expert in experts.items()
-    }
+    parents: dict[str, Parent] = {}
+    for name, expert in experts.items():
+        parents[name] = resolver.run(replace(config, expert=expert, redo=False))
     return replace(config, data=Data(shuffle=config.data.shuffle)), parents
 
 
@@ -114,17 +99,16 @@ def without_left_out(config: DataStage) -> DataStage:
 
     A name may belong to another expert.
     """
-    left_out = config.data.leave_out or []
-    names = {*config.expert.sources, *conf.options("data")}
-    unknown = [name for name in left_out if name not in names]
-    if unknown:
-        raise PipelineError(
-            f"data.leave_out={unknown[0]} is not a source: name one of"
-            f" {', '.join(config.expert.sources)}"
-        )
-    return with_sources(
-        config, {key: value for key, value in config.expert.sources.items() if key not in left_out}
-    )
+    sources = dict(config.expert.sources)
+    known = {*sources, *conf.options("data")}
+    for name in config.data.leave_out or []:
+        if name not in known:
+            raise PipelineError(
+                f"data.leave_out={name} is not a source of expert={config.expert.name}"
+                f" ({suggest(name, config.expert.sources)}). Correct the name."
+            )
+        sources.pop(name, None)
+    return with_sources(config, sources)
 
 
 def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
@@ -132,34 +116,30 @@ def with_sources(config: DataStage, sources: dict[str, Source]) -> DataStage:
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:
-    """Return the sources on the Hub at the revisions that stage=prefetch locked, so that these
-    enter the hash.
-    """
+    """Return the sources on the Hub at the revisions of stage=prefetch, which enter the hash."""
     if config.data_root is not None or config.expert.world is not None:
         return config
     lock = read_lock(Path(config.runs_dir))
-    return with_sources(
-        config, {name: lock.pinned(source) for name, source in config.expert.sources.items()}
-    )
+    sources = config.expert.sources.items()
+    return with_sources(config, {name: lock.pinned(source) for name, source in sources})
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """Return the data_root as a parent: a data run, or a folder identified by the files of the
-    sources.
+    """Return the data_root as a parent: a data run, or a folder identified by the sources' files.
 
-    Without one, the sources on this disk are the parents. Benchmarks that rows are compared with
-    are recorded (data/benchmarks.py), but not hashed.
+    Without a data_root, the sources on this disk are the parents. Benchmarks that rows are compared
+    with are recorded (data/benchmarks.py), but not hashed.
     """
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
         small_world(None)
-    if config.data.benchmarks not in (None, "none") and not any(
-        scored_files(Path(config.data.benchmarks)).values()
-    ):
+    benchmarks = config.data.benchmarks
+    has_folder = benchmarks not in (None, "none")
+    if has_folder and not any(scored_files(Path(benchmarks or "")).values()):
         raise PipelineError(
-            f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name"
-            " a folder with some"
+            f"data.benchmarks={benchmarks} has no file like mgsm/sw/test.jsonl. Name a folder with"
+            " benchmark files."
         )
     if config.data_root is None:
         return local_sources(config)
@@ -175,44 +155,43 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def local_sources(config: DataStage) -> dict[str, Parent]:
-    """Return the sources that are a local copy of a repository or a local file, identified by
-    content.
-    """
+    """Return the sources that are local files or copies of repositories, identified by content."""
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
-        address = Path(source.url or source.hub or "")
-        if (source.url or source.hub) and address.exists():
-            if address.is_dir():
-                folder = address
-            else:
-                folder = address.parent
-            matching = []
-            if source.files and folder == address:
-                matching = list(folder.glob(source.files))
-            files = matching or (folder.rglob("*") if folder == address else [address])
-            visible = (
-                path
-                for path in files
-                if not any(part[0] == "." for part in path.relative_to(folder).parts)
-            )
-            parents[f"source {name}"] = External.of_files(
-                folder, filter(Path.is_file, visible), address.name
-            )
+        place = source.url or source.hub
+        if not place or not Path(place).exists():
+            continue
+        folder, files = Path(place), [Path(place)]
+        if folder.is_dir():
+            files = list(folder.glob(source.files)) if source.files else []
+            files = files or list(folder.rglob("*"))
+        else:
+            folder = folder.parent
+        visible = []
+        for path in files:
+            parts = path.relative_to(folder).parts
+            if path.is_file() and not any(part[0] == "." for part in parts):
+                visible.append(path)
+        parents[f"source {name}"] = External.of_files(folder, visible, Path(place).name)
     return parents
 
 
 def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
-    """Return the benchmarks on the Hub that an evaluation reads, as a parent identified by their
-    locks; {} until locked.
+    """Return the benchmarks on the Hub that an evaluation reads, as a parent.
+
+    It is identified by their locked revisions. The result is empty if nothing is locked.
     """
     lock = read_lock(Path(config.runs_dir))
     if not lock.datasets:
         return {}
+    pins = set()
     try:
-        entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
-    except PipelineError:  # a task that the Hub has no data for: the evaluation itself reports it
+        for source in benchmark_sources(config):
+            entry = lock.entry(source)
+            if entry:
+                pins.add(f"{source.hub}@{entry['revision']}")
+    except PipelineError:  # the Hub has no data for a task; the evaluation reports it
         return {}
-    pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    if pins:
-        return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))}
-    return {}
+    if not pins:
+        return {}
+    return {"benchmarks": External("benchmarks on the Hub", digest_of(sorted(pins)), Path("hub"))}

@@ -1,5 +1,6 @@
-"""The builder of evaluations: the model or merge that is scored and the files that hold the
-questions; for several tasks or languages, the runs that score one each.
+"""The builder of evaluations: the model or merge that is scored, and the files of the questions.
+
+For several tasks or languages, the parents are runs that score one task in one language.
 """
 
 from __future__ import annotations
@@ -42,92 +43,98 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         label = label_of(parents["checkpoint"])
     config = with_dtype(config, parents)
     config = replace(config, eval=settle_products(config.eval))
-    name, configs = config.eval.label, scoring_runs(config)
-    in_table = bool(resolver.references)  # which checks each evaluation when it runs
+    label, configs = f"eval-{config.eval.label}-{label}", scoring_runs(config)
+    in_table = bool(resolver.references)  # a table checks each evaluation when it runs
     if len(configs) > 1 or not in_table:
         check_tasks(config, resolver)
     if len(configs) > 1:
         references = models_by_reference(config, parents)
-        scored: dict[str, Parent] = {
-            role: resolver.run(bundled, references) for role, bundled in configs.items()
-        }
-        return config, f"eval-{name}-{label}", parents | scored
+        scored: dict[str, Parent] = {}
+        for role, scoring in configs.items():
+            scored[role] = resolver.run(scoring, references)
+        return config, label, parents | scored
     config = next(iter(configs.values()), config)
-    parents |= own_languages(config.languages)
-    if config.data_root is not None:
-        plain_folder = Path(config.data_root)
-        parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(
-            config, plain_folder
-        )
+    (code,) = config.languages
+    label = f"{label[: LABEL_LENGTH - len(code) - 1]}-{code}"
+    return config, label, parents | own_languages([code]) | question_parents(config, resolver)
+
+
+def question_parents(config: EvalStage, resolver: Resolver) -> dict[str, Parent]:
+    """Return the parents of a scoring run besides its model: the files that it reads."""
+    parents: dict[str, Parent] = {}
+    if config.data_root is None:
+        parents = locked_benchmarks(config)
     else:
-        parents |= locked_benchmarks(config)
+        data_run = resolver.data_root(config.data_root)
+        folder = Path(config.data_root)
+        parents["data_root"] = data_run or question_files_parent(config, folder)
     if config.eval.spm_model is not None:
         file = Path(config.eval.spm_model)
         if not file.is_file():
             raise PipelineError(
-                f"eval.spm_model={file} is not a file: give the SentencePiece model of spBLEU,"
+                f"eval.spm_model={file} is not a file. Set it to the SentencePiece model of spBLEU,"
                 " which sacrebleu -tok flores200 fetches to"
-                " ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
+                " ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out."
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     (task,) = config.eval.tasks
-    folder = included_folder(task.task)
-    if folder:
-        parents["include_path"] = External.of_files(folder, files_of_task(task.task))
-    (code,) = config.languages
-    return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
+    task_folder = included_folder(task.task)
+    if task_folder:
+        files = files_of_task(task.task)
+        parents["include_path"] = External.of_files(task_folder, files)
+    return parents
 
 
 def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
-    """Return the configuration.
+    """Turn a foreign adapter into a merge in memory of the adapter and its base.
 
-    An adapter from elsewhere becomes a merge in memory of the adapter and its base.
+    The base is eval.base, or the base that the adapter names. Other configurations are unchanged.
 
-    The base is eval.base, or the base that the adapter names. Raises PipelineError for eval.base
-    with other models.
+    Raises:
+        PipelineError: eval.base is set for a model that is not a foreign adapter.
     """
     base, reference = config.eval.base, config.checkpoint
-    adapter = None
+    remedy = "a merge takes merge.base=RUN"
     if reference is not None:
         adapter = resolver.model(reference, "checkpoint")
-    if reference is not None and isinstance(adapter, Folder) and gives_adapter(adapter):
-        merge = TaskArithmetic(experts=[reference], base=base)
-        return replace(config, checkpoint=None, merge=merge, eval=replace(config.eval, base=None))
+        if isinstance(adapter, Folder) and gives_adapter(adapter):
+            merge = TaskArithmetic(experts=[reference], base=base)
+            settings = replace(config.eval, base=None)
+            return replace(config, checkpoint=None, merge=merge, eval=settings)
+        remedy = f"leave it out for {adapter.name}"
     if base is not None:
-        if adapter is None:
-            model = "a merge takes merge.base=RUN"
-        else:
-            model = f"{adapter.name} is not one: leave it out"
         raise PipelineError(
-            f"eval.base={base} is read with checkpoint=, an adapter from elsewhere; {model}"
+            f"eval.base={base} is only read if checkpoint= is an adapter from elsewhere; {remedy}"
         )
     return config
 
 
 def refuse_sampling(settings: Eval) -> None:
-    """Raise PipelineError for answers that cannot be drawn or scored so."""
+    """Raise PipelineError if answers cannot be sampled or scored with these settings."""
     if settings.think_end == "":
         raise PipelineError(
-            "eval.think_end is empty: give what ends the model's thoughts, or leave it out"
+            "eval.think_end is empty. Set it to the text at the end of the model's thoughts, or"
+            " leave it out."
         )
     if settings.temperature == 0:
         for name in ("answers", "top_p", "sample_seed"):
-            if getattr(settings, name) != getattr(Eval, name):
+            value = getattr(settings, name)
+            if value != getattr(Eval, name):
                 raise PipelineError(
-                    f"eval.{name}={getattr(settings, name)} is read with eval.temperature above 0"
-                    " alone: give eval.temperature=0.7, or leave it out"
+                    f"eval.{name}={value} is only read with eval.temperature above 0. Set"
+                    " eval.temperature=0.7, or leave it out."
                 )
         return
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:
         raise PipelineError(
-            f"eval.temperature={settings.temperature:g} is read by tasks that the model writes"
-            f" answers to, not by {', '.join(kinds)}: leave it out"
+            f"eval.temperature={settings.temperature:g} is only read by tasks with written answers,"
+            f" not by {', '.join(kinds)}. Leave it out."
         )
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
-    """Return the configuration with eval.dtype=auto resolved; unchanged if the dtype is unknown."""
+    """Return the configuration with eval.dtype=auto resolved, if the dtype is known."""
     if config.eval.dtype != "auto":
         return config
     runs_dir = Path(config.runs_dir)
@@ -135,33 +142,34 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
         dtype = merged_dtype(config.merge, parents, runs_dir)
     else:
         dtype = stored_dtype(parents["checkpoint"], runs_dir)
-    if dtype:
-        return replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True)
-    return config
+    if not dtype:
+        return config
+    return replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True)
 
 
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
-    """Raise PipelineError where evaluations that are compared use different dtypes.
+    """Raise PipelineError if evaluations that are compared use different dtypes.
 
-    `knob` sets the dtype of all.
+    Args:
+        runs: The evaluations.
+        knob: The key that sets the dtype of all.
     """
     firsts: dict[str, Run[EvalStage]] = {}
     for run in runs:
         firsts.setdefault(run.config.eval.dtype, run)
     firsts.pop("auto", None)
     if len(firsts) > 1:
-        examples = ", ".join(f"{run.name} in {dtype}" for dtype, run in firsts.items())
+        examples = [f"{run.name} in {dtype}" for dtype, run in firsts.items()]
         raise PipelineError(
-            f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all"
+            f"Scores in several dtypes cannot be compared ({', '.join(examples)}). Set"
+            f" {knob}=float32 for all."
         )
 
 
 def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
-    """Return the dtype in which models of several dtypes are compared: float32, which holds all of
-    them.
+    """Return float32 if models of several dtypes are compared, or None if all have the same dtype.
 
-    None if all have one dtype. A dtype that is not known yet (auto) counts as different from
-    float32.
+    float32 represents all of them exactly. An unknown dtype (auto) differs from float32 only.
     """
     dtypes = {run.config.eval.dtype for run in runs}
     several = "float32" in dtypes or len(dtypes - {"auto"}) > 1
@@ -171,75 +179,75 @@ def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
 
 
 def refuse_lower(task: str, what: str) -> None:
-    """Raise PipelineError for a task of whose metric less is better, where the highest would be
-    taken for the best.
+    """Raise PipelineError if lower values of a task's metric are better.
+
+    Args:
+        task: The task.
+        what: The subject and verb of the choice, such as "a selection takes".
     """
     if lower_is_better(task):
         metric, _ = primary_metric(task)
         raise PipelineError(
-            f"{task}: of {metric} less is better, and {what} the highest: name another task, or"
-            " choose in a table, by best: [AXIS]"
+            f"{task}: lower {metric} is better, but {what} the highest value. Name another task, or"
+            " choose in a table with best: [AXIS]."
         )
 
 
 def source_models(run: Run) -> tuple[str, ...]:
-    """Hashes of the models that an evaluation reads; empty for other stages."""
+    """Return the hashes of the models that an evaluation reads. Other stages have none."""
     if not isinstance(run.config, EvalStage):
         return ()
-    return tuple(sorted(parent.hash for role, parent in run.parents.items() if role != "data_root"))
+    models = [parent.hash for role, parent in run.parents.items() if role != "data_root"]
+    return tuple(sorted(models))
 
 
 def is_bundle(run: Run) -> bool:
-    """Whether a run covers several tasks or languages: it scores nothing itself, its parents do."""
-    return any(
-        isinstance(parent, Run) and isinstance(parent.config, EvalStage)
-        for parent in run.parents.values()
-    )
+    """Return True if a run covers several tasks or languages, so that only its parents score."""
+    for parent in run.parents.values():
+        if isinstance(parent, Run) and isinstance(parent.config, EvalStage):
+            return True
+    return False
 
 
 def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
-    """Return reference in the configuration -> model, so that a model is looked up once."""
+    """Return the models by their references, so that a model is looked up once."""
     if config.checkpoint is not None:
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
-    models = {
-        str(reference): parents[role] for role, (_, reference) in config.merge.references().items()
-    }
-    base = config.merge.base
-    return models | ({base: parents["base"]} if base else {})
+    models = {}
+    for role, (_, reference) in config.merge.references().items():
+        models[str(reference)] = parents[role]
+    if config.merge.base:
+        models[config.merge.base] = parents["base"]
+    return models
 
 
 def check_tasks(config: EvalStage, resolver: Resolver) -> None:
-    """Raise PipelineError for a task that cannot be scored, before any is.
+    """Raise PipelineError if a task cannot be scored, before anything is scored.
 
     Data that does not exist yet is not read.
     """
-    data_run = None
+    root = None
     if config.data_root is not None:
         data_run = resolver.data_root(config.data_root)
-    if data_run:
-        root = data_run.folder
-    else:
-        root = None
-        if config.data_root is not None:
-            root = Path(config.data_root)
+        root = data_run.folder if data_run else Path(config.data_root)
     if root is None or root.is_dir():
         settings = config.eval
         tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
-        how = {
-            "split": settings.split,
-            "exemplars": settings.exemplars,
-            "run_code": settings.run_code,
-        }
-        evaluated_sets(tasks, tuple(config.languages), root, **how)
+        evaluated_sets(
+            tasks,
+            tuple(config.languages),
+            root,
+            split=settings.split,
+            exemplars=settings.exemplars,
+            run_code=settings.run_code,
+        )
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:
     """Return a plain data_root as a parent, identified by the files that this evaluation reads."""
-    sets = [
-        (task.task, language)
-        for task in config.eval.tasks
-        for language in {*config.languages, "en"}
-    ]
-    files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
+    files: set[Path] = set()
+    for task in config.eval.tasks:
+        for language in {*config.languages, "en"}:
+            files.update(benchmark_of(task.task).files(folder, language))
     return External.of_files(folder, files)

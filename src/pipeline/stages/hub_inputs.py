@@ -1,4 +1,4 @@
-"""What runs read from the Hub: models, training sets and benchmarks, finished or not."""
+"""The models, training sets and benchmarks that runs read from the Hub."""
 
 from __future__ import annotations
 
@@ -24,26 +24,24 @@ from pipeline.stages.lengths import is_here
 
 @dataclass
 class HubInputs:
-    """What runs read from the Hub.
+    """The models and data sets that runs read from the Hub.
 
-    models: id or id@revision. sources: label -> source, without duplicates.
+    Attributes:
+        models: id or id@revision.
+        sources: Sources by label, without duplicates.
+        scored: The sets that the harness loads by name.
+        problems: Inputs that the Hub does not have.
+        left_out: Why scores that are wanted `where_possible` stay empty.
     """
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
-    scored: list[tuple[str, str | None]] = field(
-        default_factory=list
-    )  # sets that the harness loads by name
-    problems: list[str] = field(default_factory=list)  # what the Hub does not offer
-    left_out: list[str] = field(
-        default_factory=list
-    )  # why scores that are wanted where_possible stay empty
+    scored: list[tuple[str, str | None]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def not_pinned(self, lock: Lock) -> list[str]:
-        missing = []
-        for name in self.models:
-            if name not in lock.models:
-                missing.append(name)
+        missing = [name for name in self.models if name not in lock.models]
         for source in self.sources.values():
             if lock.entry(source) is None:
                 missing.append(source.hub or source.url or "")
@@ -51,94 +49,83 @@ class HubInputs:
 
 
 def collect_hub_inputs(runs: list[Run]) -> HubInputs:
-    """Everything that these runs read from the Hub, finished or not."""
+    """Return everything that these runs read from the Hub, whether they are finished or not."""
     inputs = HubInputs()
     for run in runs:
         for parent in run.parents.values():
             if isinstance(parent, External) and parent.hub:
                 add_new(inputs.models, [parent.hub])
         config = run.config
-        if (
-            isinstance(config, DataStage)
-            and config.data_root is None
-            and config.expert.world is None
-        ):
+        if not isinstance(config, DataStage | EvalStage):
+            continue
+        if isinstance(config, DataStage) and not config.data_root and not config.expert.world:
             for name, source in config.expert.sources.items():
-                if is_here(source):
-                    continue
-                inputs.sources.setdefault(_source_label(name, source), source)
-        if isinstance(config, DataStage | EvalStage):
-            try:
-                if isinstance(config, EvalStage) and config.data_root is None:
-                    add_new(inputs.left_out, _sets_of(config)[1])
-                for source in benchmark_sources(config):
-                    inputs.sources.setdefault(_source_label("benchmark", source), source)
-                    if isinstance(config, EvalStage):
-                        add_new(inputs.scored, [(source.hub or "", source.hub_config)])
-            except PipelineError as error:
-                add_new(inputs.problems, [str(error)])
+                if not is_here(source):
+                    inputs.sources.setdefault(_source_label(name, source), source)
+        try:
+            if isinstance(config, EvalStage) and config.data_root is None:
+                _, reasons = _sets_of(config)
+                add_new(inputs.left_out, reasons)
+            for source in benchmark_sources(config):
+                inputs.sources.setdefault(_source_label("benchmark", source), source)
+                if isinstance(config, EvalStage):
+                    add_new(inputs.scored, [(source.hub or "", source.hub_config)])
+        except PipelineError as error:
+            add_new(inputs.problems, [str(error)])
     return inputs
 
 
 def add_new(known: list[Any], found: Iterable[Any]) -> None:
-    """Append what is not in a list yet."""
+    """Append the items that are not in a list yet."""
     known += [item for item in found if item not in known]
 
 
 def kept_offline(names: Iterable[str]) -> str:
-    """Return a clause that says how many models and sets HF_HUB_OFFLINE keeps from being fetched;
-    "" if all are cached.
+    """Return a clause about the models and sets that HF_HUB_OFFLINE keeps from being fetched.
+
+    The result is "" if all are cached.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in (
-        "1",
-        "ON",
-        "YES",
-        "TRUE",
-    ):  # as huggingface_hub reads it
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
+    if offline not in ("1", "ON", "YES", "TRUE"):  # the values of huggingface_hub
         return ""
-    folders = {name: name.partition("@")[0].replace("/", "--") for name in names}
-    absent = []
-    for name, folder in folders.items():
-        if not any(hub_cache().glob(f"*s--{folder}")):
-            absent.append(name)
+    absent = 0
+    for name in dict.fromkeys(names):
+        repository, _, _ = name.partition("@")
+        folder = repository.replace("/", "--")
+        absent += not any(hub_cache().glob(f"*s--{folder}"))
     if absent:
-        return f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here"
+        return f"; HF_HUB_OFFLINE is set, and {absent} of these cannot be fetched here"
     return ""
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
-    """Return the names on the Hub of the experts that a run merges in memory, as `local_folder`
-    takes them.
-    """
-    experts = []
-    if run.config.merge:
-        experts = [run.parents[role] for role in run.config.merge.references()]
-    found = []
-    for expert in experts:
+    """Return the experts on the Hub that a run merges in memory, in the form of `local_folder`."""
+    folders: list[Path] = []
+    if not run.config.merge:
+        return folders
+    for role in run.config.merge.references():
+        expert = run.parents[role]
         if isinstance(expert, External) and expert.hub:
-            found.append(expert.folder)
-    return found
+            folders.append(expert.folder)
+    return folders
 
 
 def _source_label(name: str, source: Source) -> str:
-    return f"{name}: {source.url or f'{source.hub} {part_of(source)}'}"
+    place = source.url or f"{source.hub} {part_of(source)}"
+    return f"{name}: {place}"
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
-    """Return the benchmark sets on the Hub that a run reads, to score them or to compare rows with
-    them.
-    """
+    """Return the benchmark sets on the Hub that a run scores, or compares rows with."""
     if config.data_root is not None:
         return []
-    if isinstance(config, DataStage):
-        is_local = (
-            config.expert.world is not None
-            or config.expert.union
-            or config.data.benchmarks is not None
-        )
-        sources = [] if is_local else hub_sources(config.expert.languages, scored_sets(config))
-        return [source for _, source in sources]
-    return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
+    if isinstance(config, EvalStage):
+        sets, _ = _sets_of(config)
+        return [on_hub(*data_set) for data_set in sets]
+    expert = config.expert
+    if expert.world is not None or expert.union or config.data.benchmarks is not None:
+        return []
+    return [source for _, source in hub_sources(expert.languages, scored_sets(config))]
 
 
 def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list[str]]:
@@ -152,9 +139,19 @@ def evaluated_sets(
     root: Path | None = None,
     **settings: Any,
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """(repository, configuration, split) of each set that the harness' task files name; why tasks
-    are left out. Raises PipelineError for a task that cannot be scored, with its files below
-    `root`, or on the Hub.
+    """Return the sets that the harness' task files name, and why tasks are left out.
+
+    Args:
+        tasks: (task, num_fewshot, where_possible) of each task.
+        languages: Codes of languages.
+        root: The folder of the data. None: the Hub.
+        **settings: Further settings of `Eval`.
+
+    Returns:
+        (repository, configuration, split) of each set, and the reasons.
+
+    Raises:
+        PipelineError: A task cannot be scored.
     """
     return _evaluated_sets(included_state(), tasks, languages, root, **settings)
 
@@ -167,21 +164,19 @@ def _evaluated_sets(
     root: Path | None,
     **settings: Any,
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """As evaluated_sets.
+    """Compute `evaluated_sets`.
 
-    included: the state of eval.include_path, whose files may change between calls.
+    `included` is the state of eval.include_path, whose files may change between calls.
     """
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
     from pipeline.evaluate.tasks import data_sets, task_specs
 
     left_out: list[ScoreRow] = []
+    sets: dict[tuple[str, str | None, str], None] = {}
     with TemporaryDirectory() as folder:
         evaluation = Eval("", [EvalTask(*task) for task in tasks], **settings)
-        definitions = task_specs(evaluation, languages, root, Path(folder), left_out)
-        sets = (
-            []
-            if root
-            else [data_set for definition in definitions for data_set in data_sets(definition)]
-        )
-    return list(dict.fromkeys(sets)), [str(skipped.reason) for skipped in left_out]
+        for spec in task_specs(evaluation, languages, root, Path(folder), left_out):
+            if not root:
+                sets |= dict.fromkeys(data_sets(spec))
+    return list(sets), [str(skipped.reason) for skipped in left_out]

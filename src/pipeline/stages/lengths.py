@@ -1,4 +1,4 @@
-"""How many rows a file has, and their tokens by a sample of them: the inputs of estimates."""
+"""The number of rows of a file, and the tokens of a sample of its rows, for estimates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pipeline.data.sources import is_wanted, language_column, source_columns
 from pipeline.errors import PipelineError
 from pipeline.text import strings_in
 
-BYTES = 4.0  # of text a token, where no tokenizer is at hand
+BYTES = 4.0  # bytes of text a token, without a tokenizer
 SAMPLE = 64  # rows
-LARGE = 10_000_000  # bytes of a file above which its lines are counted, and not what they say
+LARGE = 10_000_000  # bytes of a file above which only its lines are counted
 READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted
 
 
@@ -32,18 +32,16 @@ def count_lines(path: Path) -> int:
 
 
 def is_here(source: Source) -> bool:
-    """Whether a source is a file of this machine that it names itself, as url, whatever data_root
-    is.
-    """
+    """Return True if a source names a file of this machine as its url, whatever data_root is."""
     return source.url is not None and Path(source.url).is_file()
 
 
 def rows_of(path: Path, source: Source) -> int | None:
     """Return the number of rows that a source takes from a file of JSON, CSV or TSV.
 
-    In files that are not large, only usable rows count, and copies count once. None for other
-    formats, missing files, and files whose first row cannot be read; the check of the data run says
-    why.
+    If the file is not large, only usable rows count, and copies count once. The result is None for
+    other formats, missing files, and files whose first row cannot be read. The data run's own
+    checks report the reason.
     """
     if path.suffix not in READABLE or not path.is_file():
         return None
@@ -52,7 +50,10 @@ def rows_of(path: Path, source: Source) -> int | None:
 
 @lru_cache(maxsize=256)
 def count_rows(path: Path, changed: int, fields: str) -> int | None:
-    """As `rows_of`, of a source whose fields are given, read once until the file is changed."""
+    """Compute `rows_of` for a source with these fields.
+
+    The result is cached until the file changes.
+    """
     source = Source(**json.loads(fields))
     if not is_begun(path):
         return None
@@ -60,19 +61,20 @@ def count_rows(path: Path, changed: int, fields: str) -> int | None:
         if path.suffix == ".jsonl":
             return count_lines(path)
         return sum(1 for _ in read_rows(path))
+    usable = set()
     try:
         columns = source_columns(path.name, source)
-        examples = []
         for row in read_rows(path):
-            if is_wanted(row, source):
-                examples.append(example_of(row, source, columns))
-    except KeyError:  # a column that is not there, which the data run names
+            example = example_of(row, source, columns) if is_wanted(row, source) else ""
+            if isinstance(example, dict):
+                usable.add(json.dumps(example))
+    except KeyError:  # a column is missing, which the data run reports
         return None
-    return len({json.dumps(example) for example in examples if isinstance(example, dict)}) or None
+    return len(usable) or None
 
 
 def is_begun(path: Path) -> bool:
-    """Whether a first row can be read."""
+    """Return True if a first row can be read."""
     try:
         return next(read_rows(path), None) is not None
     except PipelineError:
@@ -80,26 +82,29 @@ def is_begun(path: Path) -> bool:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Return the rows of a file of JSON, CSV or TSV. Raises PipelineError as the data run would."""
-    kind = "csv"
-    if file.suffix in (".jsonl", ".json"):
-        kind = "json"
-    return read_files([[str(file)]], kind, "\t" if file.suffix == ".tsv" else ",", open)
+    """Return the rows of a file of JSON, CSV or TSV. Raises PipelineError like the data run."""
+    kind = "json" if file.suffix in (".jsonl", ".json") else "csv"
+    separator = "\t" if file.suffix == ".tsv" else ","
+    return read_files([[str(file)]], kind, separator, open)
 
 
 @lru_cache(maxsize=1024)
 def sampled_lengths(
     file: Path, columns: tuple[str, ...], tokenizer: Path | None, rows: int = SAMPLE
 ) -> tuple[float, ...]:
-    """Sorted numbers of tokens of a file's first rows, in these columns or in all that hold
-    text.
+    """Return the sorted numbers of tokens of a file's first rows.
+
+    Args:
+        file: The file.
+        columns: The columns that count. (): all columns with text.
+        tokenizer: A tokenizer.json. None: tokens are estimated from bytes.
+        rows: The number of rows.
     """
     texts = [text_of(row, columns) for row in islice(read_rows(file), rows)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
-    return tuple(
-        sorted(len(encoding.ids) for encoding in load_tokenizer(tokenizer).encode_batch(texts))
-    )
+    encodings = load_tokenizer(tokenizer).encode_batch(texts)
+    return tuple(sorted(len(encoding.ids) for encoding in encodings))
 
 
 @lru_cache(maxsize=4)
@@ -110,19 +115,25 @@ def load_tokenizer(tokenizer: Path) -> Any:
 
 
 def text_of(row: Any, columns: tuple[str, ...]) -> str:
-    """Return the texts of a row's cells: of a conversation its roles too, which stand for what a
-    template adds.
+    """Return the texts of a row's cells.
+
+    A conversation's roles are included, in place of the text that a chat template adds.
     """
-    return "\n".join(strings_in([row.get(column) for column in columns] if columns else row))
+    cells = [row.get(column) for column in columns] if columns else row
+    return "\n".join(strings_in(cells))
 
 
 def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
-    """Positions that a row takes on average where the rows of a step are sorted by length and cut
-    into micro-batches, each padded to its longest.
+    """Return the mean positions that a row takes with padding.
+
+    The rows of a step are sorted by length and cut into micro-batches. Each micro-batch is padded
+    to its longest row.
 
     Args:
-        lengths: of a sample that the rows are drawn from, sorted; each is cut to `limit`.
-        rows, micro: of a step, of a micro-batch.
+        lengths: The sorted lengths of a sample.
+        rows: The rows of a step.
+        micro: The rows of a micro-batch.
+        limit: The length that rows are truncated to.
     """
     shares = shares_of_longest(len(lengths), rows, micro)
     return sum(share * min(length, limit) for share, length in zip(shares, lengths, strict=True))
@@ -130,15 +141,19 @@ def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float)
 
 @lru_cache(maxsize=256)
 def shares_of_longest(count: int, rows: int, micro: int) -> tuple[float, ...]:
-    """For each of `count` sorted values the share of micro-batches of which it is the longest,
-    where a step's `rows` are drawn from them and sorted: differences of binomial tails.
+    """Return for each of `count` sorted values how often it is the longest of a micro-batch.
+
+    A step's `rows` are drawn from the values and sorted. The shares are differences of binomial
+    tails.
     """
 
     def up_to(share: float) -> float:
-        chances = [
-            math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(rows + 1)
-        ]
-        return statistics.fmean(sum(chances[longest:]) for longest in range(micro, rows + 1, micro))
+        """Return the mean share of micro-batches whose longest value is in this lower share."""
+        chances = []
+        for k in range(rows + 1):
+            chances.append(math.comb(rows, k) * share**k * (1 - share) ** (rows - k))
+        tails = [sum(chances[longest:]) for longest in range(micro, rows + 1, micro)]
+        return statistics.fmean(tails)
 
     edges = [up_to(number / count) for number in range(count + 1)]
     return tuple(upper - lower for lower, upper in pairwise(edges))

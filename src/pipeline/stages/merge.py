@@ -1,6 +1,4 @@
-"""The builder of merges: its experts, and the base where the method, the weights or an adapter need
-one.
-"""
+"""The builder of merges: the experts, and the base if it is needed."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.stages.resolver import Draft, Resolver, label_of
 
-LIMIT = 60  # characters of a label that names many experts
+LIMIT = 60  # characters of the experts' names in a label
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
@@ -38,148 +36,141 @@ def build(config: MergeStage, resolver: Resolver) -> Draft:
 def label_and_parents(
     config: MergeStage | EvalStage, resolver: Resolver
 ) -> tuple[str, dict[str, Parent]]:
-    """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge,
-    written or not.
+    """Return the label and the parents of a merge, written or in memory.
+
+    A label is layer_swap-5-2-<math>-<language>, or has the number of experts if there are many.
     """
     assert config.merge is not None
     if config.partition is not None and not config.merge.reads_partition:
         raise PipelineError(
-            f"merge={config.merge.method} reads no partition: leave"
-            f" partition={config.partition.name} out"
+            f"merge={config.merge.method} does not use a partition. Leave"
+            f" partition={config.partition.name} out."
         )
     parents = merge_parents(config.merge, resolver)
     layers = layers_of(parents)
     config.merge.refuse(config.partition, layers)
-    prefix = ""
-    if config.merge.controlled_roles():
-        prefix = "control-"
-    names = []
-    for role, expert in parents.items():
-        if role != "base":
-            names.append(label_of(expert))
+    prefix = "control-" if config.merge.controlled_roles() else ""
+    names = [label_of(expert) for role, expert in parents.items() if role != "base"]
     joined = "-".join(names)
-    if not (len(joined) <= LIMIT or len(names) < 3):
+    if len(joined) > LIMIT and len(names) > 2:
         joined = f"{len(names)}-experts"
-    return f"{prefix}{config.merge.label(config.partition, layers)}-{joined}", parents
+    label = config.merge.label(config.partition, layers)
+    return f"{prefix}{label}-{joined}", parents
 
 
 def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
-    """Role in the merge -> parent.
+    """Return the parents of a merge by their roles.
 
     Raises:
-        PipelineError: too few experts, a duplicate, different bases, or no base where one is
-            needed.
+        PipelineError: There are too few experts, a duplicate, or different bases, or a base is
+            needed and missing.
     """
-    experts, named_base = merge.references(), merge.base
-    if len(experts) < merge.fewest:
-        raise PipelineError(
-            f"merge.experts={[run for _, run in experts.values()]}: name two runs or more"
-        )
-    wrong = []
-    for key, reference in experts.values():
-        if not isinstance(reference, str):
-            wrong.append(f"{key}={reference}")
-    if wrong:
-        raise PipelineError(
-            f"{wrong[0]} is not a RUN: give the name of a finished run, or a list of them"
-        )
+    experts = merge.references()
+    _check_references(merge)
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
-    adapters = []
-    for role, parent in parents.items():
-        if gives_adapter(parent):
-            adapters.append(role)
-    if (
-        any(map(is_external, parents.values())) and not merge.writes_folder
-    ):  # before contents are hashed
-        models = {
-            **parents,
-            **({"base": resolver.model(named_base, "merge.base")} if named_base else {}),
-        }
-        whole_models = {}
-        for role, parent in models.items():
-            if has_full_weights(parent):
-                whole_models[role] = parent
-        check_headers(
-            tuple(
-                (role, parent.folder, is_external(parent)) for role, parent in whole_models.items()
+    named_base = None
+    if merge.base is not None:
+        named_base = resolver.model(merge.base, "merge.base")
+    if not merge.writes_folder and any(map(is_external, parents.values())):
+        _check_whole_models(parents, named_base)  # before contents are hashed
+    hashes = set()
+    for parent in parents.values():
+        if parent.hash in hashes:
+            raise PipelineError(
+                f"merge={merge.method} has {parent.name} twice. Name each expert once."
             )
-        )
-    hashes = [parent.hash for parent in parents.values()]
-    duplicate = next(
-        (parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None
-    )
-    if duplicate:
-        raise PipelineError(
-            f"merge={merge.method} was given {duplicate} twice: name each expert once"
-        )
+        hashes.add(parent.hash)
     merge.refuse_sides({role: declared_side(parent) for role, parent in parents.items()})
+    adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
     if named_base is not None:
-        parents["base"] = resolver.model(named_base, "merge.base")
+        parents["base"] = named_base
     elif adapters or merge.needs_base() or merge.control:
-        sources = {role: parents[role] for role in adapters} or parents
-        bases = [
-            (expert.name, base_of(expert, resolver.runs_dir, experts[role][0]))
-            for role, expert in sources.items()
-        ]
+        bases = []
+        for role in adapters or list(parents):
+            key, _ = experts[role]
+            bases.append((parents[role].name, base_of(parents[role], resolver.runs_dir, key)))
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
-    elif recorded := [
-        (parent.name, base)
-        for parent in parents.values()
-        if (base := recorded_base(parent)) is not None
-    ]:
-        one_base(
-            recorded,
-            f"merge={merge.method}: the experts",
-            ", or give merge.base=RUN if they belong together",
-        )
+    else:
+        _check_recorded_bases(merge, parents)
     for role in adapters:
         check_adapter(role, parents[role].folder, parents["base"].folder)
     return parents
 
 
-@lru_cache(maxsize=1024)  # asked by each merge of a table
+def _check_references(merge: Merge) -> None:
+    experts = merge.references()
+    if len(experts) < merge.fewest:
+        names = [reference for _, reference in experts.values()]
+        raise PipelineError(f"merge.experts={names}: too few runs. Name at least two.")
+    for key, reference in experts.values():
+        if not isinstance(reference, str):
+            raise PipelineError(
+                f"{key}={reference} is not a RUN. Name a finished run, or a list of them."
+            )
+
+
+def _check_whole_models(parents: Mapping[str, Parent], base: Parent | None) -> None:
+    """Check the headers of the models that are complete on this disk."""
+    models = dict(parents)
+    if base is not None:
+        models["base"] = base
+    whole = []
+    for role, model in models.items():
+        if has_full_weights(model):
+            whole.append((role, model.folder, is_external(model)))
+    check_headers(tuple(whole))
+
+
+def _check_recorded_bases(merge: Merge, parents: Mapping[str, Parent]) -> None:
+    """Check that the experts that have recorded a base have the same base."""
+    bases = []
+    for parent in parents.values():
+        base = recorded_base(parent)
+        if base is not None:
+            bases.append((parent.name, base))
+    if bases:
+        whose = f"merge={merge.method}: the experts"
+        one_base(bases, whose, ", or give merge.base=RUN if they belong together")
+
+
+@lru_cache(maxsize=1024)  # called for each merge of a table
 def check_adapter(role: str, adapter: Path, base: Path) -> None:
-    """Raise PipelineError for an adapter of another base, where both are on this disk."""
+    """Raise PipelineError for an adapter of another base, if both are on this disk."""
     if not (is_adapter(adapter) and base.is_dir()):
         return
     from pipeline.merge.adapters import open_adapter
     from pipeline.merge.compatibility import key_of, refuse_another_base
 
-    if read_manifest(adapter):
-        own_base = base_folder(adapter)
-    else:
-        own_base = base
+    own_base = base_folder(adapter) if read_manifest(adapter) else base
     if own_base.is_dir():
         refuse_another_base(open_adapter(adapter, own_base), base, key_of(role))
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
-    """Return the number of layers of the merged models;
+    """Return the number of layers of the merged models.
 
-    None if no expert and no base is on this machine.
+    The result is None if no expert and no base is on this machine.
     """
-    bases = filter(
-        None, map(recorded_base, parents.values())
-    )  # read only where no merged model is here
-    files = (model.folder / "config.json" for model in chain(parents.values(), bases))
-    file = next((file for file in files if file.is_file()), None)
-    if file:
-        return _layers_in(file, file.stat().st_mtime_ns)
+    # bases are only looked up if no merged model is here
+    bases = filter(None, map(recorded_base, parents.values()))
+    for model in chain(parents.values(), bases):
+        file = model.folder / "config.json"
+        if file.is_file():
+            return _layers_in(file, file.stat().st_mtime_ns)
     return None
 
 
 @lru_cache(maxsize=256)
 def _layers_in(file: Path, _: int) -> int | None:
-    config = read_json(file)
-    return text_settings(config).get("num_hidden_layers") or common_settings(config).get(
-        "num_hidden_layers"
-    )
+    config, key = read_json(file), "num_hidden_layers"
+    return text_settings(config).get(key) or common_settings(config).get(key)
 
 
 @lru_cache(maxsize=1024)
 def check_headers(whole: tuple[tuple[str, Path, bool], ...]) -> None:
-    """Raise PipelineError where complete models on this disk do not fit each other, or the given
-    base. whole: role, folder, and whether no run made it, of each.
+    """Raise PipelineError if complete models on this disk do not fit each other, or the base.
+
+    `whole` has the role and folder of each model, and whether it is external.
     """
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import as_decoders, check_sources, key_of
@@ -197,7 +188,7 @@ def check_headers(whole: tuple[tuple[str, Path, bool], ...]) -> None:
 
 
 def is_external(model: Parent) -> bool:
-    """Whether a model is neither planned nor a finished run: a folder, or one of the Hub."""
+    """Return True if a model is a folder or on the Hub, and not a planned or finished run."""
     return not isinstance(model, Run | Snapshot) and read_manifest(model.folder) is None
 
 

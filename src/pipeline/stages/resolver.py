@@ -1,6 +1,4 @@
-"""What a RUN in a configuration refers to: a run that is planned already, else a finished one, a
-folder or the Hub.
-"""
+"""Resolution of a RUN in a configuration: a planned run, a finished run, a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -15,17 +13,18 @@ from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
-Draft = tuple[
-    RunStage, str, dict[str, Parent]
-]  # what a builder returns: the resolved config, the label, the parents
+# the result of a builder: the resolved configuration, the label, the parents
+Draft = tuple[RunStage, str, dict[str, Parent]]
 
 
 @dataclass(frozen=True)
 class Resolver:
     """Finds the run, snapshot or folder that a RUN in a configuration names.
 
-    references: parents by names that a RUN may have before its run exists. build: plans the run of
-    a stage (stages/rows.py).
+    Attributes:
+        runs_dir: The folder of finished runs.
+        build: Plans the run of a stage (stages/rows.py).
+        references: Parents by names that a RUN may have before its run exists.
     """
 
     runs_dir: Path
@@ -36,7 +35,7 @@ class Resolver:
         """Return the model that RUN or RUN@STEP refers to.
 
         Raises:
-            PipelineError: there is none, there are several, or the run holds no model.
+            PipelineError: There is no such model, there are several, or the run has no model.
         """
         if reference in self.references:
             return self.references[reference]
@@ -48,13 +47,13 @@ class Resolver:
         manifest = read_manifest(parent.folder)
         if manifest and manifest.stage in ("data", "eval", "analyze"):
             raise PipelineError(
-                f"{knob}={reference} is a run of stage={manifest.stage}, which holds no model: name"
-                " another RUN"
+                f"{knob}={reference} is a run of stage={manifest.stage}, which has no model. Name"
+                " another RUN."
             )
         return parent
 
     def data_root(self, reference: str) -> Parent | None:
-        """Return the data run that data_root names; None if it is a plain folder."""
+        """Return the data run that data_root names, or None if it is a plain folder."""
         if reference in self.references:
             return self.references[reference]
         folder = Path(reference)
@@ -62,20 +61,21 @@ class Resolver:
             return None
         if ("/" in reference or reference.startswith(".")) and not folder.is_dir():
             raise PipelineError(
-                f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl,"
-                " or a data run"
+                f"data_root={reference} is not a folder. Name a folder with files like"
+                " mgsm/sw/test.jsonl, or a data run."
             )
         return find_run(reference, self.runs_dir, "data_root")
 
     def run(self, config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
-        """Return the run of a stage that another stage needs: a training's data set, the
-        evaluations of a selection.
+        """Return the run of another stage that a stage needs.
+
+        Examples are a training's data set, and the evaluations of a selection.
         """
         return self.build(config, {**self.references, **(references or {})})
 
 
 def label_of(parent: Parent) -> str:
-    """Return the label of a run; for a finished run, its name without the digits of its hash."""
+    """Return the label of a run: for a finished run, its name without the digits of its hash."""
     if isinstance(parent, Run):
         return parent.label
     return label_in(parent.name)

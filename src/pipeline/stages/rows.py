@@ -1,6 +1,4 @@
-"""The stages, a row each: its configuration, the function that runs it, its parents, and the
-version of its results.
-"""
+"""The stages: the configuration, function, builder and version of each."""
 
 from __future__ import annotations
 
@@ -38,21 +36,25 @@ from pipeline.stages.resolver import Draft, Resolver
 
 
 def no_disk_needed(run: Run) -> dict[str, int]:
-    """Nothing: what the stage writes is too small to check the disk for."""
+    """Return no bytes: the stage's files are too small to check the disk."""
     return {}
 
 
 def bytes_of_merge(run: Run) -> dict[str, int]:
-    """Purpose -> bytes: a merge is as large as its largest parent, or twice as large in float32."""
-    in_float32 = run.config.merge.dtype == "float32"
-    wider = in_float32 and any(
-        stored_dtype(parent, run.runs_dir) != "float32" for parent in run.parents.values()
-    )
-    return {"weights": (1 + wider) * bytes_of_largest_parent(run)}
+    """Return the bytes of a merge by purpose.
+
+    A merge is as large as its largest parent, or twice as large if narrower weights become float32.
+    """
+    size = bytes_of_largest_parent(run)
+    if run.config.merge.dtype == "float32":
+        dtypes = {stored_dtype(parent, run.runs_dir) for parent in run.parents.values()}
+        if dtypes - {"float32"}:
+            size = 2 * size
+    return {"weights": size}
 
 
 def bytes_of_largest_parent(run: Run) -> int:
-    """Bytes of the weights that are here of a run's largest parent."""
+    """Return the bytes of the largest parent's weights on this disk."""
     files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
     return max((sum(path.stat().st_size for path in paths) for paths in files), default=0)
 
@@ -61,10 +63,14 @@ def bytes_of_largest_parent(run: Run) -> int:
 class RunRow:
     """A stage that computes a run.
 
-    version: raised when the code changes the stage's results; it enters the hash. make: the module
-    of `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with
-    NumPy in threads of their own. bytes_needed: purpose -> bytes that a run will write; of
-    trainings estimate/gpu_budget.py knows them.
+    Attributes:
+        config: The class of its configuration.
+        version: A part of the hash. Raise it when the code changes the stage's results.
+        make: The module of `make(run, work, tracker)`, imported when the stage runs.
+        build: The function that builds a run.
+        torch: False for stages that compute with NumPy in separate threads.
+        bytes_needed: The bytes that a run will write, by purpose. Trainings have them in
+            estimate/gpu_budget.py.
     """
 
     config: type[RunStage]
@@ -80,8 +86,9 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage over many runs: `call` is module:function, which takes the config and returns what is
-    printed.
+    """A stage over many runs.
+
+    `call` is module:function. The function takes the configuration and returns the printed text.
     """
 
     config: type[Stage]
@@ -119,20 +126,20 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
     """Return the run that a stage's configuration describes, with its parents, finished or not.
 
     Args:
-        references: parents by names that a RUN may have before its run exists.
+        config: The configuration.
+        references: Parents by names that a RUN may have before its run exists.
 
     Raises:
-        PipelineError: a RUN that refers to nothing, or a data file that does not exist.
+        PipelineError: A RUN refers to nothing, or a data file does not exist.
     """
     row = RUN_STAGES[config.stage]
-    decided, label, parents = row.build(
-        config, Resolver(Path(config.runs_dir), build, references or {})
-    )
+    resolver = Resolver(Path(config.runs_dir), build, references or {})
+    decided, label, parents = row.build(config, resolver)
     return Run(decided, label, parents, version=row.version)
 
 
 def build_single(overrides: list[str]) -> Run:
-    """Return the run that a command's words describe."""
+    """Return the run that a command's keys describe."""
     config = compose(overrides)
     assert isinstance(config, RunStage)
     return build(config)

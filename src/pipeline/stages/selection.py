@@ -1,10 +1,8 @@
-"""The builder of selections: the snapshots of some trainings, and the evaluations that compare
-them.
-"""
+"""The builder of selections: the snapshots of some trainings, and their evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,63 +19,72 @@ from pipeline.train.steps import snapshot_steps
 
 
 def build(config: SelectStage, resolver: Resolver) -> Draft:
-    """Parents: `<training>@<step>` -> evaluation or snapshot, `model` -> the base they share."""
+    """Return the draft of a selection.
+
+    Its parents are an evaluation or snapshot for each `<training>@<step>`, and their common base as
+    `model`.
+    """
     check_rule(config)
-    trainings = {
-        training.hash: training
-        for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
-    }
-    runs = dict.fromkeys(
-        training.name.partition("@")[0] for _, training in sorted(trainings.items())
-    )
-    candidates = {}
-    for training in trainings.values():
-        for step, candidate in snapshots_of(training, config.select.snapshots).items():
-            candidates[f"{[*runs].index(training.name.partition('@')[0])}@{step}"] = candidate
+    trainings: dict[str, Parent] = {}
+    for reference in config.checkpoints:
+        training = resolver.model(reference, "checkpoints")
+        trainings[training.hash] = training
+    candidates = _candidates(trainings, config.select.snapshots)
     if config.select.by == "validation_loss":
         refuse_other_losses(list(trainings.values()))
+    base = _common_base(trainings.values(), resolver)
     parents: dict[str, Parent] = dict(candidates)
-    bases = [  # none of those that started from random weights
-        (
-            training.name,
-            (
-                base_of(training, resolver.runs_dir, "checkpoints")
-                if recorded_base(training)
-                else None
-            ),
-        )
-        for training in trainings.values()
-    ]
-    base: Parent | None = one_base(bases, "checkpoints")
     if config.select.by == "scores":
-        parents = {
-            role: build_evaluation(config, candidate, resolver)
-            for role, candidate in candidates.items()
-        }
+        for role, candidate in candidates.items():
+            parents[role] = build_evaluation(config, candidate, resolver)
         if config.select.guards:
             if base is None:
                 raise PipelineError(
-                    "select.guards compare with the base, and checkpoints= have none: leave"
-                    " them out"
+                    "select.guards compare with the base, but checkpoints= have no base. Leave the"
+                    " guards out."
                 )
             parents["base"] = build_evaluation(config, base, resolver)
         config = in_one_dtype(config, parents)
     if base is not None:
         parents["model"] = base
-    rank_suffix = ""
-    if config.select.place > 1:
-        rank_suffix = f"-{config.select.place}"
-    return config, f"select-{config.select.name}{rank_suffix}", parents
+    suffix = f"-{config.select.place}" if config.select.place > 1 else ""
+    return config, f"select-{config.select.name}{suffix}", parents
+
+
+def _candidates(trainings: Mapping[str, Parent], choice: str) -> dict[str, Parent]:
+    """Return the snapshots of trainings by `<number of the training>@<step>`."""
+    names = []  # in the order of the hashes, so that the order of checkpoints= does not matter
+    for hash_ in sorted(trainings):
+        name, _, _ = trainings[hash_].name.partition("@")
+        if name not in names:
+            names.append(name)
+    candidates = {}
+    for training in trainings.values():
+        name, _, _ = training.name.partition("@")
+        for step, candidate in snapshots_of(training, choice).items():
+            candidates[f"{names.index(name)}@{step}"] = candidate
+    return candidates
+
+
+def _common_base(trainings: Iterable[Parent], resolver: Resolver) -> Parent | None:
+    """Return the base of all trainings, or None if they started from random weights."""
+    bases: list[tuple[str, Parent | None]] = []
+    for training in trainings:
+        base = None
+        if recorded_base(training):
+            base = base_of(training, resolver.runs_dir, "checkpoints")
+        bases.append((training.name, base))
+    return one_base(bases, "checkpoints")
 
 
 def check_rule(config: SelectStage) -> None:
-    """Raise PipelineError for a rule that cannot be applied."""
+    """Raise PipelineError if a rule cannot be applied."""
     select = config.select
     if select.by == "validation_loss":
         if select.primary or select.guards or select.eval:
             raise PipelineError(
-                "select.by=validation_loss scores nothing: leave out select.primary, guards and"
-                " eval"
+                "select.by=validation_loss scores nothing. Leave out select.primary, select.guards"
+                " and select.eval."
             )
         return
     if not select.primary or select.eval is None:
@@ -88,37 +95,38 @@ def check_rule(config: SelectStage) -> None:
     for measure in [*select.primary, *(select.guards or [])]:
         if measure.task not in scored:
             raise PipelineError(
-                f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks"
+                f"select.eval scores {', '.join(scored)}, but not {measure.task}. Add it to the"
+                " tasks of select.eval."
             )
         refuse_lower(measure.task, "a selection takes")
 
 
+# keys of sft that decide which tokens have a loss
+LOSS_KEYS = (
+    *("loss_on", "template", "separator", "template_date", "chat_template_args"),
+    *("seq_length", "packing"),
+)
+
+
 def refuse_other_losses(trainings: list[Parent]) -> None:
-    """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
+    """Raise PipelineError if the trainings' losses are means over different tokens of the rows."""
     recipes = {training.name: recipe_of(training) for training in trainings}
-    for key in (
-        "loss_on",
-        "template",
-        "separator",
-        "template_date",
-        "chat_template_args",
-        "seq_length",
-        "packing",
-    ):
-        named = {}
+    for key in LOSS_KEYS:
+        examples = {}
         for name, recipe in recipes.items():
             if key in recipe:
-                named[str(recipe[key])] = f"{name} with sft.{key}={recipe[key]!r}"
-        if len(named) > 1:
-            first, second, *_ = named.values()
+                value = recipe[key]
+                examples[str(value)] = f"{name} with sft.{key}={value!r}"
+        if len(examples) > 1:
+            first, second, *_ = examples.values()
             raise PipelineError(
-                f"checkpoints: validation losses of {first} and {second} cannot be compared: give"
-                f" all the same sft.{key}, or choose by scores, another select="
+                f"checkpoints: validation losses of {first} and {second} cannot be compared. Use"
+                f" the same sft.{key} for all, or choose by scores, another select=."
             )
 
 
 def recipe_of(training: Parent) -> dict[str, Any]:
-    """Return the knobs of a planned or finished training."""
+    """Return the settings of sft of a planned or finished training."""
     planned = without_step(training)
     if isinstance(planned, Run):
         return asdict(planned.config.sft)
@@ -129,24 +137,26 @@ def recipe_of(training: Parent) -> dict[str, Any]:
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
-    """Step -> snapshot; the last step stands for the final weights where it has no snapshot."""
+    """Return the snapshots of a training by step. The final weights have the last step."""
     if "@" in training.name:
-        return {int(training.name.rpartition("@")[2]): training}
+        _, _, step_text = training.name.rpartition("@")
+        return {int(step_text): training}
     manifest = read_manifest(training.folder)
-    if manifest is not None:
-        if manifest.stage not in ("sft", "cpt"):
-            raise PipelineError(
-                f"checkpoints: {training.name} is not a training: name runs of stage=sft or"
-                " stage=cpt"
-            )
+    if manifest is None:
+        last, steps = planned_snapshot_steps(training)
+    elif manifest.stage in ("sft", "cpt"):
         last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
     else:
-        last, steps = planned_snapshot_steps(training)
+        raise PipelineError(
+            f"checkpoints: {training.name} is not a training. Name runs of stage=sft or stage=cpt."
+        )
     candidates: dict[int, Parent] = {last: training}
-    if choice == "all" and isinstance(training, Run):
-        candidates |= {step: Snapshot(training, step) for step in steps}
-    elif choice == "all":
-        candidates |= {step: find_snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
+    if choice == "all":
+        for step in steps:
+            if isinstance(training, Run):
+                candidates[step] = Snapshot(training, step)
+            else:
+                candidates[step] = find_snapshot(training, step, "checkpoints")  # type: ignore[arg-type]
     return dict(sorted(candidates.items()))
 
 
@@ -157,15 +167,16 @@ def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
         if last:
             return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
-        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give"
-        " sft.steps, or data.size without data.allow_fewer"
+        f"checkpoints: the snapshots of {training.name} are not known yet. Train it first, or set"
+        " sft.steps, or data.size without data.allow_fewer."
     )
 
 
 def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectStage:
     """Return the configuration with the dtype of its evaluations.
 
-    Raises PipelineError if they have several.
+    Raises:
+        PipelineError: The evaluations have several dtypes.
     """
     runs = []
     for parent in parents.values():
@@ -180,10 +191,8 @@ def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectSt
 def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:
     select = config.select
     assert select.eval is not None
-    languages = []
-    for measure in [*(select.primary or []), *(select.guards or [])]:
-        if measure.language:
-            languages.append(measure.language)
+    measures = [*(select.primary or []), *(select.guards or [])]
+    languages = [*config.languages, *filter(None, [measure.language for measure in measures])]
     stage = EvalStage(
         stage="eval",
         runs_dir=config.runs_dir,
@@ -194,7 +203,7 @@ def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> 
         deterministic=config.deterministic,
         checkpoint=model.name,
         eval=select.eval,
-        languages=list(dict.fromkeys([*config.languages, *languages])),
+        languages=list(dict.fromkeys(languages)),
         data_root=config.data_root,
     )
     return resolver.run(stage, {model.name: model})

@@ -1,7 +1,7 @@
 """The number of steps of a training, from the size of its set, before either has run.
 
-Without `expected` numbers are certain, and decide where snapshots lie; with it they are for
-estimates.
+Without `expected` the numbers are certain, and decide the steps of snapshots. With `expected` they
+are estimates.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from pipeline.train.steps import available_steps
 
 
 def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
-    """Training rows of a data run: those it has, else those requested; None where no number is
-    requested.
+    """Return the training rows of a data run, finished or requested, or None if they are unknown.
 
     A set with fewer rows than requested is an error when it is drawn, unless data.allow_fewer is
-    set: then the number is unknown beforehand. expected: then, those in its files, at most the
-    requested size; without files, that size.
+    set. In that case the number is unknown beforehand.
+
+    Args:
+        data: The data run.
+        expected: Estimate an unknown number by the rows of its files, at most the requested size.
+            Without files, it is that size.
     """
     manifest = read_manifest(data.folder)
     if manifest:
@@ -44,8 +47,9 @@ def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
 
 
 def available_rows(data: Run[DataStage]) -> int | None:
-    """Rows of the sources of a data run, in their files below data_root (written or planned); None
-    where a number is unknown, as on the Hub.
+    """Return the rows in the files of a data run's sources, or None if a number is unknown.
+
+    The files are below data_root, written or planned. On the Hub the number is unknown.
     """
     root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
     if sources and all(map(is_here, sources)):
@@ -61,37 +65,36 @@ def available_rows(data: Run[DataStage]) -> int | None:
 
 
 def sum_known(counts: Sequence[int | None]) -> int | None:
-    """Return the sum of numbers; None if one is unknown."""
+    """Return the sum of numbers, or None if one of them is unknown."""
     if None in counts:
         return None
     return sum(count or 0 for count in counts)
 
 
 def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int]:
-    """Rows of the sets on which a training takes turns, as `training_rows` counts them: side ->
-    rows, or all -> rows of its one set; {} where those of one are unknown.
+    """Return the rows of the sets that a training alternates between, by side.
+
+    A training with one set has its rows under `all`. The result is empty if a number is unknown.
+    See `training_rows`.
     """
-    alternating = sft.method == "simultaneous"
-    if alternating:
+    sets = {"all": data}
+    if sft.method == "simultaneous":
         sets = {part.config.expert.side: part for part in parent_runs(data.parents)}
-    else:
-        sets = {"all": data}
     rows = {}
     for side, part in sets.items():
         count = training_rows(part, expected)
-        if count is not None:
-            rows[side] = count
-    if len(rows) == len(sets):
-        return rows
-    return {}
+        if count is None:
+            return {}
+        rows[side] = count
+    return rows
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
-    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows
-    are unknown.
+    """Return the optimizer steps of a training, or None if its rows are unknown.
 
-    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With
-    packing the number is unknown beforehand, and expected as if each document filled a row.
+    The steps are whole batches of all passes. Simultaneous training takes as many of each side as
+    the shorter set allows, in whole turns. With packing the number is unknown beforehand; the
+    expected number assumes that each document fills a row.
     """
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):

@@ -1,4 +1,4 @@
-"""The small world of a data_root: what it holds, and how many items may be asked of it."""
+"""The small world of a data_root, and the number of its items."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Parent, Run
 
 SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
-SEED = 0  # of the world that ships, which stage=data expert=sandbox writes
-WORLD = "world.json"  # in a small world's data run, and next to the base that was trained in it
+SEED = 0  # the seed of the shipped world, which stage=data expert=sandbox writes
+WORLD = "world.json"  # in a small world's data run, and next to the base that was trained on it
 
 
 def check_items(expert: Expert) -> None:
-    """Raise PipelineError where more items of the small world are requested than ship."""
+    """Raise PipelineError if more items of the small world are requested than ship."""
     counts = {}
     if expert.world:
         counts = {"world.items": expert.world.items}
@@ -28,23 +28,24 @@ def check_items(expert: Expert) -> None:
         if items > LARGEST:
             raise PipelineError(
                 f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the"
-                f" program: ask for at most {LARGEST}, or give data_root=FOLDER, from {SCRIPT}"
-                f" --items {items} --dev-items {items}"
+                f" program. Lower it, or set data_root=FOLDER, written by {SCRIPT} --items {items}"
+                f" --dev-items {items}"
             )
 
 
 def small_world(data_root: Parent | None) -> Parent:
-    """Return the data run that holds the shipped small world.
+    """Return the data run of the shipped small world.
 
-    Raises PipelineError if data_root holds something else.
+    Raises:
+        PipelineError: data_root is another folder or run.
     """
     if data_root is None or not holds_small_world(data_root):
-        problem = "no data run with one is given"
+        problem = "data_root is not set"
         if data_root:
-            problem = f"data_root={data_root.name} is not one"
+            problem = f"data_root={data_root.name} is not a small world"
         raise PipelineError(
-            f"items are of a small world, and {problem}: give data_root=RUN of stage=data"
-            " expert=sandbox"
+            f"Items come from a small world, and {problem}. Set data_root=RUN of stage=data"
+            " expert=sandbox."
         )
     return data_root
 
@@ -56,31 +57,26 @@ def holds_small_world(data_root: Parent) -> bool:
 
 
 def refuse_items(data_root: Parent | Path) -> None:
-    """Raise PipelineError where a training set is read from a data_root that holds evaluation items
-    only.
-    """
+    """Raise PipelineError if training rows are read from a data_root with only evaluation items."""
     if isinstance(data_root, Run) and isinstance(data_root.config, DataStage):
-        holds_items = data_root.config.expert.items is not None
+        name, holds_items = data_root.name, data_root.config.expert.items is not None
     else:
-        if isinstance(data_root, Path):
-            folder = data_root
-        else:
-            folder = data_root.folder
+        name, folder = str(data_root), data_root
+        if not isinstance(data_root, Path):
+            name, folder = data_root.name, data_root.folder
+        assert isinstance(folder, Path)
         holds_items = world_record(folder).get("holds") == "items"
     if holds_items:
-        if isinstance(data_root, Path):
-            name = str(data_root)
-        else:
-            name = data_root.name
         raise PipelineError(
-            f"data_root={name} holds items to score on and nothing to train on: give the RUN of"
-            " stage=data expert=sandbox that they are of"
+            f"data_root={name} has evaluation items and no training rows. Set it to the RUN of"
+            " stage=data expert=sandbox that the items come from."
         )
 
 
 def world_record(folder: Path) -> dict[str, Any]:
-    """Contents of world.json of a small world's data run, or of a base trained in it; else
-    empty.
+    """Return the content of a small world's world.json, or {} if the folder has none.
+
+    A base that was trained on a small world has the file too.
     """
     file = folder / WORLD
     if file.is_file():
