@@ -222,11 +222,7 @@ REFUSED = {
         "checkpoint=hub: is not a model on the Hub. Write hub:org/name"
     ),
     SOUP + "merge.experts=[a]": "merge.experts=['a']: too few runs. Name at least two",
-<<<<<<< HEAD
     SFT + "model=trained": "model.path=RUN",
-=======
-    SFT + "model=trained": "give model.path=RUN",
->>>>>>> h3
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
     "stage=data expert=own": (
         "expert.sources.own.prompt=None names no columns. Set expert.sources.own.prompt="
