@@ -353,7 +353,7 @@ def test_what_vllm_raises_is_one_sentence(
         reported = ended(lm)
         with pytest.raises(
             PipelineError,
-            match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and nothing .*",
+            match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and this task was not scored",
         ):
             answers(lm)
         assert not reported
