@@ -146,7 +146,6 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
 }
 # place -> how many of its lines are found, where more than one: a new branch is another line
 LINES = {
-    "runs/provenance.py::machine_facts": 2,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,

@@ -83,5 +83,5 @@ def test_a_missing_extra_is_named(core: Path) -> None:
     for file, line in zip(MISSING, done.stderr.splitlines(), strict=True):
         assert (
             line.startswith(f"error: {file} is in ")
-            and f"extras/{file}.py, which is not there" in line
+            and f"extras/{file}.py, which does not exist" in line
         )

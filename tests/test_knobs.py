@@ -448,7 +448,9 @@ SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
     "all_attention": Change("partition.all_attention=true"),
     "all_mlp": Change("partition.all_mlp=true"),
     "inverse": Change("partition.inverse=true"),
-    "outside": Change("partition.outside=math", refused="partition.outside=math is of training"),
+    "outside": Change(
+        "partition.outside=math", refused="partition.outside=math is only for training"
+    ),
     "scale_to_depth": Change("partition.scale_to_depth=true partition.bottom_layers=16"),
 }
 

@@ -65,7 +65,7 @@ def test_sets_of_the_hub_are_those_that_it_has(tmp_path: Path) -> None:
         "sin_Latn",
         "urd_Latn",
     }
-    with pytest.raises(PipelineError, match="leave hi_latn out of languages"):
+    with pytest.raises(PipelineError, match="Leave hi_latn out of languages"):
         task_specs(Eval("", [EvalTask("flores", 0)]), ["hi_latn"], None, tmp_path)
 
 

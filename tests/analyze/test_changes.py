@@ -114,7 +114,7 @@ def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tm
     make(run, work, None)
     (tmp_path / "other").mkdir()
     run, work = run_of(models, tmp_path / "other", "none")
-    with pytest.raises(PipelineError, match="give analyze.threshold"):
+    with pytest.raises(PipelineError, match="Give analyze.threshold"):
         make(run, work, None)
 
 

@@ -144,7 +144,7 @@ def test_data_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
         for run in (planned, worker):
             with pytest.raises(
                 PipelineError,
-                match="was changed after data-own was planned, or while it read it: rer",
+                match="was changed after data-own was planned, or while it read it. Rer",
             ):
                 make_once(run, writes())
         make_once(build(config), writes())

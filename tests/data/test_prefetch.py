@@ -434,7 +434,7 @@ def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(
         file.unlink()
         with pytest.raises(
             PipelineError,
-            match=f"{source.url} has changed since it was locked: put the file of then",
+            match=f"{source.url} has changed since it was locked. Put the locked file",
         ):
             fetch_url(lock, source, update=False)
         assert lock.urls == locked and not file.exists()

@@ -289,7 +289,7 @@ def test_two_packages_with_one_name_are_refused(
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: example-other\nVersion: 1.0\n")
     install(site)
     with pytest.raises(
-        PipelineError, match="broken is of package example-.* and example-.*: uninstall one"
+        PipelineError, match="broken is declared by example-.* and example-.*. Uninstall"
     ):
         compose(["stage=merge", "merge=broken", "merge.experts=[a,b]"])
 

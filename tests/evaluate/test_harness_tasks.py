@@ -382,14 +382,14 @@ def test_members_of_a_group_are_those_of_the_harness(
     [
         (
             {"task": "arc_easy", "num_fewshot": 25},
-            "sets num_fewshot of arc_easy in its own file: write that as a task",
+            "sets num_fewshot of arc_easy in its own file. Write that as a task",
         ),
         (
             {"group": "inner", "task": ["arc_easy"], "num_fewshot": 25},
             "sets num_fewshot of inner in its own file",
         ),
         ({"dataset_path": "json"}, "sets dataset_path of an entry without a name in its own file"),
-        ("arc_esy", "has a task arc_esy, which is not known"),
+        ("arc_esy", "has an unknown task arc_esy"),
     ],
 )
 def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_path: Path) -> None:
@@ -804,7 +804,7 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
             {"process_results": "!function own.scores"},
             "its metric exact_match is 'zero', which is not a number",
         ),
-        ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself or is included twice: remove"),
+        ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself or is included twice. Remove"),
         (
             {**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "f1"}]},
             "cannot be scored",

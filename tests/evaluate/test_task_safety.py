@@ -174,7 +174,7 @@ def test_a_function_by_another_spelling_is_one(tag: str) -> None:
 @pytest.mark.parametrize("name", ["../x", ".x", "a/b", "m" * 300])
 def test_a_task_whose_name_is_no_file_name_is_refused(name: str) -> None:
     own_task(name)
-    with pytest.raises(PipelineError, match="cannot name a task, as files are named after it"):
+    with pytest.raises(PipelineError, match="cannot name a task, because files are named after it"):
         load(name)
 
 
@@ -190,11 +190,11 @@ def test_files_that_include_each_other_twice_are_refused_before_they_are_read() 
         )
     Path("tasks/part31.yaml").write_text("num_fewshot: 3\n")
     with pytest.raises(
-        PipelineError, match="part31.yaml includes itself or is included twice: remove"
+        PipelineError, match="part31.yaml includes itself or is included twice. Remove"
     ):
         load()
     with pytest.raises(
-        PipelineError, match="part31.yaml includes itself or is included twice: remove"
+        PipelineError, match="part31.yaml includes itself or is included twice. Remove"
     ):
         read_task(Path("tasks/own.yaml"))
 
@@ -223,7 +223,7 @@ def test_patterns_of_task_files_take_linear_time() -> None:
 def test_a_task_file_of_more_than_a_megabyte_is_refused() -> None:
     own_task(description="x" * 1_000_001)
     with pytest.raises(
-        PipelineError, match="own.yaml has .* bytes, more than 1,000,000: give a smaller file"
+        PipelineError, match="own.yaml has .* bytes, more than 1,000,000. Use a smaller file"
     ):
         load()
 

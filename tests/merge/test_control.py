@@ -87,8 +87,8 @@ def test_of_other_methods_it_is_the_merge_with_a_task_vector_of_zeros(three, met
 @pytest.mark.parametrize(
     "control, words",
     [
-        (["2"], "merge.control=.*2 is not a role: there are 0, 1"),
-        (["0", "1"], "leaves no expert: name the language"),
+        (["2"], "merge.control=.*2 is not a role. Choose from 0, 1"),
+        (["0", "1"], "leaves no expert. Name only the language"),
     ],
 )
 def test_roles_that_make_no_control(three, control, words) -> None:

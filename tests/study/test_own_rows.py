@@ -154,7 +154,7 @@ def test_a_set_of_own_and_shipped_prompts_needs_a_separator(folder: Path, call: 
     own = "+expert.sources.two={file: rows.csv, rows: template, prompt: '{q}', completion: '{a}'}"
     told = call(*words, own, status=1).err
     assert (
-        "expert=math: some prompts are your own, and those of orca_math are not. Give"
+        "expert=math: some prompts are your own, but the prompts of orca_math are not. Set"
         " sft.separator=''" in told
     )
     assert build_single([*words, own, r"sft.separator='\n'"]).config.sft.separator == "\n"  # type: ignore[attr-defined]

@@ -91,7 +91,7 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
 def test_scores_that_cannot_be_read_name_their_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "scores.json").write_text(text)
     with pytest.raises(
-        PipelineError, match=f"^scores.json of {tmp_path.name} cannot be read: rerun it with redo"
+        PipelineError, match=f"^scores.json of {tmp_path.name} cannot be read. Rerun it with redo"
     ):
         score_lines(tmp_path)
 

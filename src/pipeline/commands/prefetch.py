@@ -196,7 +196,7 @@ def fetch_files(
             missing.append(file.size or 0)
     if missing:
         size = tqdm.format_sizeof(sum(missing), "B")
-        say(f" fetches {size} in {pluralize(len(missing), 'file')}")
+        say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
     return Path(hub.snapshot_download(repository, **of_repository, **wanted))
 
 

@@ -167,7 +167,7 @@ def table_file(name: str) -> Path:
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(
-                f"table={name} is not a file. Name a file, or one of"
+                f"table={name} is not a file. Name a file, or choose from"
                 f" {', '.join(first_few(options(TABLES), 5))}."
             )
         if Path(name).suffix not in TABLE_SUFFIXES:

@@ -255,7 +255,12 @@ class Lease:
 def take_lease(workplace: Path) -> Lease | Holder:
     """Take the lease of a run, and return it or the live process that holds it."""
     while True:
-        workplace.mkdir(parents=True, exist_ok=True)
+        try:
+            workplace.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            if workplace.exists() and not workplace.is_dir():
+                raise
+            continue  # another process removed it while mkdir looked
         earlier = list_lease_numbers(workplace)
         owner = live_holder(workplace, watch=True)
         if owner:
