@@ -5,8 +5,8 @@ length in bytes. Standard input: the program, then a nonce. The nonce stays in t
 program runs. The line with the outcome, which the parent reads, begins with it.
 
 Before the program starts, the process gives up its capabilities and limits memory, time and new
-files. Landlock hides all files except Python's own, including /proc. A seccomp filter passes only
-named system calls, so the program has no network, cannot start processes, and cannot write.
+files. Landlock hides all files except Python's own, including /proc. A seccomp filter allows only
+the listed system calls, so the program has no network, cannot start processes, and cannot write.
 """
 
 import ctypes
