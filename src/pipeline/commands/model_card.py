@@ -109,7 +109,7 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 def origin_from_card(model: Parent, ask: bool) -> Origin:
     """Return the origin of an external model.
 
-    This is the model if it is on the Hub, with the licence of its card.
+    It is the model itself if the model is on the Hub, with the licence of its card.
     """
     licence = read_metadata(model.folder, ask=ask).get("license")
     hub = (getattr(model, "hub", None) or "").partition("@")[0]

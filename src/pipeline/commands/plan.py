@@ -61,12 +61,12 @@ from pipeline.train.memory import SPARE, emulated
 def show_plan(config: PlanStage) -> str:
     """Show what is decided before the runs of a table or of a command begin.
 
-    The overview has 24 lines. plan.lines adds all runs and notes; plan.keys adds the keys in
+    The overview has 24 lines. plan.lines adds runs and all notes, and plan.keys adds the keys in
     hashes.
 
     Raises:
         PipelineError: some runs cannot be planned or evaluated, or exceed plan.gpu, plan.gpus or
-            the disk. It has one sentence for each cause, and the shown text.
+            the disk. The error has one sentence for each cause, and the shown text.
     """
     if config.plan.expand and config.command is None:
         return expanded_text(config.table).rstrip()
@@ -360,7 +360,7 @@ def bill_text(bill: Bill) -> str:
 
 
 def disk_problems(config: PlanStage, bill: Bill, free_snapshots: bool) -> Iterator[str]:
-    """Compare what trainings write with the free space in runs_dir."""
+    """Yield a problem if trainings write more than the free space in runs_dir."""
     free = free_bytes(config.runs_path.resolve())
     if bill.disk > free:
         remedy = "Set a runs_dir with more room."
@@ -405,7 +405,7 @@ def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
-    """Return what runs read from the Hub and is not pinned here, or stays empty."""
+    """Return lines about inputs from the Hub that are not pinned here or cannot be read."""
     inputs = collect_hub_inputs(runs)
     missing = inputs.not_pinned(read_lock(runs_dir))
     lines = []
@@ -479,9 +479,9 @@ def comparison_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for models that are trained with a chat template but scored without it.
+    """Yield a line if models are trained with a chat template and scored without it, or vice versa.
 
-    The reverse case has a line, too.
+    The line names the last such training of each sft.template.
     """
     unlike: dict[str, str] = {}  # template -> the last training with it
     for run in runs:
@@ -505,10 +505,10 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def shorter_lines(bill: Bill) -> Iterator[str]:
-    """Yield what would make a plan much shorter.
+    """Yield the settings that would make a plan much shorter.
 
-    Fewer questions help if choosing snapshots takes most of the hours. Without recomputed
-    activations trainings are faster, if all of them fit.
+    If choosing snapshots takes most of the hours, it needs fewer questions or snapshots. If all
+    trainings fit without gradient checkpointing, they are faster without it.
     """
     hours, card = sum(map(bill.hours, bill.kinds)), cards()[bill.plan.gpu or ""]
     chosen = bill.hours("selection")
@@ -528,7 +528,7 @@ def shorter_lines(bill: Bill) -> Iterator[str]:
 
 
 def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
-    """Return each sentence about trainings once, with the first training that it concerns."""
+    """Return each sentence about trainings once, with the name of the first such training."""
     texts = {}
     for run in reversed(runs):
         if isinstance(run.config, TrainStage):

@@ -113,8 +113,8 @@ def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
 
     Args:
         runs_dir: the folder of runs.
-        rerun: include failed runs that block no run and that were repeated successfully after a
-            change.
+        rerun: whether to include failed runs that were repeated successfully after a change. Failed
+            runs that block other runs are always included.
     """
     oldest_first = sorted(finished_runs(runs_dir), key=lambda run: run.started)
     finished = {run.hash: run for run in oldest_first}
@@ -164,7 +164,7 @@ def was_rerun(workplace: Path, later: str | None) -> bool:
 class Finished(NamedTuple):
     """The facts of a finished run that status shows.
 
-    `state` is the state of the manifest file, which reveals a change.
+    `state` has the size, times and inode of the manifest file, which reveal a change.
     """
 
     state: Sequence[int]

@@ -84,10 +84,10 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 @contextmanager
 def settings_of(run: Run) -> Iterator[None]:
-    """Give torch the run's number of threads, and restore torch's settings afterwards.
+    """Set torch's number of threads for a run, and restore torch's settings afterwards.
 
-    A training also switches on TF32 and deterministic kernels, which the next run of this process
-    did not request. Before the run, garbage collection frees models and trainers of earlier runs.
+    A training also enables TF32 and deterministic kernels, which the next run of this process did
+    not request. Before the run, garbage collection frees models and trainers of earlier runs.
     """
     torch = sys.modules.get("torch")
     if not torch:

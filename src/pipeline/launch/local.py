@@ -54,9 +54,9 @@ class Local:
     Args:
         count: number of processes.
         cards: the GPUs that the processes share.
-        later: returns the known runs of later calls, for the time that is left.
-        aloud: print failures, if the caller does not.
-        planned: publish the plan for stage=status.
+        later: returns the known runs of later calls, which are included in the time left.
+        aloud: whether failures are printed. False if the caller prints them.
+        planned: whether the plan is published for stage=status.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Local:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send SIGTERM to the workers. Idle workers end; the others checkpoint first."""
+        """Send SIGTERM to the workers and wait until they end. Trainings checkpoint first."""
         try:
             for worker in self.workers.values():
                 worker.terminate()

@@ -185,7 +185,7 @@ def goes_further(session: Session) -> bool:
 
 
 def why_lost(array: str, folder: Path) -> str:
-    """Return why an array's runs were not computed: its newest log's last line, or a lost job."""
+    """Return why an array's runs were not computed: the last line of its log, or a lost job."""
     job, log = log_of(array, folder)
     return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
@@ -193,8 +193,8 @@ def why_lost(array: str, folder: Path) -> str:
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return the job id of an array and the newest log of its tasks.
 
-    Without an array of that name, the last job is meant, which computes or submits the remaining
-    runs.
+    If there is no array of that name, the last job is used, which computes or submits the remaining
+    runs. The job id is None if there is no last job either.
 
     Args:
         array: the name of the array.
@@ -260,7 +260,7 @@ class Submission:
             if again:
                 self.submit_again(again)
         except BaseException as error:
-            # A job that Slurm took without answering is found in the queue.
+            # After Held nothing is cancelled: the next call finds the submitted jobs in the queue.
             if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
@@ -277,7 +277,8 @@ class Submission:
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind, and return the number of their runs.
 
-        If the site limits the number of jobs, arrays get fewer workers, and later levels none.
+        If the site limits the number of jobs, arrays get fewer workers, and later levels are not
+        submitted.
         """
         submitted, level, within = 0, -1, list[str]()
         arrays: dict[str, list[Task]] = {}
@@ -312,8 +313,8 @@ class Submission:
     def submit_again(self, again: Sequence[str]) -> None:
         """Submit the last job, which runs the same command again or computes a short plan.
 
-        At the site's limit of jobs it replaces a task, whose runs other tasks compute. An only task
-        is not replaced.
+        At the site's limit of jobs, tasks of the last arrays are cancelled to make room, and other
+        jobs compute their runs. If only one task is left, the last job is not submitted.
         """
         words = []
         for word in again:
@@ -412,7 +413,7 @@ def show_dry_run(folder: Path) -> NoReturn:
 
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Append the submission of a script to the folder's submit.sh.
+    """Append the sbatch command of a script to the folder's submit.sh.
 
     Returns the shell variable that holds the job's id.
     """

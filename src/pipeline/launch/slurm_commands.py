@@ -81,7 +81,7 @@ def parse_time_limit(limit: str) -> float:
 def seconds_left(job: str) -> float:
     """Return the seconds until the time limit of a running job.
 
-    Infinite without a limit, and 0 if Slurm does not say.
+    Returns infinity if the job has no limit, and 0 if Slurm does not report it.
     """
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
@@ -95,7 +95,8 @@ def seconds_left(job: str) -> float:
 def last_log_line(log: Path | None) -> str | None:
     """Return the last line of a job's log, which says why no run began.
 
-    Returns None if there is no log, or if the job was cancelled or stopped by a signal.
+    Returns None if the log is missing or empty, if the job was cancelled, or if the job ended with
+    its summary of runs.
     """
     lines: list[str] = []
     with suppress(OSError):
