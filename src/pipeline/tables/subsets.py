@@ -38,7 +38,7 @@ def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]
 
     Raises:
         PipelineError: For an unknown key, a repeated member, or a size or a number of draws that
-            the pool lacks.
+            the pool does not have.
     """
     for key in draw:
         if key not in KEYS:
