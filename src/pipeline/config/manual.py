@@ -152,7 +152,7 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
-    """Return as `partial_stage` does, with the defaults that depend on other values."""
+    """Return the result of `partial_stage`, with the defaults that depend on other values."""
     config, missing = partial_stage(settings)
     return config.settled() if isinstance(config, TrainStage) else config, missing
 

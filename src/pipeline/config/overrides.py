@@ -21,7 +21,7 @@ from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 from pipeline.text import first_few
 
-LONGEST_NAME = 255  # a file, as an option is
+LONGEST_NAME = 255  # characters of an option, which is the name of a file
 SINGLE = {
     "eval": "eval",
     "select": "select",

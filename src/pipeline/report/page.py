@@ -162,10 +162,10 @@ def data_tables() -> dict[str, str]:
 
 
 def lines_of(cell: CellResult) -> list[CellLine]:
-    """Return what a click on a cell shows.
+    """Return the lines that a click on a cell shows.
 
-    These are why it has no number, the scores behind it, and its runs without scores, such as
-    unfinished runs and trainings.
+    They say why it has no number, and list the scores behind it and its runs without scores, such
+    as unfinished runs and trainings.
     """
     lines = [CellLine(cell.missing)] if cell.missing else []
     by_language: dict[str, list[CellLine]] = {}

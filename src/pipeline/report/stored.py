@@ -213,7 +213,7 @@ class StoredAnswers:
         bounded = not is_measure(metric)
         groups: dict[Any, Any] = {}
         if benchmark is not None and benchmark.of_harness:
-            # only the answers tell what a metric of the harness gives
+            # the range of a metric of the harness is only known from its answers
             numbers = chain.from_iterable(of_score.values() for of_score in answers.values())
             is_share = all(0 <= value <= 1 for value in numbers)
             bounded = is_share and percent_factor(metric) == 100
@@ -236,7 +236,7 @@ class StoredAnswers:
         return aligned
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        """Return question -> score, as tables show it, over 100.
+        """Return question -> score, which is the number that tables show divided by 100.
 
         Raises:
             NoScore: For an unfinished run, or without such answers.
@@ -299,9 +299,9 @@ class StoredAnswers:
 
 
 def validation_loss(run: Run, fact: str) -> float | None:
-    """Return the validation loss of a training before its first step, or the last one.
+    """Return the validation loss of a training, before its first step or the last one.
 
-    On a joint set it is the loss of both sides.
+    For a joint set it is the mean of the losses of both sides.
     """
     log = run.folder / "log.jsonl"
     if not log.is_file():

@@ -42,7 +42,7 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Inputs, contents and cost of a finished run (design: identity).
+    """Inputs, contents and cost of a finished run.
 
     Attributes:
         decided_by: The values that the hash covers.

@@ -105,7 +105,7 @@ def prepare_work_folder(run: Run) -> float:
 def report_other_resume_points(run: Run) -> None:
     """Report interrupted runs of the same label that could resume.
 
-    A knob may have been changed by mistake.
+    A setting may have been changed by mistake.
     """
     for workplace in sorted(run.workplace.parent.glob("*")):
         if workplace == run.workplace or not workplace.is_dir():

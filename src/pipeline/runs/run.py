@@ -191,7 +191,7 @@ class Run(Generic[Config]):
 
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
-    """Return the values that affect the hash besides knobs and parents.
+    """Return the values that affect the hash besides settings and parents.
 
     `packages` has the names and versions of the packages that provide a method or task. Methods add
     further entries, such as the order of sources.
@@ -235,7 +235,7 @@ def parent_runs(parents: dict[str, Parent]) -> list[Run]:
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
-    """Return every knob, as the manifest and W&B record them.
+    """Return all settings, as the manifest and W&B record them.
 
     The launcher is left out, because its lines of bash may have secrets.
     """

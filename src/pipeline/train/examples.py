@@ -84,11 +84,11 @@ def check_rows(
 ) -> tuple[int, list[int]]:
     """Check that the template can express each row, and find rows that sft.seq_length cuts.
 
-    A chat template must write a row as its prompt, as in generation, then the response, then its
-    end. After the response only whitespace and special tokens are allowed, and the last special
-    token must be an end. The model must also write, and learns, what the template puts before the
-    response (Qwen 3's empty thought, gpt-oss' channel). Many templates strip spaces around a
-    message, so these may be missing. Packing cuts joined rows, and loses no row.
+    A chat template must write the prompt as in generation, then the response, then its end. After
+    the response only whitespace and special tokens are allowed, and the last special token must be
+    an end. Text that the template puts before the response is trained on, because the model must
+    write it (Qwen 3's empty thought, gpt-oss' channel). Spaces around a message may be missing,
+    because many templates strip them. Packing cuts joined rows, and loses no row.
 
     Args:
         examples: the rows.

@@ -34,7 +34,7 @@ def launched_count() -> int | None:
 
     Raises:
         PipelineError: WORLD_SIZE is set without RANK or MASTER_ADDR, so torch would wait forever,
-            or srun started several tasks, which torch does not learn.
+            or srun started several tasks, which torch does not notice.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     if count != "1":
@@ -71,7 +71,7 @@ def check_launch(processes: int) -> None:
 
 
 def join_processes(run: Run[TrainStage]) -> None:
-    """Wait for all launched processes, and give them the lease of the first.
+    """Wait for all launched processes, and share the lease of the first with them.
 
     The first process arrives when the run's parents are finished.
     """

@@ -90,9 +90,10 @@ def trainer_of(
 
 
 def stays_gathered(trainer: Any, config: TrainStage) -> bool:
-    """Return True if all GPUs have memory for the weights from forward to backward pass.
+    """Return True if all GPUs have the memory to keep gathered weights until the backward pass.
 
-    It is the plan's estimate for the longest row. It is False for a model of unknown shape.
+    The plan's estimate for the longest row decides. The result is False for a model of unknown
+    shape.
     """
     longest = max(chain.from_iterable(trainer.lengths.values()))
     own = torch.tensor([card_memory()], device=trainer.args.device)
@@ -109,7 +110,7 @@ def card_memory() -> int:
 
 
 class Trainer(SFTTrainer):
-    """A trainer of the parts of a model in turns, each on the rows of its own set.
+    """A trainer that trains the parts of a model in turns, each on the rows of its own set.
 
     A single part is trained in all steps. With two parts (simultaneous training: unreasonable,
     section 4.5) a step on a batch of a side's set trains that side. One AdamW has the moments of
@@ -346,9 +347,10 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
 
 
 def warn_of_rate(sft: Sft) -> None:
-    """Warn of a rate that hardly changes adapters, or bfloat16 weights rounded to nearest.
+    """Warn of a learning rate that hardly changes adapters or bfloat16 weights.
 
-    One factor of an adapter starts from zero.
+    Adapters need a larger rate, because one of their factors starts from zero. In bfloat16 weights,
+    small updates are lost by rounding to nearest.
     """
     rate = sft.learning_rate or LOW_RATE
     if rate >= LOW_RATE:

@@ -178,8 +178,8 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Return the text of summary.txt, as stage=table prints it.
 
-    It has the verdict, the cells in columns, the first comparisons, and the meaning of the marks.
-    Cells have their intervals if these fit.
+    It has the headline, the cells in columns, the first comparisons, and the meaning of the marks.
+    Cells have their intervals if the lines are then not too wide.
     """
     heads = ["", *results.columns]
     right = range(1, len(heads))
