@@ -42,12 +42,12 @@ DEVICE_ERRORS = {  # messages of torch and NCCL -> the remedy
         "install a torch for an older CUDA; nothing was published"
     ),
     r"Duplicate GPU detected": (
-        "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
-        "published"
+        "two processes are on one GPU: start each on its own GPU, or lower sft.processes; nothing"
+        " was published"
     ),
     r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": (
-        "NCCL is missing, by which processes on GPUs exchange gradients: install torch again with"
-        " its nvidia-nccl package, or give sft.processes=1; nothing was published"
+        "NCCL, with which processes on GPUs exchange gradients, is missing: install torch again"
+        " with its nvidia-nccl package, or set sft.processes=1; nothing was published"
     ),
 }
 

@@ -502,8 +502,8 @@ def submit_script(
         text = f"{error}; requested: {', '.join(words)}"
         if NO_GRES.search(str(error)):
             text += (
-                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own"
-                " option, "
+                ". If GPUs are not gres named gpu on this site, set launcher.gpus=0 and the site's"
+                " own option, "
                 """'launcher.options=["--gpus-per-node=1"]'"""
             )
         raise PipelineError(text) from error

@@ -108,7 +108,7 @@ def disk_full_reason(error: BaseException) -> str | None:
 def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
     """Inside, turn an error of a full disk into a sentence that names the disk.
 
-    A failed write names no file.
+    The error of a failed write does not name its file.
     """
     try:
         yield
@@ -127,7 +127,7 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
 
 
 def describe_disks(runs_dir: Path) -> list[str]:
-    """Return the free space of the disks without room that a run writes to, or else of all.
+    """Return the free space of the full disks that a run writes to, or of all if none is full.
 
     A quota is not detected.
     """

@@ -98,7 +98,10 @@ class Folder:
 
     @property
     def has_changed(self) -> bool:
-        """Like External's; an added file counts too if models are read by its name."""
+        """True if its files have changed, as in External.
+
+        An added file is a change, too, if it has a name that models are read by.
+        """
         for name in DECIDING:
             path = self.folder / name
             if name.endswith(IDENTIFYING_SUFFIXES) and path not in self.files and path.is_file():

@@ -178,7 +178,7 @@ def refuse_marked(example: Example, sft: Sft) -> None:
     if not all(map(is_trained, example.get("messages", ()))):
         raise PipelineError(
             f"A turn has weight: 0 or train: false, but sft.loss_on={sft.loss_on} trains on it."
-            " Give sft.loss_on=response."
+            " Set sft.loss_on=response."
         )
 
 

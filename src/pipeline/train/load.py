@@ -55,7 +55,7 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
     tokenizer = load.with_end_token(load.load_tokenizer(folder), sft.eos_token)
     if tokenizer.eos_token is None:
         raise PipelineError(
-            f"The tokenizer of {folder} has no end-of-sequence token. Give sft.eos_token."
+            f"The tokenizer of {folder} has no end-of-sequence token. Set sft.eos_token."
         )
     if sft.template != "chat":
         return tokenizer
@@ -230,7 +230,7 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         raise PipelineError(
             f"model.path={base} could not be loaded with"
             f" model.attn_implementation={model.attn_implementation}: {one_line(str(error))}. If"
-            " the model does not support it, give model.attn_implementation=eager."
+            " the model does not support it, set model.attn_implementation=eager."
         ) from error
     if run.config.sft.eos_token is not None:
         loaded.config.eos_token_id = tokenizer.eos_token_id

@@ -285,6 +285,6 @@ def emulated(sft: Sft) -> str:
     if sft.precision != "bf16" or has_bf16():
         return ""
     return (
-        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32. Give"
+        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32. Set"
         " sft.precision=fp32."
     )

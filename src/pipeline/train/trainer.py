@@ -66,7 +66,7 @@ def trainer_of(
     torch.set_float32_matmul_precision("high" if sft.precision == "tf32" else "highest")
     if (trainer.is_fsdp_enabled and sft.parallel != "fsdp2") or trainer.is_deepspeed_enabled:
         raise PipelineError(
-            "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and give"
+            "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and set"
             " sft.parallel=fsdp2."
         )
     if memory.is_sharded(sft):
@@ -358,11 +358,11 @@ def warn_of_rate(sft: Sft) -> None:
     low = f"sft.learning_rate={rate:g} is below {LOW_RATE:g}, where"
     if sft.adapter == "lora":
         warn(
-            f"{low} adapters hardly move. Give the papers' sft.learning_rate=6e-5"
+            f"{low} adapters hardly move. Set the papers' sft.learning_rate=6e-5"
             " (recipe=unreasonable_lora)."
         )
     elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
         warn(
             f"{low} most updates of bfloat16 weights are lost in rounding (84 % at 1e-05, 98 % at"
-            " 1e-06). Give sft.weights=float32 or sft.optimizer=adamw_8bit."
+            " 1e-06). Set sft.weights=float32 or sft.optimizer=adamw_8bit."
         )

@@ -200,11 +200,11 @@ def reset_weights(
 
     Sources are `expert` and `base`. With merge.threshold, parameters of the layers are left out,
     because their rows are judged separately. Resetting a side also resets what is outside the
-    layers, unless merge.outside=keep. "Frozen during" and "reset after" training then differ in
-    nothing else.
+    layers, unless merge.outside=keep. Then "frozen during" and "reset after" training treat the
+    same parameters.
 
     Args:
-        config: the knobs.
+        config: the settings.
         sites: the parameters of the model.
         partition: the sides.
 
