@@ -172,10 +172,7 @@ def mixed_dtypes(planning: Planning) -> list[str]:
 
 
 def last_asked(config: PlanStage) -> list[str]:
-    """Return a line if stage=table was last run with other settings.
-
-    stage=report shows the table with those settings.
-    """
+    """Return a line if stage=table was last run with other settings, which stage=report uses."""
     last = Reported.of(config)
     asked = overrides_of(replace(config, data_root=last.data_root, every=last.every))
     if not last.table or asked == overrides_of(config):
@@ -420,11 +417,7 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
 
 
 def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield lines about rows of local files that are dropped.
-
-    Causes are a blank in a column that a template names, many copies, and conversations that cannot
-    be used, or only in part.
-    """
+    """Yield lines about rows of local files that are dropped, with the reasons."""
     files = {}
     for run in runs:
         if run.config.stage == "data":
@@ -479,10 +472,7 @@ def comparison_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line if models are trained with a chat template and scored without it, or vice versa.
-
-    The line names the last such training of each sft.template.
-    """
+    """Yield a line if models are trained, but not scored, with a chat template, or vice versa."""
     unlike: dict[str, str] = {}  # template -> the last training with it
     for run in runs:
         if not isinstance(run.config, EvalStage):
