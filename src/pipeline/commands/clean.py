@@ -178,9 +178,7 @@ def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
     These are deleted snapshots, and runs whose weights were deleted. Finished trainings are not run
     again.
 
-    Args:
-        runs: the runs of a table.
-        reasons: the hashes of the unfinished runs.
+    `reasons` has the hashes of the unfinished runs.
     """
     snapshots, trainings = [], []
     for run in runs:

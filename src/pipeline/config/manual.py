@@ -117,9 +117,7 @@ def usage_text() -> str:
 def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
     """Return a command's values as YAML, for --cfg job. Missing values are ???.
 
-    Args:
-        command_words: the command.
-        resolved: the stage that it builds.
+    `resolved` is the stage that the command builds, if it is known.
     """
     own_words, command = split_command(command_words)
     config, missing = settled_stage(values_of(command or own_words))

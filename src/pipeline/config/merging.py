@@ -154,9 +154,7 @@ class Merge(Knobs):
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """Return the beginning of run names, before the experts' labels.
 
-        Args:
-            partition: as in `refuse`.
-            layers: as in `refuse`.
+        The arguments are those of `refuse`.
         """
         return self.method
 

@@ -128,9 +128,7 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
 def parse_override(text: str, sweep: bool = False) -> Override:
     """Parse a `key=value`.
 
-    Args:
-        text: the override.
-        sweep: allow `key=a,b`, as for `-m`.
+    With `sweep`, `key=a,b` is allowed, as for `-m`.
 
     Raises:
         PipelineError: it is not an override, has no meaning here, or has an interpolation.

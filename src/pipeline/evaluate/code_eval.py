@@ -68,10 +68,7 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
     reads only Python's own files, otherwise everything that the user may read (see
     `refuse_secrets`).
 
-    Args:
-        program: Its source code.
-        seconds: The limit of computing time.
-        memory: The limit of memory in bytes.
+    `seconds` limits the computing time, and `memory` the bytes of memory.
     """
     nonce = secrets.token_hex(16)
     code = program.encode(errors="replace")

@@ -39,11 +39,7 @@ def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict
     reads all rows. The mask of a log-likelihood has a line for each token of a row. Logits are
     computed for one token per row.
 
-    Args:
-        shape: The model's shape.
-        size: Bytes of a number.
-        prompts: The tokens that are computed together.
-        rows: The number of rows.
+    `size` is the number of bytes of a value.
     """
     prefix, question, room = prompts
     longest = prefix + question

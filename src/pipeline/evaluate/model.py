@@ -46,11 +46,7 @@ def open_model(
 ) -> Answering:
     """Open the model of a folder or merge: read its headers and tokenizer, but not its weights.
 
-    Args:
-        weights: A folder or a merge.
-        batch_size: eval.batch_size.
-        dtype: eval.dtype.
-        backend: The class of the backend, called with (batch_size, dtype, weights).
+    `backend` is the class of the backend. It is called with (batch_size, dtype, weights).
 
     Raises:
         PipelineError: The folder has no model, or its tokenizer has no eos_token.

@@ -231,9 +231,7 @@ class SharedCache(Cache):
         The places of rows whose answers are over are limited to the columns that are read, because
         attention to an empty window is not a number.
 
-        Args:
-            rows: The number of rows.
-            reads: The number of columns that are read.
+        `reads` is the number of columns that are read.
 
         Returns:
             [rows, vocabulary]

@@ -110,10 +110,7 @@ def make_run(
 ) -> Path:
     """Compute a run unless it is finished, and return its folder.
 
-    Args:
-        run: the run.
-        predicted_seconds: its expected duration.
-        begin: called after the lease is acquired, as in make_once.
+    `begin` is called after the lease is acquired, as in make_once.
     """
     of_training = isinstance(run.config, TrainStage)
     if of_training:

@@ -95,9 +95,7 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
 
     A stage that computes a run prints the run's folder.
 
-    Args:
-        config: the stage.
-        options: key -> value of the command, for the line that describes a training.
+    `options` has the keys and values of the command, for the line that describes a training.
     """
     row = STUDY_STAGES.get(config.stage)
     if row:
@@ -112,9 +110,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 
     If a launcher has started several processes, the first does this and the others train with it.
 
-    Args:
-        config: the stage.
-        options: key -> value of the command, for the line that describes a training.
+    `options` has the keys and values of the command, for the line that describes a training.
 
     Raises:
         PipelineError: the run failed, or a run that it needs.

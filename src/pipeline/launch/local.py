@@ -99,9 +99,7 @@ class Local:
         After a failure, runs that do not depend on the failed run are still computed. An unexpected
         exception counts as a failure, after its traceback is printed.
 
-        Args:
-            targets: the runs to compute.
-            earlier: failures of an earlier call, which are not retried.
+        Failures of an earlier call (`earlier`) are not retried.
 
         Returns:
             The failures.
@@ -273,10 +271,7 @@ class Local:
     def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
         """Begin to print the progress of runs.
 
-        Args:
-            runs: the unfinished runs.
-            history: durations of finished runs.
-            total: number of runs in the plan, with the finished ones.
+        `total` is the number of runs in the plan, including finished runs.
         """
         self.runs = {run.hash: run for run in runs}
         self.history, self.total = history, total

@@ -70,9 +70,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
     sources with too few rows. A finished training set that was never compared with a newer
     benchmark gives a warning.
 
-    Args:
-        runs: all runs of the plan.
-        remaining: the hashes of the unfinished runs.
+    `remaining` has the hashes of the unfinished runs.
     """
     problems: list[str] = []
     unfinished = []

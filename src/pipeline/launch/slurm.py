@@ -195,10 +195,6 @@ def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
 
     If there is no array of that name, the last job is used, which computes or submits the remaining
     runs. The job id is None if there is no last job either.
-
-    Args:
-        array: the name of the array.
-        folder: the folder of the submission.
     """
     files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
     job = next((file.read_text() for file in files if file.is_file()), None)

@@ -116,10 +116,8 @@ def last_log_line(log: Path | None) -> str | None:
 def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: None) -> str:
     """Return the standard output of a Slurm command.
 
-    Args:
-        *command: the command.
-        find_answer: called after an attempt that timed out. Returns the output if the attempt took
-            effect.
+    `find_answer` is called after an attempt that timed out. It returns the output if the attempt
+    took effect.
 
     Raises:
         PipelineError: the command failed, with its message, or is not installed.

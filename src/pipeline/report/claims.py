@@ -186,9 +186,7 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
 
     Cached, because each plan and report of a process reads all of them.
 
-    Args:
-        text: The YAML of the file.
-        file: The name of the file, for errors.
+    `file` is the name of the file, for errors.
 
     Raises:
         PipelineError: If a claim is invalid.
@@ -526,11 +524,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
 def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], count: int) -> Verdict:
     """Return the verdict on a claim by its signed-rank tests.
 
-    Args:
-        claim: The claim.
-        pairs: Its pairs of columns.
-        ps: The p of each pair, corrected over the family's tests.
-        count: The number of the family's tests.
+    `ps` has the p of each pair, corrected over the `count` tests of the family.
     """
     words, texts = [], []
     for pair, p in zip(pairs, ps, strict=True):

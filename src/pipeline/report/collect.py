@@ -209,10 +209,7 @@ def describe_runs(
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     """Return a finished run as the report reads it.
 
-    Args:
-        run: The run.
-        manifest: Its manifest.
-        stale: Why it has to be recomputed, or "".
+    `stale` is the reason why it has to be recomputed, or "".
     """
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root

@@ -160,11 +160,6 @@ def measure_pairs(
     """Return the lines of contrasts.csv, and the pooled ratios of their variances.
 
     Facts and figures have no lines.
-
-    Args:
-        plan: The table's plan.
-        answers: The stored answers.
-        pairs: From `compared_pairs`.
     """
     measured = []
     for pair, chosen_of in pairs.items():
@@ -229,10 +224,7 @@ def share_of_wins(
 
     It is Wilson's interval over subsets.
 
-    Args:
-        comparison: The comparison.
-        drawn: The axes of drawn subsets.
-        lower: True if less is better.
+    With `lower`, less is better.
     """
     means = comparison.frame.means
     differences = comparison.difference(means, means, drawn).reshape(-1)
@@ -282,10 +274,7 @@ def contrast_lines(
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
     """Return a line of contrasts.csv, with its numbers in points or bits.
 
-    Args:
-        measured: The comparison.
-        ratios: The pooled ratios of variances.
-        level: The level of the detectable difference.
+    `level` is the level of the detectable difference.
     """
     line: dict[str, Any] = dict.fromkeys(COLUMNS)
     line |= zip(PAIR, measured.pair, strict=True)
@@ -349,11 +338,7 @@ def mark_best(
 ) -> list[CellResult]:
     """Return the cells, with the significantly best cell of each tested place marked.
 
-    Args:
-        plan: The table's plan.
-        answers: The stored answers.
-        cells: All cells of the table.
-        ratios: From `measure_pairs`.
+    `ratios` come from `measure_pairs`.
     """
     rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
     family = plan.table.family

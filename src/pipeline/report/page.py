@@ -326,9 +326,7 @@ def first_answers(
 ) -> dict[str, Any]:
     """Return `answer_data` of the first questions, by question.
 
-    Args:
-        items: (row, column, language) -> its items from `page_item`.
-        number: The number of questions.
+    `items` maps (row, column, language) to the results of `page_item`.
     """
     index_of: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {}

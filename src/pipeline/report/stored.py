@@ -66,9 +66,7 @@ def less_is_better(task: str, metric: str) -> bool:
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
     """Return the run that caused a failure: the run, or the first of its parents that failed.
 
-    Args:
-        name: The run.
-        failed: run -> reason.
+    `failed` has the reason of each failed run.
     """
     while (reason := failed.get(name, "")).startswith(BLOCKED):
         name = reason.removeprefix(BLOCKED).removesuffix(" failed")
@@ -291,9 +289,7 @@ class StoredAnswers:
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Return pair -> doc_id -> (reference, response).
 
-        Args:
-            score: The score.
-            pair: A pair, or None for all pairs that were scored.
+        Without a pair, it returns all pairs that were scored.
         """
         return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
 
@@ -321,9 +317,7 @@ def percent_rows_changed(run: Run, fact: str) -> float | None:
     This is the mean over the two-dimensional parameters of some columns and layers, like in the
     published maps. None unless the analysis has all of these layers.
 
-    Args:
-        run: The analysis.
-        fact: Such as rows_changed.attention.0-1,30-31.
+    `fact` is a text such as rows_changed.attention.0-1,30-31.
     """
     _, columns, spans = fact.split(".")
     layers: set[str] = set()

@@ -27,9 +27,7 @@ SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 def check_writable(runs_dir: Path, create: bool = True) -> None:
     """Raise PipelineError for a folder that cannot be written.
 
-    Args:
-        runs_dir: The folder.
-        create: True to create a missing folder; otherwise check that it could be created.
+    With `create`, a missing folder is created. Otherwise it is only checked that it could be.
     """
     try:
         if create:
@@ -57,9 +55,7 @@ def nearest_existing(folder: Path) -> Path:
 def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     """Check that the disk has room for a run.
 
-    Args:
-        run: The run.
-        sizes: purpose -> bytes.
+    `sizes` has the bytes of each purpose.
 
     Raises:
         PipelineError: If there is too little space. It reports the free and the needed space.

@@ -83,10 +83,7 @@ def gives_adapter(expert: Parent) -> bool:
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
     """Return the base of an expert, by its plan, its manifest or its adapter_config.json.
 
-    Args:
-        expert: The expert.
-        runs_dir: The folder of runs.
-        key: The key of the expert, for errors.
+    `key` is the key of the expert, for errors.
     """
     expert = without_step(expert)
     if isinstance(expert, Run):

@@ -69,8 +69,7 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
     A fact that differed in an earlier attempt is written as "1, then 2".
 
-    Args:
-        earlier: The facts of the attempts that the run resumed from.
+    `earlier` has the facts of the attempts that the run resumed from.
     """
     facts: dict[str, Any] = {
         "system": platform.system(),

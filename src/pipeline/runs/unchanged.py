@@ -40,9 +40,7 @@ def next_attempt(run: Run) -> int:
 def check_unchanged(folder: Path, weights: bool = True) -> None:
     """Raise PipelineError for a finished run whose files differ from its manifest.
 
-    Args:
-        folder: The folder of the run.
-        weights: True if its weights are needed; otherwise they may be deleted.
+    Without `weights`, deleted weights are accepted.
     """
     remedy = "rerun it with redo=true, or restore the file"
     manifest = read_manifest(folder)

@@ -39,9 +39,7 @@ ONE_FOR_ALL = ("eval.dtype", "eval.backend")
 def expand_table(table: Table, reads: Reads) -> TablePlan:
     """Expand a table into its plan.
 
-    Args:
-        table: The table.
-        reads: The groups and keys that each stage reads.
+    `reads` returns the groups and keys that a stage reads.
 
     Raises:
         PipelineError: For an unknown word, or a word without effect. Names file and row.

@@ -356,11 +356,7 @@ def experts_of(
 ) -> tuple[dict[str, Words], dict[str, list[str]]]:
     """Return the experts as runs of a table, and side -> their names.
 
-    Args:
-        experts: The experts, as written.
-        trainable: True if the study names a model to train.
-        refuse: Makes an error of a problem.
-        mistakes: Collects the mistakes.
+    `trainable` is True if the study names a model to train. `mistakes` collects the mistakes.
     """
     if not isinstance(experts, dict):
         raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")

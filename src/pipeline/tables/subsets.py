@@ -32,10 +32,6 @@ def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]
 
     `draws` different subsets of each size are drawn. Without it, all subsets of each size are used.
 
-    Args:
-        draw: The draw, as in YAML.
-        refuse: Makes an error of a problem.
-
     Raises:
         PipelineError: For an unknown key, a repeated member, or a size or a number of draws that
             the pool does not have.

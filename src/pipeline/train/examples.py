@@ -307,11 +307,7 @@ def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     """Return a sentence about truncated rows, or an empty text if no row is truncated.
 
-    Args:
-        sft: the recipe.
-        cut: the number of truncated rows.
-        lost: the number of truncated rows without a response.
-        rows: describes all rows.
+    `lost` is the number of truncated rows without a response. `rows` describes all rows.
     """
     if not cut:
         return ""

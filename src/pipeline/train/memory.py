@@ -171,11 +171,7 @@ def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float)
     They do if every card has the memory. The backward pass then gathers no weights, and the results
     are bit-identical.
 
-    Args:
-        config: the stage.
-        shape: the model.
-        length: tokens of the longest row.
-        card: bytes of the smallest card.
+    `length` is the number of tokens of the longest row, and `card` the bytes of the smallest card.
     """
     parts = trained_parts(config, shape).values()
     needed = training_memory(shape, parts, length, config.sft, gathered=True)

@@ -88,12 +88,6 @@ def train_together(
 ) -> dict[str, Any]:
     """Run `train(run, work, tracker)` in sft.processes processes, and return what rank 0 returns.
 
-    Args:
-        train: trains in one process.
-        run: the run.
-        work: its work folder.
-        tracker: its tracker.
-
     Raises:
         PipelineError: a process raised it. Other errors come with the traceback of their process.
     """

@@ -129,12 +129,7 @@ def check_early(
 ) -> int:
     """Check, before weights are loaded, that base, rows and machine fit the recipe.
 
-    Args:
-        run: the run.
-        rows: the training rows.
-        validation: the validation rows.
-        tokenizer: the tokenizer.
-        base: the folder of the base, or None for random weights.
+    `base` is None for random weights.
 
     Returns:
         The number of truncated rows.

@@ -34,9 +34,7 @@ def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, 
 
     Without sft.steps each side completes its last turn, so both sides train for equally many steps.
 
-    Args:
-        sft: the recipe.
-        rows: the rows of each set, after packing.
+    `rows` has the rows of each set, after packing.
 
     Raises:
         PipelineError: the shorter set has too few rows for sft.steps, or for a single turn.

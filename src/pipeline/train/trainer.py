@@ -241,11 +241,7 @@ def order_of_turns(lengths: dict[str, list[int]], sft: Sft, steps: int, seed: in
     set, sorted by length, so micro-batches need hardly any padding. A step's rows, and so its loss,
     do not depend on the sorting.
 
-    Args:
-        lengths: for each side, the tokens of each row of its set.
-        sft: the recipe.
-        steps: the number of steps.
-        seed: the seed.
+    `lengths` has, for each side, the tokens of each row of its set.
     """
     all_lengths = [*chain.from_iterable(lengths.values())]
     passes, first = {}, 0

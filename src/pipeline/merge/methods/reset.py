@@ -203,11 +203,6 @@ def reset_weights(
     layers, unless merge.outside=keep. Then "frozen during" and "reset after" training treat the
     same parameters.
 
-    Args:
-        config: the settings.
-        sites: the parameters of the model.
-        partition: the sides.
-
     Raises:
         PipelineError: not exactly one of side, layers and threshold is given, or the model does not
             have the layers.

@@ -157,9 +157,7 @@ def read_answers(
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    Args:
-        evaluations: The evaluations, by name.
-        keep: How many of the first questions of a place the page shows.
+    `keep` is the number of first questions of each place that the page shows.
 
     Raises:
         PipelineError: If a samples file is truncated, or contains something other than answers.
