@@ -57,7 +57,7 @@ class Cost:
     Attributes:
         run: The run.
         hours: GPU-hours of all GPUs.
-        memory: Peak bytes a GPU.
+        memory: Peak bytes per GPU.
         host: Bytes of host memory.
         gpus: The number of GPUs.
         weights: Bytes of the weights on disk.

@@ -50,7 +50,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_program() -> bytes:
-    """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
+    """Return the filter, with eight bytes per instruction.
+
+    They are the code, the jump if true, the jump if false, and the operand.
+    """
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
     allow = (GIVE, 0, 0, ALLOW)
     refuse = (GIVE, 0, 0, REFUSE)
@@ -92,7 +95,7 @@ def restrict_files() -> None:
 
 
 def confine(seconds: int, memory: int, landlock: bool) -> None:
-    """Give up everything that the program must not have.
+    """Drop every permission that the program must not have.
 
     Raises:
         OSError: The system does not allow it.

@@ -10,7 +10,7 @@ from os.path import commonprefix
 FAR_LESS = 4  # neighbours share far less if they share less than a quarter
 SMALL = 512  # tokens of a trie that is computed in a batch with other tries, without a prefix
 LEAST = 16  # tokens of a prefix that is worth a separate forward pass
-MOST_TOKENS = 2048  # in a trie: more than a question has; a row's mask has a line a token
+MOST_TOKENS = 2048  # in a trie: more than a question has; a row's mask has a line per token
 
 
 def places_by_prompt(prompts: Iterable[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
