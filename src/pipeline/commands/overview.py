@@ -41,13 +41,13 @@ class Overview:
 
     Attributes:
         title: the first line.
-        total: what the runs take.
+        total: the time of all runs.
         table: a line for each kind of runs.
         details: facts about trainings, merges and scores.
         next: the command that computes the plan.
-        fix: why the plan would fail.
-        know: what a reader should know before the start.
-        without: what the total leaves out, in words.
+        fix: problems because of which the plan would fail.
+        know: notes to read before the start.
+        without: the parts that the total does not include, as text.
     """
 
     title: str

@@ -45,7 +45,7 @@ TABLES = "tables"
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another one: claims of papers, by table
 PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the first comments of a file
-INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # the beginning of one in OmegaConf
+INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # the beginning of OmegaConf's ${...}
 FILES = (
     TABLES,
     CLAIMS,

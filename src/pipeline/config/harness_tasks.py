@@ -214,9 +214,9 @@ def file_of(name: str) -> TaskFile:
 
 @cache
 def members(name: str) -> tuple[str, ...]:
-    """Return the tasks of a task (itself) or group, in its order.
+    """Return the tasks of a group in its order; for a task, only the task.
 
-    Groups and tags within it are expanded.
+    Groups and tags within the group are expanded.
 
     Raises:
         PipelineError: a group redefines its tasks, or has an unknown task.

@@ -376,7 +376,7 @@ def say_if_rounded(settings: Eval) -> None:
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the batch sizes with which the answers were computed.
+    """Return the batch sizes that the answers were computed in.
 
     The batch size of stored answers is known only if answers depend on it.
     """

@@ -2,8 +2,8 @@
 
 Without the count, a job without progress would be requeued forever. `stops` in state.json holds the
 step of the resume point (None without one) for each attempt since the last progress. An attempt
-starts before its libraries are imported. SIGTERM does not count, because it means a requeue or a
-preemption.
+starts before its libraries are imported. SIGTERM, SIGHUP and SIGINT do not count: a requeue, a
+preemption or a user ends the attempt with them.
 """
 
 from __future__ import annotations

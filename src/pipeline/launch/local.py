@@ -1,6 +1,6 @@
 """Computes runs on this machine, in this process or in several workers.
 
-The loop is the one of work.py. Workers run in sessions of their own, so Ctrl-C reaches only this
+All run the loop of work.py. Workers have separate process sessions, so Ctrl-C reaches only this
 process, which shuts them down. A worker that dies is replaced, and its run begins again.
 """
 
@@ -244,7 +244,7 @@ class Local:
         )
 
     def replace(self, number: int) -> None:
-        """Start a worker in place of one that died while computing a run.
+        """Start a worker in place of a worker that died while computing a run.
 
         A worker that was stopped by a signal between runs is not replaced.
 

@@ -350,7 +350,7 @@ class Submission:
         Args:
             name: the name of the job's files.
             command: the command of the job.
-            resources: what to request.
+            resources: the resources to request.
             options: further options of sbatch.
             runs: the runs that the job computes; empty for a job that runs after all others.
             tasks: number of tasks.

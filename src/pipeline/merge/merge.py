@@ -1,7 +1,7 @@
 """Merges, decided from headers and computed a piece of a tensor at a time, to disk or into a model.
 
-`Merging.pieces(name)` computes a tensor for both. No whole model is held in memory, and this module
-does not import torch: a layer swap finishes before torch would be imported.
+`Merging.pieces(name)` computes a tensor for both. A whole model is never in memory. This module
+does not import torch, because a layer swap finishes before torch would be imported.
 """
 
 from __future__ import annotations

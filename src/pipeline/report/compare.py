@@ -164,8 +164,8 @@ def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     """Return the result of the primary comparison, with the other models of `lines` in its place.
 
-    After a gain, the sentence names the models than which it is not significantly better.
-    Otherwise it says if no other model is significantly better either.
+    After a gain, the text also names the models that it does not significantly exceed. Otherwise it
+    says if no other model is significantly better either.
     """
     sentence = difference_sentence(line)
     here = [other for other in lines if other["place"] == line["place"]]

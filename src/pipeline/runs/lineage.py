@@ -121,7 +121,7 @@ def base_folder(adapter: Path) -> Path:
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
-    """Return the base if it is the one that a training or merge recorded.
+    """Return the base if it equals the base that a training or merge recorded.
 
     For a model on the Hub that was not locked, only the reference is compared. Digests of earlier
     versions are of another kind and are not compared.

@@ -142,7 +142,7 @@ class Run(Generic[Config]):
     lease: str | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the label, which names a folder and a W&B run (at most 128 characters)."""
+        """Clean and shorten the label, which names a folder and a W&B run (128 characters)."""
         self.label = re.sub(r"[^\w.+-]+", "-", self.label).lstrip(".-")[:LABEL_LENGTH]
 
     @cached_property

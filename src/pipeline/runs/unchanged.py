@@ -117,7 +117,7 @@ def _problem_of_file(file: Path, recorded: dict[str, Any]) -> str:
 
 
 def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) -> bool:
-    """Return True if a file is the one in the manifest.
+    """Return True if a file has the content that the manifest records.
 
     The sha256 decides, or for weights the digests of the tensors.
     """

@@ -132,7 +132,7 @@ class Cell:
 
     Attributes:
         reduce: The steps: mean, max or min over these axes.
-        of: The rows that it is reduced over instead.
+        of: The rows that the cell is reduced over, in place of items.
     """
 
     row: str

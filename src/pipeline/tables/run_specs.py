@@ -205,7 +205,7 @@ class Specs:
     def axes_named_by(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
         """Return the axes that a value depends on.
 
-        It depends on the axes of its placeholders, on those that the words of their values name,
+        It depends on the axes of its placeholders, on the axes that the words of their values name,
         and on the axes of the runs that it names.
         """
         axes: list[str] = []

@@ -189,8 +189,9 @@ def languages_of_merges(
     pair_of: dict[str, tuple[str, str]],
     languages: list[str],
 ) -> dict[str, str]:
-    """Return the language of each merge, or nothing if the experts have less than two of the study.
+    """Return the language of each merge if the experts have at least two of the languages.
 
+    Otherwise the result is empty.
     An expert's language is that of its own rows, otherwise its option or name.
     """
     spoken = {}
