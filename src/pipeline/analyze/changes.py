@@ -194,7 +194,7 @@ def sum_by_layer(
 def row_key(name: str, site: Site) -> dict[str, Any]:
     """Return layer, column and parameter of a row of delta.csv.
 
-    The column is the one in the published maps, or else the name below the layer.
+    The column is the one in the published maps, otherwise the name below the layer.
     """
     layer: int | str = ""
     below_layer = name

@@ -1,12 +1,12 @@
 """Stage clean: deletes files that no finished run needs.
 
-It only lists them unless clean.dry_run=false. Two kinds of folders are removable.
+It only lists them unless clean.dry_run=false. Two kinds of folders are removable:
 
-Work folders of killed runs: folders with a resume point are kept unless clean.resume_points=true.
+- Work folders of killed runs. Folders with a resume point are kept unless clean.resume_points=true.
+- Snapshots that no finished run has as a parent. Selections, and the evaluations by which they
+  ranked snapshots, do not count as such runs, because a select run keeps a copy of its choice.
 
-Snapshots that no finished run has as a parent, except evaluations by which a select run ranked
-them. The select run keeps a copy of its choice. A table with free_snapshots=true deletes ranked
-snapshots while it runs.
+A table with free_snapshots=true deletes ranked snapshots while it runs.
 """
 
 from __future__ import annotations
@@ -178,9 +178,7 @@ def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
     These are deleted snapshots, and runs whose weights were deleted. Finished trainings are not run
     again.
 
-    Args:
-        runs: the runs of a table.
-        reasons: the hashes of the unfinished runs.
+    `reasons` has the hashes of the unfinished runs.
     """
     snapshots, trainings = [], []
     for run in runs:

@@ -48,10 +48,7 @@ class Origin:
 def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
     """Return the origin of a finished run, a snapshot, or an external model.
 
-    Args:
-        model: the run or model.
-        runs_dir: the folder of its ancestors.
-        ask: whether the Hub may be asked for cards.
+    With `ask`, the Hub is asked for cards.
     """
     manifest = read_manifest(model.folder)
     if manifest is None:
@@ -109,7 +106,7 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 def origin_from_card(model: Parent, ask: bool) -> Origin:
     """Return the origin of an external model.
 
-    This is the model if it is on the Hub, with the licence of its card.
+    It is the model itself if the model is on the Hub, with the licence of its card.
     """
     licence = read_metadata(model.folder, ask=ask).get("license")
     hub = (getattr(model, "hub", None) or "").partition("@")[0]
@@ -182,10 +179,7 @@ def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
 def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
     """Return the run or model of a recorded ancestor, or None if it no longer exists.
 
-    Args:
-        ancestor: the manifest's entry.
-        reference: RUN as it was requested.
-        runs_dir: the folder of runs.
+    `reference` is the RUN as it was requested.
     """
     run_folder = folder_of(ancestor.hash, runs_dir)
     if run_folder:

@@ -37,17 +37,17 @@ TOLD = 3  # kinds of merges, and tasks, that are named
 
 @dataclass
 class Overview:
-    """The decisions of a plan.
+    """The parts of a plan's first screen.
 
     Attributes:
         title: the first line.
-        total: what the runs take.
+        total: the time of all runs.
         table: a line for each kind of runs.
         details: facts about trainings, merges and scores.
         next: the command that computes the plan.
-        fix: why the plan would fail.
-        know: what a reader should know before the start.
-        without: what the total leaves out, in words.
+        fix: problems because of which the plan would fail.
+        know: notes to read before the start.
+        without: the parts that the total does not include, as text.
     """
 
     title: str
@@ -142,8 +142,8 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each kind.
 
-    Kinds are training sets, trainings, scores for choosing snapshots, scores, and scores of merges
-    in memory. Selections and averages take no time and are left out.
+    Kinds are those of KINDS, scores for choosing snapshots, other scores, and scores of merges in
+    memory. Selections and averages take no time and are left out.
     """
     selections = [run for run in runs if isinstance(run.config, SelectStage)]
     choosing = {run.hash for run in order_runs(selections)}
@@ -252,7 +252,7 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 def training_details(runs: Sequence[Run]) -> list[str]:
     """Describe trainings in a line.
 
-    The line gives methods, rows, steps, batch size, tokens, learning rate, dtypes and epochs.
+    The line has methods, rows, steps, batch size, tokens, learning rate, dtypes and epochs.
     """
     trainings = []
     for run in runs:

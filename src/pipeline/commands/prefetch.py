@@ -138,7 +138,7 @@ def _hub_client() -> Any:
 
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
-    """Return the locked revision, or the newest without a lock or with `update`."""
+    """Return the locked revision. Without a lock, or with `update`, return the newest."""
     repository, _, revision = name.partition("@")
     newest = info(repository, revision=revision or None).sha
     if locked is None or update:

@@ -1,6 +1,6 @@
-"""Stage show: prints a run from its folder.
+"""Stage show: prints a run's configuration, parents, loss curve, scores and cost.
 
-It shows configuration, parents, loss curve, scores, cost, and some answers.
+It reads the run's folder. On request it also prints some answers or rows.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
     The trained part is green on a terminal, and in [[ ]] elsewhere.
 
     Raises:
-        PipelineError: the run has no rows, or an earlier version kept none.
+        PipelineError: the run has no rows, or an earlier version did not keep them.
     """
     if manifest.stage == "data":
         rows = read_jsonl(folder / "train.jsonl")[: config.show.rows]

@@ -113,8 +113,8 @@ def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
 
     Args:
         runs_dir: the folder of runs.
-        rerun: include failed runs that block no run and that were repeated successfully after a
-            change.
+        rerun: whether to include failed runs that were repeated successfully after a change. Failed
+            runs that block other runs are always included.
     """
     oldest_first = sorted(finished_runs(runs_dir), key=lambda run: run.started)
     finished = {run.hash: run for run in oldest_first}
@@ -164,7 +164,7 @@ def was_rerun(workplace: Path, later: str | None) -> bool:
 class Finished(NamedTuple):
     """The facts of a finished run that status shows.
 
-    `state` is the state of the manifest file, which reveals a change.
+    `state` has the size, times and inode of the manifest file, which reveal a change.
     """
 
     state: Sequence[int]
@@ -326,12 +326,7 @@ def of_unfinished(
 
 
 def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
-    """Return the job of an array, with state and detail of its runs that have not begun.
-
-    Args:
-        array: the name of the array.
-        folder: the folder of its submission.
-    """
+    """Return the job of an array, with state and detail of its runs that have not begun."""
     job, log = log_of(array, folder)
     if job is None:
         return None, "planned", ""
@@ -357,10 +352,7 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
 def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
     """Return why a run was not published, and how to resume or delete it.
 
-    Args:
-        workplace: the work folder of the run.
-        record: its state.
-        job: the Slurm job that should have computed it.
+    `record` is the state of the run, and `job` the Slurm job that should have computed it.
     """
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}

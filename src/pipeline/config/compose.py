@@ -1,8 +1,8 @@
 """From the settings of a command to a checked dataclass.
 
-The command line, tables and the Python interface share it. The options of a stage's groups are
-merged in their order, then values are put where their keys say. Everything is checked once against
-the dataclasses. Errors name the key and the remedy.
+The command line, tables and the Python interface share this module. The options of a stage's groups
+are merged in their order, then the values of single keys are set. Everything is checked once
+against the dataclasses. Errors name the key and the remedy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OF_RUNS = f"every.{HARDWARE}"
 
 
 class Incomplete(PipelineError):
-    """A command lacks a required value; --cfg shows it nevertheless."""
+    """The error of a command without a required value. --cfg shows such a command nevertheless."""
 
 
 def compose(settings: Sequence[str]) -> Stage:

@@ -45,7 +45,7 @@ TABLES = "tables"
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another one: claims of papers, by table
 PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the first comments of a file
-INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # limits of OmegaConf
+INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # the beginning of OmegaConf's ${...}
 FILES = (
     TABLES,
     CLAIMS,
@@ -131,7 +131,7 @@ def option_file(group: str, option: str) -> Path | None:
 
 @cache
 def _files(searched: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
-    """Return group -> option -> file. Shipped options come before added ones."""
+    """Return group -> option -> file. Shipped options have priority over added ones."""
     files: dict[str, dict[str, Path]] = {}
     for path in chain.from_iterable(root.glob("*/*.yaml") for root in reversed(searched)):
         files.setdefault(path.parent.name, {})[path.stem] = path
@@ -230,7 +230,7 @@ def read_option(
         group: the group.
         name: the option.
         package: replaces the package in the file's first comment, or the group.
-        above: the files that start from this one.
+        above: the files whose defaults lead to this one.
 
     Raises:
         PipelineError: the file cannot be read, starts from itself, or starts from an unknown
@@ -301,7 +301,7 @@ def stage_class(name: str) -> type[Stage] | None:
 def method_of(name: str | None) -> type[Merge] | None:
     """Return the method of an option of merge=, or None.
 
-    Its file names the method, or another package has it.
+    The method is named in the option's file, or comes from another package.
     """
     if name is None or name in METHODS or option_file("merge", name) is None:
         return METHODS.get(name or "") or merge_method(name or "")

@@ -195,14 +195,16 @@ class Data(Knobs):
     allow_fewer: bool = False  # accept sources with fewer rows than requested
     decontaminate: str = knob(
         "drop", options=("drop", "count")
-    )  # rows that share an n-gram with a benchmark
-    # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in
-    # language sets
+    )  # what to do with rows that share an n-gram with a benchmark
+    # what to do with rows that share an n-gram once numbers are removed; null: as decontaminate,
+    # but count in language sets
     number_variants: str | None = knob(None, options=("drop", "count"))
-    ngram: int = knob(13, ge=4)  # words; twice as many characters in scripts without spaces
-    # a folder with data_root's layout; null: data_root, or else the Hub; none: no comparison with
+    # length of the n-grams in words; in scripts without spaces twice as many characters
+    ngram: int = knob(13, ge=4)
+    # a folder with data_root's layout; null: data_root, otherwise the Hub; none: no comparison with
     # benchmarks
     benchmarks: str | None = knob(None, run=True, hashed=lambda data: data.benchmarks == "none")
     # internal: the tasks that a table scores -> the file or folder of their rows; empty: on the Hub
     scored: dict[str, str] | None = knob(None, hashed=False)
-    word_problems: str = knob("drop", options=("drop", "count"))  # word problems in language sets
+    # what to do with word problems in language sets
+    word_problems: str = knob("drop", options=("drop", "count"))

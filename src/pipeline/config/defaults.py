@@ -43,13 +43,13 @@ CLASSES: dict[str, type] = {
 OF_ALL_WEIGHTS = (
     "weights",
     "optimizer",
-)  # adapters train few parameters, so these take no memory
+)  # adapters train few parameters, so these settings save no memory there
 
 
 def left_open(settings: Words) -> dict[str, str]:
-    """Return the recipe of layer_swapping's Table 4 and its data, if the command names neither.
+    """Return the recipe of layer_swapping's Table 4 and its data, or nothing.
 
-    The other settings must match the paper.
+    They are the defaults if the command names neither, and its other settings match the paper.
     """
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # another spelling
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}

@@ -61,7 +61,7 @@ SAMPLED = (is_sampled, "eval.temperature above 0")
 class EvalTask(Knobs):
     task: str = MISSING
     num_fewshot: int = knob(MISSING, ge=0)
-    where_possible: bool = False  # in a bundle, missing data are reported and are no error
+    where_possible: bool = False  # in a bundle: report missing data instead of failing
 
     @property
     def label(self) -> str:
@@ -122,7 +122,7 @@ class Eval(Knobs):
     temperature: float = knob(0.0, ge=0)  # 0: greedy decoding; above: sampling
     # sample from the likeliest tokens with this share of probability
     top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)
-    answers: int = knob(1, ge=1, read=SAMPLED)  # sampled for each question
+    answers: int = knob(1, ge=1, read=SAMPLED)  # number of sampled answers per question
     sample_seed: int = knob(0, read=SAMPLED)
     # the token after a reasoning model's thoughts, which are not scored:
     # 'eval.think_end="</think>"'
@@ -132,7 +132,7 @@ class Eval(Knobs):
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
     share_prefix: bool = knob(
         True, hashed=below_float32
-    )  # compute exemplars once instead of per question; hashed likewise
+    )  # compute exemplars once instead of per question; hashed only below float32
 
     @property
     def label(self) -> str:
@@ -166,6 +166,6 @@ class Select(Knobs):
     snapshots: str = knob("all", options=("all", "last"))  # last: only each run's final weights
     primary: list[Measure] | None = None  # snapshots are ordered by their mean rank over these
     guards: list[Measure] | None = None  # a snapshot may not score below the base in these
-    guard_slack: float = knob(0.0, ge=0)  # except by this much
+    guard_slack: float = knob(0.0, ge=0)  # how far a guard's score may be below the base's
     place: int = knob(1, ge=1)  # 2: the best snapshot of the second best run, and so on
     eval: Eval | None = None  # how snapshots are scored; has the tasks of the measures

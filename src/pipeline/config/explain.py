@@ -139,10 +139,7 @@ def not_read(word: str, stage: str) -> str:
 def explain_key(key: str, holder: Any, stage: str) -> str:
     """Return a message about a key that does not exist.
 
-    Args:
-        key: the key.
-        holder: the type that should have its last name.
-        stage: the stage.
+    `holder` is the type that should have the key's last name.
     """
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
@@ -179,10 +176,7 @@ def keys_of(stage: str) -> set[str]:
 def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     """Return a message about pydantic's error for a value of a dataclass.
 
-    Args:
-        error: the error.
-        kind: the dataclass.
-        prefix: the beginning of its keys.
+    `prefix` is the beginning of the dataclass' keys.
     """
     holder = kind
     for name in error["loc"][:-1]:
@@ -216,11 +210,7 @@ def validated(
 
     Each value is converted to its type, for example an integer to a float.
 
-    Args:
-        kind: the dataclass.
-        tree: the values.
-        prefix: the beginning of the keys, for errors.
-        extra: treatment of unknown keys.
+    `prefix` is the beginning of the keys in errors.
 
     Raises:
         PipelineError: an unknown key, or a value of another type.

@@ -21,7 +21,7 @@ MERGE_METHODS = "cross_lingual_merging.merge_methods"
 BENCHMARKS = "cross_lingual_merging.benchmarks"
 STAGES = "cross_lingual_merging.stages"
 EXPORTS = "cross_lingual_merging.exports"
-BACKENDS = "cross_lingual_merging.backends"  # modules with versions() and backend(Eval)
+BACKENDS = "cross_lingual_merging.backends"  # modules with versions() and backend(Eval, folder)
 OURS = "cross-lingual-merging"
 
 

@@ -214,9 +214,9 @@ def file_of(name: str) -> TaskFile:
 
 @cache
 def members(name: str) -> tuple[str, ...]:
-    """Return the tasks of a task (itself) or group, in its order.
+    """Return the tasks of a group in its order; for a task, only the task.
 
-    Groups and tags within it are expanded.
+    Groups and tags within the group are expanded.
 
     Raises:
         PipelineError: a group redefines its tasks, or has an unknown task.
@@ -232,10 +232,7 @@ def members(name: str) -> tuple[str, ...]:
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
     """Yield the tasks that a group lists, with the tasks of groups defined inside it.
 
-    Args:
-        group: the name of the group.
-        listed: its entries.
-        folder: the folder of its file.
+    `folder` is the folder of the group's file.
     """
     harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
@@ -325,9 +322,7 @@ def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
     another number of exemplars (eval=mgsm_3shot). Without a number, a task has the exemplars of its
     file, or none.
 
-    Args:
-        settings: the overrides.
-        options: the options of eval=.
+    `options` are the options of eval=.
     """
     spelled = dict(settings)
     folder = settings.get(INCLUDED, settings.get(f"every.{INCLUDED}"))

@@ -1,4 +1,4 @@
-"""Knobs: dataclass fields with bounds, their checks, and their effect on a run's hash.
+"""Settings: dataclass fields with bounds, their checks, and their effect on a run's hash.
 
 No heavy package is imported, so that a wrong key is an error before torch is imported.
 """
@@ -28,13 +28,14 @@ BOUNDS = {
 Words = Mapping[
     str, Any
 ]  # key -> value, from YAML or the command line; a new key begins with a plus
-Tree = dict[str, Any]  # a mapping of YAML: knobs by name, with a nested mapping for each part
-# Tests if the dataclass of a field reads it, with the setting that makes it do so: sft=lora.
+Tree = dict[str, Any]  # a mapping of YAML: settings by name, with a nested mapping for each part
+# A function that returns True if a dataclass reads a field of it, and the setting that makes it
+# read the field, such as sft=lora.
 Condition = tuple[Callable[[Any], bool], str]
 
 
 class Knobs:
-    """The base of all dataclasses of knobs, which sets how pydantic reads them."""
+    """The base of all dataclasses of settings. It configures how pydantic reads them."""
 
     __pydantic_config__ = ConfigDict(
         extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
@@ -59,7 +60,8 @@ def knob(
         options: the only values of a text.
         hashed: whether the field affects the run hash, or a function that decides it from the
             dataclass.
-        read: where the field has an effect, if it has none elsewhere. It is hashed only there.
+        read: the condition under which the field has an effect. Otherwise it is not hashed. None:
+            always.
         form: a regular expression and examples of a text.
         run: whether the value names a RUN.
         hash_default: the value that adds nothing to a hash, if it is not the default.
@@ -106,7 +108,7 @@ def check(config: Any, prefix: str = "") -> None:
             check_value(name, value)
 
 
-fields_of: Any = cache(fields)  # the default of a class
+fields_of: Any = cache(fields)  # the fields of a dataclass
 
 
 @cache

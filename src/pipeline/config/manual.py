@@ -117,9 +117,7 @@ def usage_text() -> str:
 def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
     """Return a command's values as YAML, for --cfg job. Missing values are ???.
 
-    Args:
-        command_words: the command.
-        resolved: the stage that it builds.
+    `resolved` is the stage that the command builds, if it is known.
     """
     own_words, command = split_command(command_words)
     config, missing = settled_stage(values_of(command or own_words))
@@ -152,7 +150,7 @@ def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
-    """Return as `partial_stage` does, with the defaults that depend on other values."""
+    """Return the result of `partial_stage`, with the defaults that depend on other values."""
     config, missing = partial_stage(settings)
     return config.settled() if isinstance(config, TrainStage) else config, missing
 

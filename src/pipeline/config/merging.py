@@ -93,7 +93,7 @@ class Merge(Knobs):
         return "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """Return what is hashed besides the settings.
+        """Return further content of the hash, besides the settings.
 
         Examples are the version of another package, and the content of a file.
         """
@@ -128,7 +128,7 @@ class Merge(Knobs):
     def exact_for_adapters(self) -> bool:
         """Return True if a merge of LoRA experts is exactly an adapter.
 
-        A weighted sum of whole parameters is one.
+        This holds for weighted sums of whole parameters.
         """
         return True
 
@@ -154,9 +154,7 @@ class Merge(Knobs):
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """Return the beginning of run names, before the experts' labels.
 
-        Args:
-            partition: as in `refuse`.
-            layers: as in `refuse`.
+        The arguments are those of `refuse`.
         """
         return self.method
 

@@ -21,7 +21,7 @@ from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 from pipeline.text import first_few
 
-LONGEST_NAME = 255  # a file, as an option is
+LONGEST_NAME = 255  # characters of an option, which is the name of a file
 SINGLE = {
     "eval": "eval",
     "select": "select",
@@ -128,9 +128,7 @@ def refuse_repeated(typed_words: Sequence[str]) -> None:
 def parse_override(text: str, sweep: bool = False) -> Override:
     """Parse a `key=value`.
 
-    Args:
-        text: the override.
-        sweep: allow `key=a,b`, as for `-m`.
+    With `sweep`, `key=a,b` is allowed, as for `-m`.
 
     Raises:
         PipelineError: it is not an override, has no meaning here, or has an interpolation.

@@ -2,7 +2,7 @@
 
 Defaults are set only here. The files under conf/ only choose.
 
-This module also decides which fields affect a run's hash (design: identity). Each field does,
+This module also decides which fields affect a run's hash (`identity` in knob.py). Each field does,
 unless it is declared with `hashed=False` (paths, labels, batch sizes of evaluation in float32) or
 names a RUN, because parents enter by their own hashes. A field at its declared default adds
 nothing, so a new field leaves old runs valid.

@@ -149,7 +149,7 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
 
 
 def outside_metric(body: Mapping[str, Any]) -> str | None:
-    """Return a metric that the harness does not have, or an empty string.
+    """Return a metric that the harness does not have, or None.
 
     The harness would download such a metric as a program from the Hub.
     """

@@ -69,7 +69,7 @@ class Partition(Knobs):
     all_mlp: bool = False  # the MLP of every layer is language
     inverse: bool = False  # exchange the two sides
     outside: str = knob("frozen", options=("frozen", "math", "language"))
-    scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
+    scale_to_depth: bool = False  # the counts are for 32 layers: max(1, floor(count x layers / 32))
 
 
 # Attention and MLP of models of Llama's shape. Naming them all is the default there.
@@ -94,7 +94,8 @@ def default_rate(adapter: str) -> float:
 class Sft(Knobs):
     """A training method and its recipe.
 
-    Batch sizes are sequences per optimizer step; lengths are tokens.
+    Batch sizes are sequences per optimizer step; lengths are tokens. Settings that only some
+    training methods read are hashed only for these methods.
     """
 
     name: str = knob(hashed=False)
@@ -103,8 +104,6 @@ class Sft(Knobs):
     side: str | None = knob(
         None, options=("math", "language")
     )  # partial: the trained side; null: the expert's side
-    # Settings that only some training methods read are hashed only for these methods.
-
     # simultaneous: optimizer steps on one side before it is the other's turn
     steps_per_switch: int = knob(
         1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
@@ -125,7 +124,7 @@ class Sft(Knobs):
         None, ge=1
     )  # optimizer steps, counting both sides; null: all full batches of the passes
     optimizer: str = knob("adamw", options=("adamw", "adamw_8bit"))
-    schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
+    schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # after the warm-up
     warmup_steps: int = knob(0, ge=0)  # optimizer steps
     # wsd: the share of steps that decays, linearly
     decay_share: float = knob(

@@ -29,7 +29,7 @@ def read_files(
 
     Args:
         shards: Lists of files.
-        kind: csv, json or text (a line a row).
+        kind: csv, json or text (one line per row).
         separator: The separator of CSV.
         opener: A function like `open`, which may read URLs and archives.
     """

@@ -17,7 +17,7 @@ from pipeline.train.memory import has_bf16
 PEAK = 8e10  # FLOP/s of a thread in wide products
 HALF = 100  # the width at which half of PEAK is reached
 BF16 = {True: 1.8, False: 0.2}  # relative to fp32, with and without instructions for bfloat16
-BANDWIDTH = 8e9  # bytes a second that a thread reads
+BANDWIDTH = 8e9  # bytes per second that a thread reads
 
 
 def memory() -> int:

@@ -60,7 +60,7 @@ MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"
 UNKNOWN = (PipelineError, KeyError, OSError, ValueError)  # a shape is unknown, a file is missing
 Kind = tuple[Any, ...]
-WORK = {  # knobs that decide how long runs of one name take
+WORK = {  # settings that decide how long runs of one name take
     "model": ("path",),
     "sft": ("steps", "epochs", "batch_size", "seq_length", "precision", "processes"),
     "eval": ("limit", "max_gen_toks", "dtype", "backend"),

@@ -6,7 +6,7 @@ checks use the same formulas.
 FLOPs, bytes and numbers of tokens are derived (see each docstring). The share of a card's data
 sheet that is reached is measured if the card has a record, otherwise assumed (conf/cards.yaml). The
 time that Python takes to launch a layer (LAUNCH), the share of answers that do not stop, and the
-tokens a row (conf/tokens.yaml) are assumed. Loading and saving are not counted.
+tokens per row (conf/tokens.yaml) are assumed. Loading and saving are not counted.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class QuestionSet:
         prefix: Tokens of the exemplars before a question.
         question: Tokens of a question.
         answer: Tokens of an answer. 0: log-likelihoods of letters.
-        prefixes: The number of sets of exemplars, such as one a subject.
+        prefixes: The number of sets of exemplars, such as one per subject.
         room: The most tokens of an answer.
         logits: How many tokens of a question need logits.
     """

@@ -57,7 +57,7 @@ class Cost:
     Attributes:
         run: The run.
         hours: GPU-hours of all GPUs.
-        memory: Peak bytes a GPU.
+        memory: Peak bytes per GPU.
         host: Bytes of host memory.
         gpus: The number of GPUs.
         weights: Bytes of the weights on disk.
@@ -443,12 +443,12 @@ def hardware_that_fits(
 
 
 def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
-    """Return the knobs of sft that an option of hardware= sets, except those the user typed."""
+    """Return the settings of sft that an option of hardware= sets, except typed settings."""
     decided = {"micro_batch_size": None}  # another option may have set it
     decided |= read_hardware(name, run.config.sft.adapter).get("sft", {})
     return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
 
 
 def with_recipe(run: Training, **knobs: Any) -> Training:
-    """Return a training with some knobs of sft changed."""
+    """Return a training with some settings of sft changed."""
     return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

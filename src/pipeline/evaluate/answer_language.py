@@ -1,6 +1,6 @@
-"""Detection of answers in another language than the question's: their scores may still be high.
+"""Detection of answers that are not in the language of the question, which can still be right.
 
-Reads stored answers. The result does not change whether an answer is right.
+Reads stored answers. The result does not change whether an answer counts as right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def told_by(code: str) -> str:
 
 
 def in_language(text: str, code: str) -> bool | None:
-    """Return True if an answer is in this language, None if it has too few letters to tell."""
+    """Return True if an answer is in this language, or None if it has too few letters."""
     share = share_in(language(code).scripts, text)
     if share is None:
         return None
@@ -52,7 +52,7 @@ def in_language(text: str, code: str) -> bool | None:
 
 
 def in_another_language(answers: Sequence[str], code: str) -> list[bool]:
-    """Return for each answer that is long enough to tell whether it is in another language."""
+    """Return for each answer whether it is in another language. Short answers are left out."""
     others = []
     for answer in answers:
         same = in_language(answer, code)

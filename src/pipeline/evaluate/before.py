@@ -42,9 +42,10 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
 
 
 def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise the first PipelineError of some checks, before minutes of loading or scoring.
+    """Run checks whose problems would otherwise appear after minutes of loading or scoring.
 
-    A plan makes the checks of OF_TASKS once, and the checks of OF_MODEL once a model.
+    The first PipelineError ends the checks. A plan runs the checks of OF_TASKS once for all models
+    with the same tasks.
     """
     for check in checks:
         check(run, specs)

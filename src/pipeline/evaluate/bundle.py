@@ -1,7 +1,7 @@
 """The scoring runs of an evaluation with several tasks or languages, and their joint result.
 
-A scoring run is one model, one task with its shots, and one language. A table, a selection and
-stage=eval share it. Plans use this module, so its imports are light.
+A scoring run evaluates one model on one task in one language. Tables, selections and stage=eval
+share scoring runs. Plans use this module, so its imports are light.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Return the mean of each metric of a task over its languages, each with the same weight.
 
-    FLORES has two means, from and into English. MGSM has a second mean over all its languages
-    except Thai if all ten were scored: Layer Swapping's average. Means have no standard error,
-    because languages share their questions. If a language has no score, there is no mean.
+    FLORES has two means, from and into English. If MGSM was scored in all its languages except
+    Thai, it has a second mean over these ten: Layer Swapping's average. Means have no standard
+    error, because languages share their questions. If a language has no score, there is no mean.
     """
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:

@@ -33,7 +33,7 @@ from pipeline.files import cores
 
 SECONDS, MEMORY = 10, 2**29  # limits of a program: seconds of computing, bytes
 GRACE = 5  # further seconds by the clock: a program that waits uses no computing time
-POLL, LOOKS = 0.5, 5  # beyond them: seconds between polls, and looks at the process in each
+POLL, LOOKS = 0.5, 5  # after the grace time: seconds between polls, and checks in each poll
 
 _SECRET = re.compile(
     r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
@@ -52,7 +52,7 @@ NOT_CONFINED = "not confined"  # it was not started
 def has_landlock() -> bool:
     """Return True if the kernel can hide files from a process.
 
-    Needs Linux 5.13 or later, with Landlock on.
+    Needs Linux 5.13 or later, with Landlock enabled.
     """
     if sys.platform != "linux":
         return False
@@ -68,10 +68,7 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> s
     reads only Python's own files, otherwise everything that the user may read (see
     `refuse_secrets`).
 
-    Args:
-        program: Its source code.
-        seconds: The limit of computing time.
-        memory: The limit of memory in bytes.
+    `seconds` limits the computing time, and `memory` the bytes of memory.
     """
     nonce = secrets.token_hex(16)
     code = program.encode(errors="replace")
@@ -122,7 +119,7 @@ def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def is_computing(pid: int) -> bool:
-    """Return True if a process runs or waits for a core, in any of a few looks."""
+    """Return True if a process runs or waits for a core in any of a few checks."""
     for _ in range(LOOKS):
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
         if state in "RZX":  # runnable, or ended meanwhile

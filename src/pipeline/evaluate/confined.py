@@ -5,8 +5,8 @@ length in bytes. Standard input: the program, then a nonce. The nonce stays in t
 program runs. The line with the outcome, which the parent reads, begins with it.
 
 Before the program starts, the process gives up its capabilities and limits memory, time and new
-files. Landlock hides all files except Python's own, including /proc. A seccomp filter passes only
-named system calls, so the program has no network, cannot start processes, and cannot write.
+files. Landlock hides all files except Python's own, including /proc. A seccomp filter allows only
+the listed system calls, so the program has no network, cannot start processes, and cannot write.
 """
 
 import ctypes
@@ -50,7 +50,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_program() -> bytes:
-    """Return the filter, eight bytes an instruction: code, jump if true, jump if false, operand."""
+    """Return the filter, with eight bytes per instruction.
+
+    They are the code, the jump if true, the jump if false, and the operand.
+    """
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (GIVE, 0, 0, KILL), (LOAD, 0, 0, 0)]
     allow = (GIVE, 0, 0, ALLOW)
     refuse = (GIVE, 0, 0, REFUSE)
@@ -92,7 +95,7 @@ def restrict_files() -> None:
 
 
 def confine(seconds: int, memory: int, landlock: bool) -> None:
-    """Give up everything that the program must not have.
+    """Drop every permission that the program must not have.
 
     Raises:
         OSError: The system does not allow it.

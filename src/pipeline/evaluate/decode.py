@@ -174,7 +174,10 @@ class _Slots:
                 self.rows[slot] = _Row(index, list(self.rests[index]))
 
     def close_up(self) -> None:
-        """Drop free rows, down to the next smaller number of rows that a step can compute."""
+        """Drop free rows, down to the fewest rows that a step for the live rows can have.
+
+        Live rows beyond this number move to free rows first.
+        """
         rows = self.rows
         live = [slot for slot, row in enumerate(rows) if row]
         count = rows_for(self.cache.device, len(live))

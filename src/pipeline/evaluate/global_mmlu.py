@@ -12,9 +12,9 @@ from lm_eval.api.task import ConfigurableTask
 
 
 class BySubject(ConfigurableTask):
-    """All subjects as one task, with the prompts of the harness' task of each question's subject.
+    """All subjects as one task. A question's prompt is that of the harness' task of its subject.
 
-    The harness has 57 tasks a language. Each of them loads the whole language and keeps one
+    The harness has 57 tasks per language. Each of them loads the whole language and keeps one
     subject.
     """
 

@@ -18,10 +18,10 @@ FILL = 2**16
 
 
 class Prompts(NamedTuple):
-    """Numbers of tokens that are computed together.
+    """The lengths, in tokens, of prompts that are computed together.
 
-    The shared prefix, the longest prompt after it, and the longest answer. `room=0` means
-    log-likelihoods, which leave no keys and values behind.
+    `prefix` is the shared prefix, `question` the longest prompt after it, and `room` the longest
+    answer. `room=0` means log-likelihoods, which store no keys and values.
     """
 
     prefix: float
@@ -32,17 +32,14 @@ class Prompts(NamedTuple):
 def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict[str, float]:
     """Return the bytes of scoring by their purpose.
 
-    The cache has the prefix once, and each row. The activations belong to the widest layer, of all
-    rows, or in generation of the rows that are filled at once (FILL). This layer stores three times
-    the MLP's width and eight times the model's width a token. It copies the keys and values that
-    are read for each head; without a prefix, a step copies all rows. A log-likelihood's mask has a
-    line for each token of a row. Logits are computed for one token a row.
+    The cache stores the prefix once, and the tokens of each row. The activations are those of one
+    layer: three times the MLP's width and eight times the model's width per token. Log-likelihoods
+    compute all rows at once, and generation fills at most FILL tokens at once. The layer also
+    copies the keys and values that it reads for each head; without a prefix, a step of generation
+    reads all rows. The mask of a log-likelihood has a line for each token of a row. Logits are
+    computed for one token per row.
 
-    Args:
-        shape: The model's shape.
-        size: Bytes of a number.
-        prompts: The tokens that are computed together.
-        rows: The number of rows.
+    `size` is the number of bytes of a value.
     """
     prefix, question, room = prompts
     longest = prefix + question

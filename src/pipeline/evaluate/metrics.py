@@ -179,9 +179,9 @@ def _power_written_out(match: re.Match[str]) -> str:
 
 
 def _plainly(value: Decimal) -> str:
-    """Write digits without an exponent.
+    """Write a number without an exponent.
 
-    A further 0 keeps three decimals from being read as thousands.
+    A 0 is appended to decimals, so that three of them are not read as thousands.
     """
     written = f"{value:f}"
     if "." in written:

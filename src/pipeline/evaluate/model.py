@@ -1,4 +1,4 @@
-"""The harness' model class for a checkpoint or a merge, whose answers a backend computes.
+"""The harness' model class for a checkpoint or a merge. A backend computes its answers.
 
 Tokens, stop strings and scores are the harness' own. Weights are read when the first request needs
 them.
@@ -46,14 +46,10 @@ def open_model(
 ) -> Answering:
     """Open the model of a folder or merge: read its headers and tokenizer, but not its weights.
 
-    Args:
-        weights: A folder or a merge.
-        batch_size: eval.batch_size.
-        dtype: eval.dtype.
-        backend: The class of the backend, called with the other arguments.
+    `backend` is the class of the backend. It is called with (batch_size, dtype, weights).
 
     Raises:
-        PipelineError: The files are not a model's.
+        PipelineError: The folder has no model, or its tokenizer has no eos_token.
     """
     model, tokenizer = without_weights(weights)
     if tokenizer.eos_token_id is None:
@@ -126,7 +122,7 @@ class Answering(HFLM):
             return self.engine.halving(generate)
 
     def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
-        """Answer requests like HFLM, if they differ only in their draws."""
+        """Answer requests as HFLM does. Their settings are the same except for the draws."""
         ends = self._ends
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
@@ -154,9 +150,10 @@ class Answering(HFLM):
     def _loglikelihood_tokens(
         self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list:
-        """Answer requests like HFLM: ((context, continuation), tokens, tokens).
+        """Answer requests as HFLM does.
 
-        The first element is None for a part of a text.
+        A request is ((context, continuation), tokens of the context, tokens of the continuation).
+        Its first element is None if the request is a part of a longer text.
         """
         self.load()
         answers: dict[int, tuple[float, bool]] = {}
@@ -173,7 +170,7 @@ class Answering(HFLM):
     def _shares(self, possible: bool) -> bool:
         """Return True if prompts share their common prefix.
 
-        Reports once that sharing was requested and is not possible.
+        If sharing was requested but is not possible, a message is printed once.
         """
         if self.share_prefix and not possible and not self.unshared:
             self.unshared = True
@@ -203,9 +200,9 @@ class Answering(HFLM):
         return f"{thoughts}{self.think_end}{answer}"
 
     def _ran_out(self, tokens: list[int], text: str, room: int, stop: Sequence[str]) -> bool:
-        """Return True if an answer used all its tokens.
+        """Return True if an answer used all its tokens without reaching an end.
 
-        It has neither an end token nor a stop string after the thoughts.
+        An end is an end token, or a stop string after the thoughts.
         """
         thoughts, answer = split_thoughts(text, self.think_end)
         if self.think_end is not None and thoughts is None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from os.path import commonprefix
 
-FAR_LESS = 4  # a factor
+FAR_LESS = 4  # neighbours share far less if they share less than a quarter
 SMALL = 512  # tokens of a trie that is computed in a batch with other tries, without a prefix
 LEAST = 16  # tokens of a prefix that is worth a separate forward pass
-MOST_TOKENS = 2048  # in a trie: more than a question has; a row's mask has a line a token
+MOST_TOKENS = 2048  # in a trie: more than a question has; a row's mask has a line per token
 
 
 def places_by_prompt(prompts: Iterable[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
@@ -118,7 +118,7 @@ def build_tries(
 
 
 def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> list[list[int]]:
-    """Divide places into batches, the longest first, so that memory runs out at the start.
+    """Divide places into batches, the longest first, so that memory runs out at the start or never.
 
     Args:
         lengths: The length of each place.

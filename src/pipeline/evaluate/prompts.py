@@ -39,8 +39,9 @@ FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
 def harness_tamed() -> Iterator[None]:
     """Undo the harness' side effects.
 
-    Looking up a task's name draws from Python's random numbers. Each task's prompts have a progress
-    bar, although building them takes no time. Warnings say that a model in memory has no name.
+    Looking up a task's name changes the state of Python's random numbers. Building a task's prompts
+    shows a progress bar, although it takes no time. Warnings say that a model in memory has no
+    name.
     """
     state = random.getstate()
     logger = logging.getLogger("lm_eval")
@@ -63,7 +64,7 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
 
     Raises:
         PipelineError: Data can be read neither from the Hub, which is asked once, nor from its
-            cache.
+            cache. Or there are too few rows, or a user's task file misreads them.
     """
     manager = TaskManager(include_defaults=False)
     refusal_of_set = functools.cache(reach.refusal_of_set)
@@ -287,10 +288,10 @@ def prompt_settings(settings: Eval) -> dict[str, Any]:
 
 
 def model_settings(lm: Any, settings: Eval) -> None:
-    """Give a model the settings that its prompts and answers depend on.
+    """Set on a model the settings that its prompts and answers depend on.
 
     They are the variables of its chat template, with eval.template_date as today's date, and the
-    end of its thoughts.
+    text that ends its thoughts.
     """
     lm.chat_template_args = date_of_templates(settings.template_date) | settings.chat_template_args
     lm.think_end = settings.think_end

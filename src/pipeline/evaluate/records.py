@@ -1,4 +1,4 @@
-"""Score rows, and one record a question, made from the harness' records."""
+"""Score rows, and one sample per question, made from the harness' records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The scores of one task of one model, and one sample a question."""
+    """The scores of one task of one model, and one sample per question."""
 
     rows: list[ScoreRow]
     samples: list[Sample]
@@ -99,8 +99,9 @@ def score_row(
         spec: The task.
         metric: The metric's name.
         filter_name: The filter's name.
-        item_values: Numbers for the standard error: one a question, or (question, number) for each
-            part of a question. Other values belong to corpus scores, which have no standard error.
+        item_values: Numbers for the standard error: one per question, or (question, number) for
+            each part of a question. If they are no numbers, the score has no standard error, as for
+            corpus scores.
         value: The score. None: the mean of `item_values`.
         subject: The subject of the questions.
     """
@@ -343,9 +344,9 @@ def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
 def further_rows_of(
     specs: Sequence[TaskSpec], samples: Mapping[str, list[Sample]], spm_model: str | None
 ) -> list[ScoreRow]:
-    """Return scores that the harness does not have.
+    """Return scores that the harness does not compute.
 
-    They are MGSM's numeric match and the language of its answers, and spBLEU if its model is
+    They are the numeric match and the answer language of MGSM, and spBLEU if its model is
     configured.
     """
     rows = []
@@ -370,9 +371,9 @@ def further_rows_of(
 def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
     """Return the shares of answers, and of a model's thoughts, in another language.
 
-    The denominator is the number of texts that are long enough to tell. The shares come from
-    stored samples, so older evaluations have them too. `filter` names the detector of the language.
-    If no text is long enough, there is no row.
+    Only texts that are long enough to detect their language are counted. If no text is long enough,
+    there is no row. The shares come from stored samples, so older evaluations have them too. The
+    row's `filter` is the name of the language detector.
     """
     language = spec.answers_in
     rows = []

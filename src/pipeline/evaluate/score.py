@@ -52,7 +52,7 @@ USED = "batch_size"  # key of the number of rows, stored among answers that depe
 
 @dataclass
 class Asked:
-    """A task for a model, its requests and its answers.
+    """A task, its requests to a model, and the model's answers.
 
     Attributes:
         spec: The task.
@@ -243,7 +243,10 @@ class Answered(LM):
 
 
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
-    """Score the answers of a task with the harness, each of several sampled answers separately."""
+    """Score the answers of a task with the harness.
+
+    If there are several sampled answers to a question, each is scored separately.
+    """
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
     result = scored[0]
     if len(scored) > 1:
@@ -261,10 +264,10 @@ def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
 
 
 def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> TaskResult:
-    """Score the answers of this number, like the inner half of the harness' simple_evaluate.
+    """Score the sampled answers with this number, like the inner half of simple_evaluate.
 
-    The outer half reseeds the global generators and calls pip and git, which takes ten times as
-    long as scoring a small task.
+    The outer half of this function of the harness reseeds the global generators and calls pip and
+    git, which takes ten times as long as scoring a small task.
     """
     spec = asked.spec
     prepare(asked.task, spec, settings, number)
@@ -335,7 +338,10 @@ def plain(value: Any) -> Any:
 
 
 def set_sharing(lm: Answering, spec: TaskSpec, settings: Eval) -> None:
-    """Let prompts share their exemplars, and choices between texts their question."""
+    """Let prompts share their exemplars, and the options of a choice between texts their question.
+
+    Options that are letters are not compared as texts, so they share only exemplars.
+    """
     benchmark = spec.benchmark
     shows_letters = benchmark.letters and settings.options == "letters"
     shares_question = benchmark.kind == "choice" and not shows_letters
@@ -361,7 +367,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
 
 
 def say_if_rounded(settings: Eval) -> None:
-    """Report below float32 the settings that answers depend on besides the model."""
+    """Print below float32 which settings the answers depend on besides the model."""
     if rounds_together(settings):
         say(
             f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and"
@@ -370,9 +376,9 @@ def say_if_rounded(settings: Eval) -> None:
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the numbers of rows that answers were computed in.
+    """Return the batch sizes that the answers were computed in.
 
-    Stored answers are included if the number of rows decides them.
+    The batch size of stored answers is known only if answers depend on it.
     """
     default_rows = settings.batch_size if rounds_together(settings) else None
     used = {task.answers.found.get(USED, default_rows) for task in asked}

@@ -1,9 +1,10 @@
 """Stage select: choose a snapshot of some trainings.
 
-Its parents are the evaluations of the snapshots, and of the base if there are guards; these are
-separate runs. By validation loss, the parents are the snapshots themselves. Its folder has the
-chosen weights as hard links, which take no space, and choice.json with the whole ranking. So a
-selection can be used as an expert like a training, also after its snapshots are deleted.
+If snapshots are ranked by scores, the parents of a selection are the evaluations of the snapshots,
+and the evaluation of the base if there are guards. If they are ranked by validation loss, the
+parents are the snapshots themselves. The folder of a selection has the chosen weights as hard
+links, which take no space, and choice.json with the whole ranking. So a selection can be used as an
+expert like a training, even after its snapshots are deleted.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float
 
 
 def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
-    """Return the least value of each guard: the base's score minus the slack."""
+    """Return the lowest allowed value of each guard: the base's score minus the slack."""
     guards = [label(measure) for measure in config.select.guards or []]
     return {name: base[name] - config.select.guard_slack for name in guards}
 
@@ -207,8 +208,8 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
 def choose(ranking: list[Row], place: int) -> Row:
     """Return the best snapshot of the training in this place.
 
-    Trainings are ordered by their best snapshots, so at most one snapshot of a training is chosen
-    (LS 3.1, "sufficient diversity").
+    Trainings are ordered by their best snapshots. So selections with different places choose
+    snapshots of different trainings (LS 3.1, "sufficient diversity").
     """
     best: dict[str, Row] = {}
     missed: set[str] = set()

@@ -6,7 +6,7 @@ al. 2024, section 4.2). Each row has its own positions. A sliding window counts 
 columns, so models with windows are exact too.
 
 transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not
-used for three reasons. It generates but gives no likelihoods of given continuations. It ends an
+used for three reasons. It generates, but cannot score given continuations. It ends an
 answer only at end tokens, not at the stop strings of the tasks. On a CPU its attention over all
 requests at once costs eight times as much (measured at commit fb35b6d).
 """
@@ -33,9 +33,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """Return how each layer attends.
+    """Return the kind of attention of each layer.
 
-    FULL is to all earlier tokens, SLIDING to a window of them; other names are possible.
+    FULL reads all earlier tokens, and SLIDING a window of them. A model may have other kinds.
     """
     config = config.get_text_config()
     layer_types = getattr(config, "layer_types", None)
@@ -131,11 +131,11 @@ class _Layer(CacheLayerMixin):
 class SharedCache(Cache):
     """A prefix, which may be empty (see `share`), and `rows` stored rows of `room` tokens.
 
-    A forward pass writes what `written` names: tokens of its rows and their places in the cache. If
-    it is None, the keys and values are dropped. A step reads `reads` columns of each row that it
-    writes. Inside `attending` it reads the prefix once for all rows (`reads_once`), if the model's
-    attention takes keys and values as they are stored. If it does not, as in DeepSeek, each row
-    reads the prefix.
+    `written` selects the tokens whose keys and values a forward pass stores, and their places in
+    the cache. If it is None, no keys and values are stored. A step reads `reads` columns of each
+    row that it writes. Inside `attending`, a step reads the prefix once for all rows
+    (`reads_once`), if the model's attention uses keys and values as they are stored. If it does
+    not, as in DeepSeek, each row reads the prefix.
 
     Attributes:
         tokens: [rows, 1] The last token of each row, which no forward pass has processed yet.
@@ -181,7 +181,7 @@ class SharedCache(Cache):
             layer.prefix = None
 
     def share(self, prefix: Sequence[int]) -> None:
-        """Compute a prefix in place of the last prefix.
+        """Compute the keys and values of a prefix, which replaces the last prefix.
 
         A layer with a sliding window keeps only the tokens that its window reaches.
         """
@@ -202,7 +202,7 @@ class SharedCache(Cache):
     def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Write prompts to rows, except their last tokens, which the next step processes.
 
-        The rows are zeroed first: an overflow would stay, even if masked.
+        The rows are zeroed first, because an earlier overflow would spread even if it is masked.
         """
         row_indices = torch.tensor(rows, device=self.device)
         layer: Any
@@ -228,12 +228,10 @@ class SharedCache(Cache):
     def step(self, rows: int, reads: int) -> torch.Tensor:
         """Write the token of each of the first rows and return the logits after it.
 
-        Rows whose answers are over stay within the columns that are read, because a window without
-        any token gives no numbers.
+        The places of rows whose answers are over are limited to the columns that are read, because
+        attention to an empty window is not a number.
 
-        Args:
-            rows: The number of rows.
-            reads: The number of columns that are read.
+        `reads` is the number of columns that are read.
 
         Returns:
             [rows, vocabulary]
@@ -415,8 +413,8 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
     """Let attention on a CPU read the keys of grouped heads without copying them, even if masked.
 
     transformers copies them for each query head first, which takes a third of the time of attention
-    to a long prefix. The result is the same. On a GPU the copy is right: with a mask, the fast
-    kernels do not take grouped heads.
+    to a long prefix. The result is the same. On a GPU the copy stays, because with a mask the fast
+    kernels do not accept grouped heads.
     """
     value = os.environ.get(FORCE_GROUPED)
     if device.type == "cpu":
@@ -431,7 +429,7 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def attending(cache: SharedCache) -> Iterator[None]:
-    """Let the model compute attention by `cache.attend`."""
+    """Let the model compute attention with `cache.attend`."""
     AttentionInterface.register(ATTENTION, cache.attend)
     cache.model.set_attn_implementation(ATTENTION)
     try:

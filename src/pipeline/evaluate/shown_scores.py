@@ -47,9 +47,9 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """Return the 95 % interval of a score in its own unit, as in a table's cell.
 
-    A share has Wilson's interval, over as many questions as give its variance. Other scores have
-    Student's t. The result is None if the harness gives no error, as for corpus scores, or if there
-    is no variance.
+    The interval of a share is Wilson's, over the effective number of questions that its variance
+    implies. The interval of other scores is Student's t. The result is None if the harness reports
+    no standard error, as for corpus scores, or if there is no variance.
     """
     value = row.value
     error = row.stderr
@@ -69,10 +69,10 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
 
 
 def score_lines(folder: Path) -> list[str]:
-    """Return the lines of an evaluation's scores in percent, or why a task was skipped.
+    """Return lines with an evaluation's scores in percent.
 
-    They have the primary score of each task and language. Sampled answers also have majority and
-    pass@k.
+    A line has the primary score of a task and language, or why the task was skipped. Sampled
+    answers also have lines for majority and pass@k.
     """
     path = folder / "scores.json"
     if not path.is_file():

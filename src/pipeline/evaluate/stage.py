@@ -1,9 +1,9 @@
-"""Stage eval: scores one model with the evaluation harness, one task in one language a run.
+"""Stage eval: scores one model with the evaluation harness, one task in one language per run.
 
 A run of several tasks or languages averages its scoring runs. Scores are the harness' own, with
-additions: standard errors, a row a subject, the share of answers without a number, and the share
-that ran out of tokens. Prompts that do not fit are an error, where the harness would truncate their
-beginning with a warning. Stored answers are not computed again (store.py).
+additions: standard errors, a row per subject, the share of answers without a number, and the share
+that ran out of tokens. If prompts do not fit, the evaluation fails; the harness would truncate
+their beginning with a warning. Stored answers are not computed again (store.py).
 """
 
 from __future__ import annotations

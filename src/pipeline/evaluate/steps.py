@@ -26,8 +26,8 @@ from pipeline.progress import say
 class Sampling:
     """Settings of sampling with probability softmax(logits / temperature).
 
-    Only the likeliest tokens are drawn, whose joint share is `top_p` (nucleus sampling, Holtzman et
-    al. 2020). `keys` has for each prompt the text that its draws depend on.
+    Tokens are drawn only from the likeliest ones, whose total probability is `top_p` (nucleus
+    sampling, Holtzman et al. 2020). `keys` has for each prompt the text that its draws depend on.
     """
 
     temperature: float
@@ -100,9 +100,9 @@ class Steps:
         """Start a step and return a function that waits for its tokens.
 
         Args:
-            rows: The number of rows, from the first.
+            rows: The number of rows, counted from the first.
             columns: The number of columns that are read.
-            numbers: The numbers that decide about sampled tokens.
+            numbers: For sampling, the number in [0, 1) that decides about each row's token.
         """
         cache = self.cache
         if self.sampling:

@@ -1,7 +1,7 @@
 """Stored answers of models, by request: a stored answer is not computed again.
 
-Files of runs_dir/.scores are named by a task and a digest. The digest covers all that decides an
-answer besides the request: the weights, the files next to them, the settings, the harness. A
+Files of runs_dir/.scores are named by a task and a digest. The digest covers everything that an
+answer depends on besides the request: weights, files next to them, settings, and the harness. A
 process appends to its own file and reads the files of all processes, so several processes can write
 at once. An incomplete line, left by a killed process, is ignored.
 """
@@ -41,9 +41,9 @@ VERSION = 8  # raise it when the code changes the answer to the same request
 def model_key(checkpoint: Parent) -> Key:
     """Return the identity of a model.
 
-    It has the root over the tensors, an adapter's base, and the files that decide how the model
-    answers. A run has recorded its root, and a merge has its key. For other folders all tensors
-    are read.
+    The identity has the root digest of the tensors, the base of an adapter, and the digests of the
+    files that decide how the model answers. A run has recorded its root digest. For other folders
+    all tensors are read.
     """
     folder = local_folder(checkpoint.folder)
     base: Any = None
@@ -73,7 +73,7 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
 
 
 def base_key(folder: Path) -> Key:
-    """Return the identity of an adapter's base.
+    """Return the identity of a folder with weights, such as an adapter's base.
 
     The folder may have no config.json (an adapter) and no tokenizer.
     """
@@ -147,7 +147,7 @@ class Answers:
 
 @dataclass
 class Store:
-    """The folder of the files, and the model that answers. `fresh` ignores all stored answers."""
+    """The stored answers of one model in a folder. With `fresh`, stored answers are ignored."""
 
     folder: Path
     model: Key

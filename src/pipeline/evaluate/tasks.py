@@ -31,7 +31,7 @@ def task_specs(
 ) -> list[TaskSpec]:
     """Check the data of each task in each language and write its task file for the harness.
 
-    FLORES has two tasks a language, from and into English.
+    FLORES has two tasks per language, from and into English.
 
     Args:
         settings: The settings of the evaluation.

@@ -23,7 +23,7 @@ from pipeline.limits import TooLong
 
 
 class RefusedTemplate(PipelineError):
-    """A template that the sandbox refuses, or that does not end."""
+    """The error of a template that the sandbox refuses, or that does not end."""
 
 
 _ENVIRONMENT = SandboxedEnvironment(

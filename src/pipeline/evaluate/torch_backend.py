@@ -102,7 +102,7 @@ class TorchBackend:
         return self.model
 
     def close(self) -> None:
-        """Keep the model: merge/resident.py may use it for the next merge."""
+        """Do nothing: the model stays, because merge/resident.py may use it for the next merge."""
 
     # --- generation ---
 
@@ -131,7 +131,7 @@ class TorchBackend:
 
         Args:
             prompts: The token ids of the prompts.
-            endings: When each answer ends. This backend needs equal endings.
+            endings: When each answer ends. In this backend all must be equal.
             share: Whether the common prefix of prompts is computed once.
             ended: Called once for each prompt, when its answer ends, with the prompt's place and
                 the answer's tokens, including the end token.
@@ -317,14 +317,14 @@ class _Likelihoods:
 
 
 def most_rows(batch_size: int | None) -> int:
-    """Return the most rows that eval.batch_size allows."""
+    """Return the largest number of rows that eval.batch_size allows."""
     return batch_size or (MOST_ROWS if torch.cuda.is_available() else ROWS)
 
 
 def logits_of(
     model: Any, cache: SharedCache | None, tries: Sequence[Trie], places: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Return the logits [places, vocabulary] of places (trie, its token) after the prefix.
+    """Return the logits [places, vocabulary] at places, which are pairs (trie, token of the trie).
 
     Padding is on the right. Without a cache, for models that take no masks of positions, each trie
     is a separate prompt.
@@ -369,7 +369,7 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
     """Raise PipelineError if transformers loaded a model in another dtype than `dtype`.
 
-    Quantized tensors do not count.
+    Quantized tensors are ignored.
     """
     if dtype == "auto":
         return

@@ -217,7 +217,7 @@ def mergekit_version(python: str | None) -> str:
     if process.returncode:
         raise PipelineError(
             f"merge=mergekit needs mergekit, which {words[0]} does not have. Run pip install"
-            " 'cross-lingual-merging[mergekit]', or give merge.mergekit_python=PATH of a Python"
+            " 'cross-lingual-merging[mergekit]', or set merge.mergekit_python=PATH of a Python"
             " with mergekit."
         )
     return process.stdout.strip()

@@ -1,9 +1,9 @@
-"""Counts the attempts at a run that a signal ended.
+"""Counts the attempts at a run that were ended by a signal.
 
 Without the count, a job without progress would be requeued forever. `stops` in state.json holds the
 step of the resume point (None without one) for each attempt since the last progress. An attempt
-starts before its libraries are imported. SIGTERM does not count, because it means a requeue or a
-preemption.
+starts before its libraries are imported. SIGTERM, SIGHUP and SIGINT do not count: a requeue, a
+preemption or a user ends the attempt with them.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def last_step(run: Run) -> int | None:
 
 
 def add_attempt(run: Run, start_step: int | None) -> None:
-    """Add an attempt to the state of its run.
+    """Record an attempt that a signal ended in the state of its run.
 
     Raises:
-        NoProgress: the run should not be requeued.
+        NoProgress: the run must not be requeued, as in `count_attempt`.
     """
     if not run.config.redo and why_not_finished(run) is None:
         return  # the signal arrived after publication: no state may stay behind

@@ -35,7 +35,7 @@ def places_of(cards: Sequence[str], workers: int) -> list[list[str]]:
 
 
 class Cards:
-    """The GPUs as one worker sees them.
+    """The locks on the GPUs, as one worker uses them.
 
     Args:
         folder: the folder of the lock files.
@@ -59,10 +59,10 @@ class Cards:
 
     @contextmanager
     def taken(self, gpus: int, still_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """Lock that many GPUs and make them visible, this worker's GPU first.
+        """Lock GPUs and make them visible, this worker's GPU first.
 
         Args:
-            gpus: number of GPUs.
+            gpus: the number of GPUs.
             still_wanted: called while waiting for neighbours; False ends the wait.
 
         Yields:
@@ -112,9 +112,9 @@ class Cards:
                 fcntl.flock(self._gates[place], fcntl.LOCK_UN)
 
     def _give_back(self) -> None:
-        """Free the GPU and this process's memory on it.
+        """Free this worker's GPU and its memory on it.
 
-        A process that has used CUDA keeps a context of some hundred MB, so it starts anew.
+        A process that has used CUDA keeps a context of some hundred MB, so it restarts itself.
         """
         release_models()
         torch = sys.modules.get("torch")

@@ -42,12 +42,12 @@ DEVICE_ERRORS = {  # messages of torch and NCCL -> the remedy
         "install a torch for an older CUDA; nothing was published"
     ),
     r"Duplicate GPU detected": (
-        "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
-        "published"
+        "two processes are on one GPU: start each on its own GPU, or lower sft.processes; nothing"
+        " was published"
     ),
     r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": (
-        "NCCL is missing, by which processes on GPUs exchange gradients: install torch again with"
-        " its nvidia-nccl package, or give sft.processes=1; nothing was published"
+        "NCCL, with which processes on GPUs exchange gradients, is missing: install torch again"
+        " with its nvidia-nccl package, or set sft.processes=1; nothing was published"
     ),
 }
 
@@ -84,10 +84,10 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 @contextmanager
 def settings_of(run: Run) -> Iterator[None]:
-    """Give torch the run's number of threads, and restore torch's settings afterwards.
+    """Set torch's number of threads for a run, and restore torch's settings afterwards.
 
-    A training also switches on TF32 and deterministic kernels, which the next run of this process
-    did not request. Before the run, garbage collection frees models and trainers of earlier runs.
+    A training also enables TF32 and deterministic kernels, which the next run of this process did
+    not request. Before the run, garbage collection frees models and trainers of earlier runs.
     """
     torch = sys.modules.get("torch")
     if not torch:
@@ -110,10 +110,7 @@ def make_run(
 ) -> Path:
     """Compute a run unless it is finished, and return its folder.
 
-    Args:
-        run: the run.
-        predicted_seconds: its expected duration.
-        begin: called after the lease is acquired, as in make_once.
+    `begin` is called after the lease is acquired, as in make_once.
     """
     of_training = isinstance(run.config, TrainStage)
     if of_training:

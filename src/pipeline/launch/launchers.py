@@ -59,7 +59,7 @@ def executor_for(
         targets: the runs of the first call.
         again: arguments of the command that a last Slurm job runs when all other jobs are done, or
             None for no such job.
-        later: returns runs of later calls, which count for the remaining time.
+        later: returns the runs of later calls, which are included in the estimated time left.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm import execute
@@ -95,9 +95,7 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
 
     A stage that computes a run prints the run's folder.
 
-    Args:
-        config: the stage.
-        options: key -> value of its command.
+    `options` has the keys and values of the command, for the line that describes a training.
     """
     row = STUDY_STAGES.get(config.stage)
     if row:
@@ -112,9 +110,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 
     If a launcher has started several processes, the first does this and the others train with it.
 
-    Args:
-        config: the stage.
-        options: key -> value of the command, for the line that describes a training.
+    `options` has the keys and values of the command, for the line that describes a training.
 
     Raises:
         PipelineError: the run failed, or a run that it needs.
@@ -166,7 +162,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 def what_failed(failed: Mapping[str, str]) -> str:
     """Return a sentence about the failed runs.
 
-    It gives up to three reasons, and counts the runs that depend on failed runs.
+    It has up to three reasons, and the number of runs that depend on failed runs.
     """
     own_failures = []
     for name, reason in failed.items():

@@ -1,6 +1,6 @@
 """Computes runs on this machine, in this process or in several workers.
 
-The loop is the one of work.py. Workers run in sessions of their own, so Ctrl-C reaches only this
+All run the loop of work.py. Workers have separate process sessions, so Ctrl-C reaches only this
 process, which shuts them down. A worker that dies is replaced, and its run begins again.
 """
 
@@ -54,9 +54,9 @@ class Local:
     Args:
         count: number of processes.
         cards: the GPUs that the processes share.
-        later: returns the known runs of later calls, for the time that is left.
-        aloud: print failures, if the caller does not.
-        planned: publish the plan for stage=status.
+        later: returns the known runs of later calls, which are included in the time left.
+        aloud: whether failures are printed. False if the caller prints them.
+        planned: whether the plan is published for stage=status.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Local:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send SIGTERM to the workers. Idle workers end; the others checkpoint first."""
+        """Send SIGTERM to the workers and wait until they end. Trainings checkpoint first."""
         try:
             for worker in self.workers.values():
                 worker.terminate()
@@ -99,9 +99,7 @@ class Local:
         After a failure, runs that do not depend on the failed run are still computed. An unexpected
         exception counts as a failure, after its traceback is printed.
 
-        Args:
-            targets: the runs to compute.
-            earlier: failures of an earlier call, which are not retried.
+        Failures of an earlier call (`earlier`) are not retried.
 
         Returns:
             The failures.
@@ -246,7 +244,7 @@ class Local:
         )
 
     def replace(self, number: int) -> None:
-        """Start a worker in place of one that died while computing a run.
+        """Start a worker in place of a worker that died while computing a run.
 
         A worker that was stopped by a signal between runs is not replaced.
 
@@ -273,10 +271,7 @@ class Local:
     def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
         """Begin to print the progress of runs.
 
-        Args:
-            runs: the unfinished runs.
-            history: durations of finished runs.
-            total: number of runs in the plan, with the finished ones.
+        `total` is the number of runs in the plan, including finished runs.
         """
         self.runs = {run.hash: run for run in runs}
         self.history, self.total = history, total

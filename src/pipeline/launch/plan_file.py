@@ -30,7 +30,7 @@ class Task:
     """A run as a line of a plan.
 
     Attributes:
-        parents: role -> {hash, name}, and the folder if the parent is no run.
+        parents: role -> {hash, name}, and the folder if the parent is not a run.
         needs: hashes of the parents that are runs.
         gpus: number of GPUs.
         models: the models that an evaluation loads.
@@ -155,7 +155,7 @@ def tasks_of(
 
 
 def gpus_requested(run: Run) -> int:
-    """Return the number of processes of a run, each with one GPU."""
+    """Return the number of GPUs of a run, one for each of its processes."""
     if run.config.stage in ("sft", "cpt"):
         return run.config.sft.processes
     return 1
@@ -201,7 +201,7 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
 
 
 def plan_name(targets: Sequence[Run]) -> str:
-    """Return the name of the table that the runs belong to, or `runs-` and a hash."""
+    """Return the name of the table that all runs belong to, otherwise `runs-` and a hash."""
     groups = {run.config.group for run in targets}
     if len(groups) == 1:
         group = groups.pop()

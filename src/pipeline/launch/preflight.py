@@ -1,8 +1,7 @@
-"""Find what cannot run in a plan before anything is computed.
+"""Find runs of a plan that cannot succeed, before anything is computed.
 
-Four kinds of problems are found: evaluations that fail the early checks of stage=eval, training
-sets with items of benchmarks that were added later, trainings that lack a library, and models that
-do not fit in memory.
+Examples are evaluations that fail the early checks of stage=eval, data runs with too few rows,
+trainings that lack a library, and models that do not fit in memory.
 
 Data that an unfinished data run will write are not checked. Measuring prompt lengths needs the
 tokenizer and the harness and takes seconds. The lengths are cached in runs_dir/.lengths by task,
@@ -71,9 +70,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
     sources with too few rows. A finished training set that was never compared with a newer
     benchmark gives a warning.
 
-    Args:
-        runs: all runs of the plan.
-        remaining: the hashes of the unfinished runs.
+    `remaining` has the hashes of the unfinished runs.
     """
     problems: list[str] = []
     unfinished = []
@@ -162,8 +159,8 @@ def refuse_targets_of_base(run: Run[TrainStage]) -> None:
 def refuse_too_large(runs: Sequence[Run]) -> None:
     """Check that the largest run fits this machine's GPUs or, without a GPU, its memory.
 
-    Weights, gradients and optimizer state are counted. Models of unknown shape are not checked, and
-    on GPUs neither are evaluations.
+    Weights, gradients and optimizer state are counted. Models of unknown shape are not checked. On
+    GPUs, evaluations are not checked.
 
     Raises:
         PipelineError: the largest run needs more memory. No file has been downloaded yet.
@@ -195,12 +192,12 @@ def evaluation_problems(
 ) -> list[str]:
     """Return one sentence per cause that stops evaluations, trainings or data runs.
 
-    A sentence gives the number of evaluations and names the first.
+    A sentence about evaluations has their number and the name of the first.
 
     Args:
         runs: all runs of the plan.
         reasons: the hashes of the unfinished runs.
-        prompts: also check the lengths of prompts.
+        prompts: whether to check the lengths of prompts, too.
         waiting: further evaluations, for example of models that are not chosen yet.
     """
     causes: dict[str, list[str]] = {}

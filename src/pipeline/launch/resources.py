@@ -26,7 +26,7 @@ EARLY, LEAD = (
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a run that sbatch is asked for.
+    """The resources that a run requests from sbatch.
 
     `lead` is the number of seconds between SIGUSR1 and the time limit.
     """
@@ -48,8 +48,8 @@ class Resources:
 def resources_of(run: Run, launcher: Launcher) -> Resources:
     """Return the resources of a run.
 
-    A run gets one GPU per process, cores for its threads, and, if it trains, the time to write a
-    resume point.
+    Trainings get one GPU per process, and the time to write a resume point. Evaluations get one
+    GPU. Runs with `threads` get cores for them.
 
     Raises:
         PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a
@@ -121,9 +121,9 @@ def seconds_of_all(tasks: Sequence[Task]) -> float | None:
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
     """Return the time limit of an array's jobs.
 
-    It is twice the expected time of a worker, rounded up to an hour, and at most launcher.time. If
-    a run's time is unknown, or a run was begun before so that its estimate may be wrong, it is
-    launcher.time.
+    It is twice the expected time of a worker, rounded up to an hour, and at most launcher.time. It
+    is launcher.time if a run's time is unknown. It is also launcher.time if a run was begun before,
+    because its estimate may be wrong.
     """
     seconds = seconds_of_all(tasks)
     was_begun = any(state.read_state(task.workplace) for task in tasks)

@@ -185,7 +185,7 @@ def goes_further(session: Session) -> bool:
 
 
 def why_lost(array: str, folder: Path) -> str:
-    """Return why an array's runs were not computed: its newest log's last line, or a lost job."""
+    """Return why an array's runs were not computed: the last line of its log, or a lost job."""
     job, log = log_of(array, folder)
     return last_log_line(log) or f"{JOB_LOST}, twice: job {job}"
 
@@ -193,12 +193,8 @@ def why_lost(array: str, folder: Path) -> str:
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return the job id of an array and the newest log of its tasks.
 
-    Without an array of that name, the last job is meant, which computes or submits the remaining
-    runs.
-
-    Args:
-        array: the name of the array.
-        folder: the folder of the submission.
+    If there is no array of that name, the last job is used, which computes or submits the remaining
+    runs. The job id is None if there is no last job either.
     """
     files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
     job = next((file.read_text() for file in files if file.is_file()), None)
@@ -260,7 +256,7 @@ class Submission:
             if again:
                 self.submit_again(again)
         except BaseException as error:
-            # A job that Slurm took without answering is found in the queue.
+            # After Held nothing is cancelled: the next call finds the submitted jobs in the queue.
             if self.jobs and not self.launcher.dry_run and not isinstance(error, Held):
                 with suppress(PipelineError), delay_signals():
                     run_slurm("scancel", *self.jobs)
@@ -277,7 +273,8 @@ class Submission:
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind, and return the number of their runs.
 
-        If the site limits the number of jobs, arrays get fewer workers, and later levels none.
+        If the site limits the number of jobs, arrays get fewer workers, and later levels are not
+        submitted.
         """
         submitted, level, within = 0, -1, list[str]()
         arrays: dict[str, list[Task]] = {}
@@ -312,8 +309,8 @@ class Submission:
     def submit_again(self, again: Sequence[str]) -> None:
         """Submit the last job, which runs the same command again or computes a short plan.
 
-        At the site's limit of jobs it replaces a task, whose runs other tasks compute. An only task
-        is not replaced.
+        At the site's limit of jobs, tasks of the last arrays are cancelled to make room, and other
+        jobs compute their runs. If only one task is left, the last job is not submitted.
         """
         words = []
         for word in again:
@@ -353,7 +350,7 @@ class Submission:
         Args:
             name: the name of the job's files.
             command: the command of the job.
-            resources: what to request.
+            resources: the resources to request.
             options: further options of sbatch.
             runs: the runs that the job computes; empty for a job that runs after all others.
             tasks: number of tasks.
@@ -412,7 +409,7 @@ def show_dry_run(folder: Path) -> NoReturn:
 
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Append the submission of a script to the folder's submit.sh.
+    """Append the sbatch command of a script to the folder's submit.sh.
 
     Returns the shell variable that holds the job's id.
     """
@@ -501,8 +498,8 @@ def submit_script(
         text = f"{error}; requested: {', '.join(words)}"
         if NO_GRES.search(str(error)):
             text += (
-                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own"
-                " option, "
+                ". If GPUs are not gres named gpu on this site, set launcher.gpus=0 and the site's"
+                " own option, "
                 """'launcher.options=["--gpus-per-node=1"]'"""
             )
         raise PipelineError(text) from error

@@ -81,7 +81,7 @@ def parse_time_limit(limit: str) -> float:
 def seconds_left(job: str) -> float:
     """Return the seconds until the time limit of a running job.
 
-    Infinite without a limit, and 0 if Slurm does not say.
+    Returns infinity if the job has no limit, and 0 if Slurm does not report it.
     """
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
@@ -95,7 +95,8 @@ def seconds_left(job: str) -> float:
 def last_log_line(log: Path | None) -> str | None:
     """Return the last line of a job's log, which says why no run began.
 
-    Returns None if there is no log, or if the job was cancelled or stopped by a signal.
+    Returns None if the log is missing or empty, if the job was cancelled, or if the job ended with
+    its summary of runs.
     """
     lines: list[str] = []
     with suppress(OSError):
@@ -115,10 +116,8 @@ def last_log_line(log: Path | None) -> str | None:
 def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: None) -> str:
     """Return the standard output of a Slurm command.
 
-    Args:
-        *command: the command.
-        find_answer: called after an attempt that timed out. Returns the output if the attempt took
-            effect.
+    `find_answer` is called after an attempt that timed out. It returns the output if the attempt
+    took effect.
 
     Raises:
         PipelineError: the command failed, with its message, or is not installed.

@@ -30,7 +30,7 @@ from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm
 
 Compute = Callable[[Task, Callable[[], None]], Any]  # computes the run of a task; see `work`
 PLAN = "plan.jsonl"
-LOOK = 0.2  # seconds between two looks of a waiting worker
+LOOK = 0.2  # seconds between two checks of a waiting worker
 TRIES = 3  # attempts at a run whose workers died
 BLOCKED = "its parent "  # begins the reason of a run whose parent failed
 
@@ -54,9 +54,9 @@ class Session:
         self.look()
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Add tasks to the plan, and run finished ones again.
+        """Add tasks to the plan, and forget how earlier attempts at them ended.
 
-        The workers see new tasks at their next look.
+        The workers see new tasks at their next `look`.
         """
         for task in tasks:
             for kind in ("begun", "done", "failed"):
@@ -178,12 +178,12 @@ def work(
 
     Args:
         session: the tasks and their states.
-        compute: computes the run of a task or raises the reason. It calls its second argument when
-            it has the lease.
+        compute: computes the run of a task, or raises an error with the reason. It calls its second
+            argument when it has the lease.
         cards: the GPUs that several workers share.
         fits: returns True for tasks that this worker may compute.
-        stay: wait for new tasks until a signal arrives.
-        tell: called when something may have changed.
+        stay: whether to wait for new tasks until a signal arrives.
+        tell: called in each round, to print what has changed.
 
     Returns:
         One reason for each run that could not be computed now.
@@ -226,8 +226,8 @@ def make(session: Session, task: Task, compute: Compute, refused: dict[str, str]
     """Compute a run and record how it ended.
 
     Returns:
-        False if another process has the run's lease. `refused` gets the reason if that process no
-            longer computes the run.
+        False if the run cannot be computed now. If no process computes it either, `refused` gets
+            the reason.
     """
     try:
         compute(task, partial(session.begin, task))

@@ -57,7 +57,12 @@ def logged(task: Task) -> Iterator[None]:
 
 
 def compute(task: Task, begin: Callable[[], None]) -> None:
-    """Compute the run of a task, and write its output and any failure to its log."""
+    """Compute the run of a task, and write its output and any failure to its log.
+
+    Raises:
+        Held: another process computes the run.
+        PipelineError: the run failed, with the reason.
+    """
     from pipeline.launch.in_process import make_run, reason_of
 
     with logged(task):
@@ -104,8 +109,11 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
         requeued: whether exit status 75 requeues the job.
 
     Returns:
-        The exit status: 0 if all runs are done, 1 if a run failed, 75 after a signal. 75 also
-            requeues the job before a training that may need more time than is left.
+        The exit status: 1 if a run of this job failed, otherwise 0.
+
+    Raises:
+        SystemExit: with status 75 after a signal, or before a training that may need more time than
+            is left, so that the job is requeued.
     """
     session, tasks_made = Session(folder), list[Task]()
 

@@ -105,10 +105,7 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
     """Raise PipelineError if an adapter was trained on another base than merge.base.
 
-    Args:
-        expert: the adapter.
-        base: the folder of merge.base.
-        key: the configuration key of the expert.
+    `key` is the configuration key of the expert.
     """
     trained_on = expert.base.folder
     if trained_on.resolve() != base.resolve():

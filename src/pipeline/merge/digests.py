@@ -122,8 +122,8 @@ def weights_key(merge: Merging, known: Known) -> str:
     """Return the key of a merge's weights, which is known before they are computed.
 
     It is `merge:...`, a hash over what each tensor is computed from. For a linear merge that is
-    {tensor: ([(digest of the source's tensor, share)], dtype)}; for other merges, the knobs and the
-    roots of the sources. If all tensors are one source's, it is the key of that source.
+    {tensor: ([(digest of the source's tensor, share)], dtype)}; for other merges, the settings and
+    the roots of the sources. If the merge equals one source, it is the key of that source.
 
     Raises:
         PipelineError: a tensor is not finite.

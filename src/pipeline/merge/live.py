@@ -117,7 +117,7 @@ def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -
 
 
 def tie_head(model: Any) -> None:
-    """Give an output head the values of the embeddings, which it shares or holds split."""
+    """Tie the output head to the embeddings. A head with split weights gets a copy of them."""
     head = model.get_output_embeddings()
     if isinstance(head, SplitLinear):
         head.write(0, model.get_input_embeddings().weight.data)
@@ -142,7 +142,7 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
     """Return the merge as a model in memory, with its tokenizer and generation config.
 
     Args:
-        merge: the merge. `merge.giver` gives the tokenizer and the generation config.
+        merge: the merge. `merge.giver` has the tokenizer and the generation config.
         dtype: torch's name, or `auto` for the dtype of the written merge.
         device: torch's name of the device.
         products: how linear layers multiply (models/products.py).

@@ -1,7 +1,7 @@
 """Merges, decided from headers and computed a piece of a tensor at a time, to disk or into a model.
 
-`Merging.pieces(name)` computes a tensor for both. No whole model is held in memory, and this module
-does not import torch: a layer swap finishes before torch would be imported.
+`Merging.pieces(name)` computes a tensor for both. A whole model is never in memory. This module
+does not import torch, because a layer swap finishes before torch would be imported.
 """
 
 from __future__ import annotations
@@ -65,12 +65,13 @@ class Computed:
     """A merge that a formula computes.
 
     Args:
-        formula: gives the rows of each parameter.
+        formula: returns the rows of a parameter.
         rows: the rows of the plan, or a text that describes the formula.
         weights: the weights of parameters that are weighted sums nevertheless.
         changes: for each parameter, the weight of each expert's change from the base, if the
             parameter is such a sum.
-        prepare: finds what the formula needs from whole models, with a number of threads.
+        prepare: computes the values of whole models that the formula needs, with a number of
+            threads.
         measured: returns the numbers of the merge that its run records.
     """
 
@@ -522,7 +523,7 @@ def _as_adapter(merge: Merging) -> Merging:
     why = why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(
-            f"merge.form=adapter is not possible: {why}. Leave it out, or give merge.form=dense."
+            f"merge.form=adapter is not possible: {why}. Leave it out, or set merge.form=dense."
         )
     if form == "dense" or why or method.changes is None:
         return merge

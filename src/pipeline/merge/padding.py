@@ -49,10 +49,6 @@ def align_padding(
     The padding is None if all sources have the same number of rows. Otherwise it is the padding of
     the expert with the most rows.
 
-    Args:
-        sources: the sources by role.
-        files_from: merge.files_from.
-
     Raises:
         PipelineError: merge.files_from names an expert with fewer rows than the merge.
     """

@@ -66,12 +66,7 @@ def plan_text(
 
     Experts whose role is only a number are shown by the names of their runs.
 
-    Args:
-        config: the configuration of the method.
-        parents: the runs by role.
-        rows: the rows of the plan.
-        size: the bytes that are copied and written.
-        dtype: the dtypes of the result.
+    `size` has the bytes that are copied and written.
     """
     sources = []
     for role in (*config.references(), "base"):

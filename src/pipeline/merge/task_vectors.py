@@ -107,12 +107,12 @@ class TaskVectors(Merge):
 def changed_base(
     experts: Sequence[Source], base: Source, change_of: Callable[[str], Change], scale: float
 ) -> Callable[[str], Rows]:
-    """Return a function that gives the formula of a parameter: base + scale x change.
+    """Return a function that returns the formula of a parameter: base + scale x change.
 
     Args:
         experts: the experts, in order.
         base: the base.
-        change_of: gives the change of a parameter.
+        change_of: returns the change of a parameter.
         scale: the factor of the change.
     """
     from pipeline.merge.formulas import onto, task_vectors

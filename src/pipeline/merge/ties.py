@@ -52,11 +52,7 @@ def kth_largest(
     Magnitudes sort like the bits of float32. The first pass counts the upper 16 bits. The second
     pass counts the lower 16 bits of the magnitudes in the bin of the k-th.
 
-    Args:
-        vectors_of: yields the pieces of each vector for a tensor.
-        names: the tensors.
-        k: the rank.
-        threads: the number of threads.
+    `vectors_of` yields the pieces of each vector for a tensor.
 
     Raises:
         PipelineError: an entry is NaN or infinite.

@@ -60,11 +60,7 @@ def write_weights(
     A copied tensor inherits its recorded digest, which also proves that it is finite. A tensor
     without a record is read, hashed and checked.
 
-    Args:
-        merge: the merge.
-        folder: where to write.
-        recorded: digests on record, source -> tensor -> digest.
-        threads: the number of threads.
+    `recorded` has the digests on record: source -> tensor -> digest.
 
     Raises:
         PipelineError: values are not finite.

@@ -72,7 +72,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def take_generation_config(model: Any, folder: Path) -> None:
-    """Give a model the generation settings of a folder, if there are any.
+    """Set on a model the generation settings of a folder, if there are any.
 
     Raises:
         PipelineError: they cannot be read.

@@ -19,10 +19,7 @@ def write_archive(results: Results, table: str, file: Path) -> Path:
 
     The file also has the table and the options of --config-dir, and no weights.
 
-    Args:
-        results: The results that the report shows.
-        table: The text of the table's YAML.
-        file: The zip file.
+    `table` is the text of the table's YAML.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = write_report(results, Path(folder, results.table)).parent

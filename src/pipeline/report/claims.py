@@ -62,7 +62,7 @@ class Claim:
         right: The same for the other side.
         threshold: In points, or in percent of the right side if `relative`. For friedman it is a
             significance level.
-        than: The places with the difference that is subtracted (which languages gain most).
+        than: The places whose difference is subtracted, to compare the gains at two sets of places.
         units: One of UNITS.
         family: Claims of a table with the same family are Holm-corrected together; "" for none.
     """
@@ -100,7 +100,10 @@ class Claim:
         return self.threshold / 100
 
     def excess(self, difference: float) -> float:
-        """Return how far left minus right is on the claim's side of its threshold."""
+        """Return the distance of left minus right from the threshold.
+
+        It is positive on the claim's side and negative on the other side.
+        """
         if self.direction == "within":
             return self.threshold / 100 - abs(difference)
         if self.direction == "lower":
@@ -183,9 +186,7 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
 
     Cached, because each plan and report of a process reads all of them.
 
-    Args:
-        text: The YAML of the file.
-        file: The name of the file, for errors.
+    `file` is the name of the file, for errors.
 
     Raises:
         PipelineError: If a claim is invalid.
@@ -337,8 +338,8 @@ def word_of_all(verdicts: Iterable[str]) -> str:
 def p_of(claim: Claim, contrast: Contrast) -> float:
     """Return the two-sided p at the claim's threshold.
 
-    It is below 5 % if the interval lies on one side of the threshold. For `within` it is p at the
-    nearer of the two thresholds.
+    It is below 5 % if the interval lies on one side of the threshold. For `within` it is the larger
+    p of the two thresholds.
     """
     if claim.direction != "within":
         return contrast.p_of(claim.margin)
@@ -387,9 +388,9 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """Return the verdict over separate units: shown if all are, contradicted if one is.
 
-    All units are on the claim's side if their largest p is small. One unit is enough for a
-    contradiction, so its p is Holm-corrected over all units. The numbers are from the unit whose p
-    decides.
+    To show a claim, the largest p of the units must be small, which needs no correction. One unit
+    is enough for a contradiction, so its p is Holm-corrected over all units. The numbers are from
+    the unit whose p decides.
     """
     verdicts = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
@@ -419,7 +420,8 @@ def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
 def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
     """Return the index of the part that decides.
 
-    It is the contradiction with the smallest p. Without a contradiction it has the largest p.
+    It is the contradiction with the smallest p, or the part with the largest p if there is no
+    contradiction.
     """
     against = [index for index, word in enumerate(words) if word == CONTRADICTED]
     if against:
@@ -430,9 +432,10 @@ def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
 def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:
     """Return the verdict by the papers' count.
 
-    A claim is shown if every unit is on its side, and their mean significantly so. A count
-    proves little, because units share experts and questions. The claim is contradicted if the mean
-    is, or if `judge_every` is. For pairs of experts only the mean counts how much experts differ.
+    A claim is shown if every unit is on its side and the mean of the units shows it. The count
+    alone proves little, because units share experts and questions. The claim is contradicted if the
+    mean contradicts it, or if `judge_every` does. Pairs of experts are not judged by `judge_every`,
+    because only the mean includes the variance between experts.
 
     Args:
         claim: The claim.
@@ -521,11 +524,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
 def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], count: int) -> Verdict:
     """Return the verdict on a claim by its signed-rank tests.
 
-    Args:
-        claim: The claim.
-        pairs: Its pairs of columns.
-        ps: The p of each pair, corrected over the family's tests.
-        count: The number of the family's tests.
+    `ps` has the p of each pair, corrected over the `count` tests of the family.
     """
     words, texts = [], []
     for pair, p in zip(pairs, ps, strict=True):

@@ -184,7 +184,7 @@ def describe_overlaps(runs: Iterable[Run]) -> list[str]:
 def describe_runs(
     runs: Sequence[Run], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], dict[str, str]]:
-    """Return all runs as their manifests record them, and why others were not tried yet, by run."""
+    """Return all runs as their manifests record them, and run -> why it was not started yet."""
     results, missing = [], {}
     for run in runs:
         name, runs_dir = run.name, run.folder.parent
@@ -209,10 +209,7 @@ def describe_runs(
 def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     """Return a finished run as the report reads it.
 
-    Args:
-        run: The run.
-        manifest: Its manifest.
-        stale: Why it has to be recomputed, or "".
+    `stale` is the reason why it has to be recomputed, or "".
     """
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
@@ -260,7 +257,7 @@ def merge_text(run: Run) -> str:
 
 
 def format_knob_value(value: Any) -> Any:
-    """Return a knob's value for readers; blank text and structures as JSON."""
+    """Return the value of a setting for readers, with blank text and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
     if isinstance(value, str) and value.strip():

@@ -69,10 +69,14 @@ def p_of_chosen(line: Line) -> float | None:
 
 
 def holm_level(count: int, is_first: bool, has_first: bool) -> float:
-    """Return the level of each of `count` comparisons, while none is significant.
+    """Return the level of a comparison in the first step of Holm's correction over `count`.
 
-    This is the level of Holm's correction. The primary comparison, if there is one, has half of the
-    error rate.
+    The primary comparison, if there is one, has half of the error rate.
+
+    Args:
+        count: The number of comparisons.
+        is_first: True for the primary comparison.
+        has_first: True if there is a primary comparison.
     """
     if has_first and not is_first:
         return LEVEL / 2 / max(1, count - 1)
@@ -88,8 +92,9 @@ def headline_sentences(
 ) -> list[str]:
     """Return the result of a table, in sentences.
 
-    The first sentence is about the primary comparison, followed by the same two models in `places`.
-    Then come the other significant differences, and the detectable difference of the others.
+    The first sentences are about the primary comparison, and about the same two models in `places`.
+    Then come other significant differences, and the detectable difference of the comparisons
+    without a significant one.
 
     Args:
         lines: The lines of contrasts.csv.
@@ -159,8 +164,8 @@ def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     """Return the result of the primary comparison, with the other models of `lines` in its place.
 
-    After a gain, the sentence names the models that are not exceeded. Otherwise it says whether no
-    other model gains either.
+    After a gain, the text also names the models that it does not significantly exceed. Otherwise it
+    says if no other model is significantly better either.
     """
     sentence = difference_sentence(line)
     here = [other for other in lines if other["place"] == line["place"]]

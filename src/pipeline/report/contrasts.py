@@ -46,7 +46,7 @@ BEATS = ("beats", "beats_low", "beats_high")
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 Axis = tuple[str, str]  # a metric and an axis of a table
-Ratios = Mapping[Axis, float]  # variance between experts, as a multiple of the one within
+Ratios = Mapping[Axis, float]  # variance between experts / variance within experts
 
 
 # --- pairs ---
@@ -55,7 +55,7 @@ Ratios = Mapping[Axis, float]  # variance between experts, as a multiple of the 
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
     """Return the pairs of a table's contrasts.
 
-    They are the declared pairs, or else the default ones, and each merge with its control. The
+    They are the declared pairs, otherwise the default pairs, and each merge with its control. The
     value is the number of models that a pair's right side was chosen from.
     """
     pairs = pairs_across(plan, plan.compare) or default_pairs(plan, cells)
@@ -78,8 +78,8 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
     """Return the pairs for a table without `compare`.
 
     In math, each merge is compared with the base and with the best expert. The value is the number
-    of experts from which the best was chosen, on the same questions and so in its favour. A best
-    configuration is excluded, because these questions chose it.
+    of experts from which the best was chosen. The choice favours that expert, because it used the
+    same questions. A best configuration is excluded, because these questions chose it.
     """
     models_at: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
@@ -160,11 +160,6 @@ def measure_pairs(
     """Return the lines of contrasts.csv, and the pooled ratios of their variances.
 
     Facts and figures have no lines.
-
-    Args:
-        plan: The table's plan.
-        answers: The stored answers.
-        pairs: From `compared_pairs`.
     """
     measured = []
     for pair, chosen_of in pairs.items():
@@ -229,10 +224,7 @@ def share_of_wins(
 
     It is Wilson's interval over subsets.
 
-    Args:
-        comparison: The comparison.
-        drawn: The axes of drawn subsets.
-        lower: True if less is better.
+    With `lower`, less is better.
     """
     means = comparison.frame.means
     differences = comparison.difference(means, means, drawn).reshape(-1)
@@ -248,10 +240,10 @@ def contrast_lines(
 ) -> list[Line]:
     """Return the lines of contrasts.csv.
 
-    Three experts estimate their variance badly: among many contrasts some find it near zero, and
-    their p then survives any correction. So in each contrast, the ratio of variances between and
-    within experts is at least the pooled ratio. Detectable differences are at the level of Holm's
-    correction. The primary comparison has half of the error rate.
+    A variance that is estimated from three experts is imprecise. Among many contrasts, some
+    estimates are near zero, and their p would survive any correction. So in each contrast the ratio
+    of the variances between and within experts is at least the pooled ratio. Detectable differences
+    are at the level of Holm's correction. The primary comparison has half of the error rate.
     """
     count = 0
     is_primary_tested = False
@@ -282,10 +274,7 @@ def contrast_lines(
 def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
     """Return a line of contrasts.csv, with its numbers in points or bits.
 
-    Args:
-        measured: The comparison.
-        ratios: The pooled ratios of variances.
-        level: The level of the detectable difference.
+    `level` is the level of the detectable difference.
     """
     line: dict[str, Any] = dict.fromkeys(COLUMNS)
     line |= zip(PAIR, measured.pair, strict=True)
@@ -314,9 +303,9 @@ def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str,
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
-    """Return, for each axis, the variance between experts as a multiple of the one within.
+    """Return, for each axis, the variance between experts divided by the variance within experts.
 
-    Both are summed over all contrasts with that axis.
+    Both variances are summed over all contrasts with that axis.
     """
     parts_of_axis: dict[Any, list[ExpertPart]] = {}
     for axes, contrast in measured:
@@ -349,11 +338,7 @@ def mark_best(
 ) -> list[CellResult]:
     """Return the cells, with the significantly best cell of each tested place marked.
 
-    Args:
-        plan: The table's plan.
-        answers: The stored answers.
-        cells: All cells of the table.
-        ratios: From `measure_pairs`.
+    `ratios` come from `measure_pairs`.
     """
     rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
     family = plan.table.family
@@ -401,7 +386,7 @@ def best_of(
     Args:
         cells: The cells of one place.
         lower: True if less is better.
-        contrast_of: Gives the contrast of two cells.
+        contrast_of: Returns the contrast of two cells.
     """
     top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
     if top.maximum is not None:

@@ -32,9 +32,9 @@ from pipeline.tables.schema import TRAININGS
 
 
 def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
-    """Return what is detectable in the primary or first comparison, and a text on what is compared.
+    """Return the detectable difference of the primary or first comparison, and its description.
 
-    None without questions.
+    None if no comparison has questions.
     """
     plan = planning.plan
     family, primary = plan.table.family, tuple(plan.table.primary)
@@ -180,8 +180,8 @@ class QuestionCount(NamedTuple):
 def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     """Count the questions under cells whose answers are right or wrong.
 
-    A problem counts once if it is asked in several languages, and a score once if only sampled
-    trainings differ. A choice counts by its first candidate.
+    A problem that is asked in several languages counts once. Scores that differ only in sampled
+    trainings count as one score. A choice counts as its first candidate.
     """
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
@@ -242,7 +242,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int, i
 def measured_detectable(lines: Sequence[Line], trained: int) -> Detectable | None:
     """Return the detectable difference of the primary or first comparison, as measured.
 
-    None if no question tells its models apart.
+    None if no comparison has been tested, or if the answers of its models do not differ.
 
     Args:
         lines: The lines of contrasts.csv.

@@ -1,8 +1,8 @@
 """A cell as an expression over its lines, each a score behind the cell.
 
-`evaluate` computes a cell from a row of numbers for each line's score. Rows of one mean give the
-cell's value, and rows of answers its answers by question. Rows of halves and of draws give its
-bootstrap, which repeats each choice.
+`evaluate` computes a cell from a row of numbers for each line's score. If each row is one mean, the
+result is the cell's value. If each row has the answers, the result is by question. If each row has
+means of halves or of draws, the result is the bootstrap of the cell, which repeats each choice.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def is_plain_mean(plan: Plan, cell: Cell) -> bool:
 
 
 class Sides(NamedTuple):
-    """A part of a cell in the rows that choices use, and in the rows that are shown."""
+    """The value of a part of a cell, from the rows that choices use and from the rows shown."""
 
     choosing: np.ndarray
     shown: np.ndarray
@@ -133,16 +133,16 @@ class Sides(NamedTuple):
 def evaluate(
     plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
 ) -> np.ndarray:
-    """Return a cell in the rows of `show`, chosen by the rows of `choose`.
+    """Return a cell computed from the rows of `show`, with choices made on the rows of `choose`.
 
-    Choices, maxima and minima use `choose`. If it has one column, its choice is valid for all
-    columns of `show`. Otherwise each column has another choice. Ties choose the first candidate.
+    Choices, maxima and minima use `choose`. If it has one column, that choice is used for all
+    columns of `show`. Otherwise each column has its own choice. Ties choose the first candidate.
 
     Args:
         plan: The plan of the cell.
         cell: The cell.
-        choose: Gives the rows that choices use.
-        show: Gives the rows that are shown.
+        choose: Returns the rows that choices use.
+        show: Returns the rows that are shown.
         keep: Axes over which the cell is not reduced. They are the first dimensions of the result.
             An axis that the cell does not have has length 1.
     """
@@ -229,7 +229,7 @@ def pick_sides(parts: Sequence[Sides], best: np.ndarray) -> Sides:
 
 
 def average(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of several rows; single numbers are rounded exactly."""
+    """Return the mean of several rows. The mean of single numbers is correctly rounded."""
     import numpy as np
 
     if len(parts) == 1:

@@ -78,10 +78,10 @@ class Frame:
         estimate: float | None = None,
         draws: np.ndarray | None = None,
     ) -> Contrast:
-        """Return the contrast of differences by question (levels ..., N).
+        """Return the contrast of differences by question.
 
         Args:
-            differences: No difference is above `bound`.
+            differences: (levels ..., N)
             bound: The largest possible difference.
             estimate: As in `stats.contrast.contrast`.
             draws: As `drawn` in `stats.contrast.contrast`.
@@ -100,7 +100,7 @@ class Frame:
     def cell(
         self, cell: Cell, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
     ) -> np.ndarray:
-        """Return a cell in the rows of `show`, with the choices that `choose` makes."""
+        """Return a cell computed from the rows `show`, with choices made on the rows `choose`."""
 
         def row_in(table: np.ndarray, leaf: Cell, score: Any) -> np.ndarray:
             row: np.ndarray = table[self.rows[score, leaf.pair]]
@@ -296,8 +296,8 @@ def sum_groups(answers: np.ndarray, groups: Sequence[Any]) -> np.ndarray:
 def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
     """Return answers to some questions as answers to all of `ids`.
 
-    The mean and the variance of the mean are unchanged. A question that a language lacks counts as
-    the language's mean, and the other answers differ from the mean by so much more.
+    The mean and the variance of the mean are unchanged. A question without an answer gets the mean.
+    To keep the variance, the distances of the other answers from the mean are scaled up.
     """
     import numpy as np
 

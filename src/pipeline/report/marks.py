@@ -63,7 +63,7 @@ def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | Non
 def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
     """Return the share of right answers by guessing.
 
-    It follows from the options of the stored answers, or else from the benchmark.
+    It follows from the options of the stored answers, otherwise from the benchmark.
     """
     if not (metric or primary_metric(task)[0]).startswith("acc"):
         return None

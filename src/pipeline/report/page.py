@@ -162,10 +162,10 @@ def data_tables() -> dict[str, str]:
 
 
 def lines_of(cell: CellResult) -> list[CellLine]:
-    """Return what a click on a cell shows.
+    """Return the lines that a click on a cell shows.
 
-    These are why it has no number, the scores behind it, and its runs without scores, such as
-    unfinished runs and trainings.
+    They say why it has no number, and list the scores behind it and its runs without scores, such
+    as unfinished runs and trainings.
     """
     lines = [CellLine(cell.missing)] if cell.missing else []
     by_language: dict[str, list[CellLine]] = {}
@@ -326,9 +326,7 @@ def first_answers(
 ) -> dict[str, Any]:
     """Return `answer_data` of the first questions, by question.
 
-    Args:
-        items: (row, column, language) -> its items from `page_item`.
-        number: The number of questions.
+    `items` maps (row, column, language) to the results of `page_item`.
     """
     index_of: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {}

@@ -199,7 +199,7 @@ class PlacedClaim:
         return cells
 
     def choice_of_trainings(self) -> str:
-        """Return why a claim cannot be tested that compares the best of different trainings.
+        """Return why a claim cannot be tested if it compares the best of different trainings.
 
         The best of several trainings is above a single training by chance, which questions do not
         show. The result is "" if both sides are the best of the same trainings.
@@ -338,10 +338,10 @@ def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[
 
 
 def mean_of_trainings(plan: TablePlan) -> TablePlan:
-    """Return the plan with the mean over trainings, wherever it has the best of them.
+    """Return the plan with the mean over trainings in place of the best of them.
 
-    With seeds, the mean has no advantage over a single configuration. The best of several has one
-    by chance.
+    By chance, the best of several trainings has an advantage over a single training. The mean has
+    none.
     """
 
     cells = {}

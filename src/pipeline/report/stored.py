@@ -66,9 +66,7 @@ def less_is_better(task: str, metric: str) -> bool:
 def first_failure(name: str, failed: Mapping[str, str]) -> str:
     """Return the run that caused a failure: the run, or the first of its parents that failed.
 
-    Args:
-        name: The run.
-        failed: run -> reason.
+    `failed` has the reason of each failed run.
     """
     while (reason := failed.get(name, "")).startswith(BLOCKED):
         name = reason.removeprefix(BLOCKED).removesuffix(" failed")
@@ -213,7 +211,7 @@ class StoredAnswers:
         bounded = not is_measure(metric)
         groups: dict[Any, Any] = {}
         if benchmark is not None and benchmark.of_harness:
-            # only the answers tell what a metric of the harness gives
+            # the range of a metric of the harness is only known from its answers
             numbers = chain.from_iterable(of_score.values() for of_score in answers.values())
             is_share = all(0 <= value <= 1 for value in numbers)
             bounded = is_share and percent_factor(metric) == 100
@@ -236,7 +234,7 @@ class StoredAnswers:
         return aligned
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        """Return question -> score, as tables show it, over 100.
+        """Return question -> score, which is the number that tables show divided by 100.
 
         Raises:
             NoScore: For an unfinished run, or without such answers.
@@ -291,17 +289,15 @@ class StoredAnswers:
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Return pair -> doc_id -> (reference, response).
 
-        Args:
-            score: The score.
-            pair: A pair, or None for all pairs that were scored.
+        Without a pair, it returns all pairs that were scored.
         """
         return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
 
 
 def validation_loss(run: Run, fact: str) -> float | None:
-    """Return the validation loss of a training before its first step, or the last one.
+    """Return the validation loss of a training, before its first step or the last one.
 
-    On a joint set it is the loss of both sides.
+    For a joint set it is the mean of the losses of both sides.
     """
     log = run.folder / "log.jsonl"
     if not log.is_file():
@@ -321,9 +317,7 @@ def percent_rows_changed(run: Run, fact: str) -> float | None:
     This is the mean over the two-dimensional parameters of some columns and layers, like in the
     published maps. None unless the analysis has all of these layers.
 
-    Args:
-        run: The analysis.
-        fact: Such as rows_changed.attention.0-1,30-31.
+    `fact` is a text such as rows_changed.attention.0-1,30-31.
     """
     _, columns, spans = fact.split(".")
     layers: set[str] = set()

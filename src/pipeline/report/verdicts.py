@@ -43,8 +43,8 @@ def comparisons(
 ) -> list[tuple[str, Comparison]]:
     """Return the named comparison of each pair of candidates.
 
-    All pairs have to be on the claim's side, so there is no choice. A gain has its places on the
-    left, and the places of `than` on the right.
+    All pairs have to be on the claim's side, so no pair is chosen. If the claim has `than`, its own
+    places are on the left, and the places of `than` are on the right.
 
     Args:
         placed: The claim.
@@ -69,7 +69,10 @@ def comparisons(
 
 
 def candidate_names(claim: Claim, left: int, right: int) -> list[str]:
-    """Return the names of two candidates as one text, without a side that has a single one."""
+    """Return the names of two candidates as one text.
+
+    A side with a single candidate is left out. The list is empty if both sides are.
+    """
     names = []
     if len(claim.left) > 1:
         names.append(claim.left[left])
@@ -138,9 +141,9 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Return the verdict on a difference by its units.
 
-    A unit is the mean over all places, or each place. With units=count, the number of places or
-    pairs of experts on the claim's side counts. If a side has several candidates, each must be on
-    the claim's side.
+    The unit is the mean over all places, or with units=each a single place. With units=count, the
+    places, or the pairs of experts, on the claim's side are also counted. If a side has several
+    candidates, the claim must hold for each.
     """
     claim = placed.claim
     if claim.metric == FACT:
@@ -242,8 +245,8 @@ def facts_of(
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
     """Return the number of each place, as shares.
 
-    A cell that shows the best of several candidates counts with their mean. The best of three equal
-    trainings has an advantage over a single one, even on questions that did not choose it.
+    If a cell shows the best of several candidates, the mean of the candidates is used. Otherwise
+    the best of three equal trainings would have an advantage over a single training.
     """
     values = []
     for cell in cells:

@@ -27,9 +27,7 @@ SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 def check_writable(runs_dir: Path, create: bool = True) -> None:
     """Raise PipelineError for a folder that cannot be written.
 
-    Args:
-        runs_dir: The folder.
-        create: True to create a missing folder; otherwise check that it could be created.
+    With `create`, a missing folder is created. Otherwise it is only checked that it could be.
     """
     try:
         if create:
@@ -57,9 +55,7 @@ def nearest_existing(folder: Path) -> Path:
 def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     """Check that the disk has room for a run.
 
-    Args:
-        run: The run.
-        sizes: purpose -> bytes.
+    `sizes` has the bytes of each purpose.
 
     Raises:
         PipelineError: If there is too little space. It reports the free and the needed space.
@@ -108,7 +104,7 @@ def disk_full_reason(error: BaseException) -> str | None:
 def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
     """Inside, turn an error of a full disk into a sentence that names the disk.
 
-    A failed write names no file.
+    The error of a failed write does not name its file.
     """
     try:
         yield
@@ -127,7 +123,7 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
 
 
 def describe_disks(runs_dir: Path) -> list[str]:
-    """Return the free space of the disks without room that a run writes to, or else of all.
+    """Return the free space of the full disks that a run writes to, or of all if none is full.
 
     A quota is not detected.
     """

@@ -97,7 +97,7 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
-    """Return the folder of a finished run, found by its hash, or else the folder where it will be.
+    """Return the folder of a finished run, found by its hash, or the folder where it will be.
 
     The label may have changed since the run was finished.
     """

@@ -30,9 +30,7 @@ def order_runs(targets: list[Run]) -> list[Run]:
 def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str, float]:
     """Return, by run hash, the seconds on the longest path from the start of a run to the end.
 
-    Args:
-        runs: Parents come first.
-        seconds: The seconds of each run, by hash.
+    In `runs`, parents come first. `seconds` has the seconds of each run by its hash.
     """
     paths: dict[str, float] = {}
     for run in reversed(runs):
@@ -48,9 +46,7 @@ def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str
     A run is unfinished if a parent is. If a model was deleted after it was scored, its run is
     computed again only if another run needs it, or if it is a target.
 
-    Args:
-        runs: Parents come first.
-        targets: The requested runs.
+    In `runs`, parents come first.
     """
     reasons: dict[str, str] = {}
     deleted: set[str] = set()  # runs without files, and whose unfinished parents have no files

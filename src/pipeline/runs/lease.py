@@ -128,9 +128,7 @@ def list_lease_numbers(workplace: Path) -> list[int]:
 def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
     """Return the live process that computes the run of this workplace, or None.
 
-    Args:
-        workplace: The workplace.
-        watch: True to observe a lease that looks dead for two heartbeats.
+    With `watch`, a lease that looks dead is observed for two heartbeats.
     """
     latest = max(list_lease_numbers(workplace), default=0)
     lease = workplace / f"{LEASE}{latest}"
@@ -305,10 +303,7 @@ def waits_for(name: str, holder: Holder) -> str:
 def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
     """Take the lease of a run as soon as no other process holds it.
 
-    Args:
-        workplace: The workplace of the run.
-        name: The name of the run.
-        wait: True to wait for the lease; None: as should_wait decides.
+    `wait` is True to wait for the lease, and None to decide by should_wait.
 
     Raises:
         Held: If another process holds it, and this process should not wait.

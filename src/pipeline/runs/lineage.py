@@ -83,10 +83,7 @@ def gives_adapter(expert: Parent) -> bool:
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
     """Return the base of an expert, by its plan, its manifest or its adapter_config.json.
 
-    Args:
-        expert: The expert.
-        runs_dir: The folder of runs.
-        key: The key of the expert, for errors.
+    `key` is the key of the expert, for errors.
     """
     expert = without_step(expert)
     if isinstance(expert, Run):
@@ -124,7 +121,7 @@ def base_folder(adapter: Path) -> Path:
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
-    """Return the base if it is the one that a training or merge recorded.
+    """Return the base if it equals the base that a training or merge recorded.
 
     For a model on the Hub that was not locked, only the reference is compared. Digests of earlier
     versions are of another kind and are not compared.

@@ -42,12 +42,12 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Inputs, contents and cost of a finished run (design: identity).
+    """Inputs, contents and cost of a finished run.
 
     Attributes:
         decided_by: The values that the hash covers.
         facts: The results that the stage reports.
-        config: Every knob.
+        config: All settings.
         files: name -> {bytes, mtime_ns, sha256}. Weights whose tensors all have digests have no
             sha256.
         cost: {seconds, predicted_seconds, peak_memory_bytes}.
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def base(self) -> Ancestor | None:
-        """The model that this one started from: a training's base, or else a merge's."""
+        """The model that this one started from: the base of a training, otherwise of a merge."""
         return self.parents.get("model") or self.parents.get("base")
 
     @property

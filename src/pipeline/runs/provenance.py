@@ -69,8 +69,7 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
     A fact that differed in an earlier attempt is written as "1, then 2".
 
-    Args:
-        earlier: The facts of the attempts that the run resumed from.
+    `earlier` has the facts of the attempts that the run resumed from.
     """
     facts: dict[str, Any] = {
         "system": platform.system(),
@@ -92,9 +91,9 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
 
 def processor_model() -> str:
-    """Return the processor's model, because rounding differs between models.
+    """Return the processor's model, or the architecture if the model is unknown.
 
-    The architecture, if the model is unknown.
+    It is recorded because rounding differs between models.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -116,7 +115,7 @@ def recorded_environment() -> dict[str, str]:
 
 @cache
 def git_state() -> dict[str, Any]:
-    """Return the commit, and if files outside results/ differ from it; null outside a checkout.
+    """Return the commit, and whether files outside results/ differ; both null without a checkout.
 
     Cached: a process computes with the code that it has imported, and git takes as long as a small
     score.

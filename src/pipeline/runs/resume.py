@@ -32,11 +32,7 @@ def resume_identity(run: Run) -> dict[str, Any]:
 def write_resume_point(run: Run, finished: Path, step: int, facts: dict[str, Any]) -> None:
     """Make a folder the run's resume point: flush it to disk, rename it, then write the record.
 
-    Args:
-        run: The run.
-        finished: The folder.
-        step: The step after which the run resumes.
-        facts: Further entries of the record.
+    The run resumes after `step`. `facts` has further entries of the record.
     """
     folder = run.work / FOLDER / f"step-{step}"
     sizes = {}
@@ -105,7 +101,7 @@ def prepare_work_folder(run: Run) -> float:
 def report_other_resume_points(run: Run) -> None:
     """Report interrupted runs of the same label that could resume.
 
-    A knob may have been changed by mistake.
+    A setting may have been changed by mistake.
     """
     for workplace in sorted(run.workplace.parent.glob("*")):
         if workplace == run.workplace or not workplace.is_dir():

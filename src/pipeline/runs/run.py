@@ -98,7 +98,10 @@ class Folder:
 
     @property
     def has_changed(self) -> bool:
-        """Like External's; an added file counts too if models are read by its name."""
+        """True if its files have changed, as in External.
+
+        An added file is a change, too, if it has a name that models are read by.
+        """
         for name in DECIDING:
             path = self.folder / name
             if name.endswith(IDENTIFYING_SUFFIXES) and path not in self.files and path.is_file():
@@ -139,7 +142,7 @@ class Run(Generic[Config]):
     lease: str | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the label, which names a folder and a W&B run (at most 128 characters)."""
+        """Clean and shorten the label, which names a folder and a W&B run (128 characters)."""
         self.label = re.sub(r"[^\w.+-]+", "-", self.label).lstrip(".-")[:LABEL_LENGTH]
 
     @cached_property
@@ -191,7 +194,7 @@ class Run(Generic[Config]):
 
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
-    """Return the values that affect the hash besides knobs and parents.
+    """Return the values that affect the hash besides settings and parents.
 
     `packages` has the names and versions of the packages that provide a method or task. Methods add
     further entries, such as the order of sources.
@@ -235,7 +238,7 @@ def parent_runs(parents: dict[str, Parent]) -> list[Run]:
 
 
 def recorded_config(config: RunStage) -> dict[str, Any]:
-    """Return every knob, as the manifest and W&B record them.
+    """Return all settings, as the manifest and W&B record them.
 
     The launcher is left out, because its lines of bash may have secrets.
     """

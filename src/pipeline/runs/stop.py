@@ -80,11 +80,11 @@ def handled_signals() -> list[signal.Signals]:
 
 
 def answer_early() -> None:
-    """Install handlers for the slow imports, before any run has started: the process ends at once.
+    """Install signal handlers for the slow imports before any run, which end the process at once.
 
     In a Slurm job, SIGUSR1 announces the time limit. It is then stored for the first run, which
-    counts it as an attempt (launch/attempts.py). A job that only ended would be requeued as often
-    as the site permits.
+    counts it as an attempt (launch/attempts.py). If the job only ended, it would be requeued as
+    often as the site permits.
     """
 
     def end_process(number: int, _: Any) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
 
 MODES = ("online", "offline", "disabled")
-UPLOAD_SPEED = 1e7  # expected bytes a second, at least, for hashing and uploading weights
+UPLOAD_SPEED = 1e7  # expected minimum of bytes per second for hashing and uploading weights
 GRACE = 3.0  # seconds that W&B's service has to end when requested
 
 

@@ -40,9 +40,7 @@ def next_attempt(run: Run) -> int:
 def check_unchanged(folder: Path, weights: bool = True) -> None:
     """Raise PipelineError for a finished run whose files differ from its manifest.
 
-    Args:
-        folder: The folder of the run.
-        weights: True if its weights are needed; otherwise they may be deleted.
+    Without `weights`, deleted weights are accepted.
     """
     remedy = "rerun it with redo=true, or restore the file"
     manifest = read_manifest(folder)
@@ -119,7 +117,7 @@ def _problem_of_file(file: Path, recorded: dict[str, Any]) -> str:
 
 
 def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) -> bool:
-    """Return True if a file is the one in the manifest.
+    """Return True if a file has the content that the manifest records.
 
     The sha256 decides, or for weights the digests of the tensors.
     """

@@ -150,9 +150,7 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
     """Raise PipelineError if evaluations that are compared use different dtypes.
 
-    Args:
-        runs: The evaluations.
-        knob: The key that sets the dtype of all.
+    `knob` is the key that sets the dtype of all.
     """
     firsts: dict[str, Run[EvalStage]] = {}
     for run in runs:
@@ -181,9 +179,7 @@ def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
 def refuse_lower(task: str, what: str) -> None:
     """Raise PipelineError if lower values of a task's metric are better.
 
-    Args:
-        task: The task.
-        what: The subject and verb of the choice, such as "a selection takes".
+    `what` is the subject and verb of the choice, such as "a selection takes".
     """
     if lower_is_better(task):
         metric, _ = primary_metric(task)

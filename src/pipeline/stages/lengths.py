@@ -19,7 +19,7 @@ from pipeline.data.sources import is_wanted, language_column, source_columns
 from pipeline.errors import PipelineError
 from pipeline.text import strings_in
 
-BYTES = 4.0  # bytes of text a token, without a tokenizer
+BYTES = 4.0  # bytes of text per token, without a tokenizer
 SAMPLE = 64  # rows
 LARGE = 10_000_000  # bytes of a file above which only its lines are counted
 READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted

@@ -33,7 +33,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     parents = parents_of(config, resolver)
     config = config.settled()
     base = parents.get("model")
-    # without need the Hub is not asked for a configuration
+    # the Hub is only asked for a configuration that is needed
     config_is_local = not isinstance(base, External) or base.folder.is_dir()
     if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
         layers = layer_count(config, parents)

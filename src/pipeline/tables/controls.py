@@ -1,8 +1,8 @@
 """Controls of a table's merges: each merge again, with the base in the language expert's place.
 
-`merge.control` (config/merging.py) defines the control of one merge. A merge minus its control is
-the language expert's contribution. Without a control, half of a math vector passes for
-cross-lingual transfer.
+`merge.control` (config/merging.py) defines the control of one merge. The difference between a merge
+and its control is the language expert's contribution. Without a control, the effect of halving the
+math vector could be mistaken for cross-lingual transfer.
 """
 
 from __future__ import annotations

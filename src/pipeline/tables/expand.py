@@ -1,6 +1,6 @@
 """A table as a plan: the runs that its cells need, their scores, choices and reductions.
 
-Pure: words in, words out. Other modules build runs from the words, score them and render cells.
+This module only turns words into words. Other modules build the runs, score them and render cells.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ ONE_FOR_ALL = ("eval.dtype", "eval.backend")
 def expand_table(table: Table, reads: Reads) -> TablePlan:
     """Expand a table into its plan.
 
-    Args:
-        table: The table.
-        reads: The groups and keys that each stage reads.
+    `reads` returns the groups and keys that a stage reads.
 
     Raises:
         PipelineError: For an unknown word, or a word without effect. Names file and row.
@@ -206,7 +204,7 @@ class Expansion:
     def has_cell(self, row: Side, column: Entry) -> bool:
         """Return True if a row has a cell in a column.
 
-        Its `columns` must list the column, as written or expanded, unless they are not set.
+        If the row has `columns`, they must list the column, as written or expanded.
         """
         known = self.table_plan.columns
         written = [side.name for side in self.table.columns]
@@ -321,7 +319,11 @@ class Expansion:
         return ()
 
     def run_of_place(self, slot: Place) -> str | None:
-        """Return the run of a place, or None if it is null."""
+        """Return the run of a place, or None if the place is empty.
+
+        A place is empty if its run is null. The place of a control is also empty if its run does
+        not exist.
+        """
         word, runs = slot.words.get("run", ""), self.specs.runs
         for axis in self.axes_named_by(slot, word):
             if axis not in slot.at:
@@ -470,9 +472,9 @@ class Expansion:
         return score
 
     def add_choice(self, slot: Place, run: str, at: At, best: Axes) -> Choice:
-        """Add the choice of a slot.
+        """Add the choice of a place, unless it was added before.
 
-        There is one choice per value of the fixed axes and of `each`, by the mean over the
+        There is a choice for each value of the fixed axes and of `each`. It compares means over the
         other axes.
         """
         specs, words = self.specs, slot.choosing
@@ -520,7 +522,7 @@ class Expansion:
     def fill_pooled(self, slot: Place, value: Any, fixed: At) -> str:
         """Fill a word of a choice.
 
-        If it names axes that the choice pools, all its values are joined by commas.
+        If the word names axes that the choice pools, its values are joined by commas.
         """
         pooled = [axis for axis in self.axes_named_by(slot, value) if axis not in fixed]
         filled: dict[str, None] = {}

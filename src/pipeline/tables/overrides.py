@@ -31,7 +31,7 @@ def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
 def changes_hash(run: Run, key: str) -> bool:
     """Return True if a key affects the hash of a run.
 
-    A group does by its values, and a RUN does because it is a parent.
+    A group does, because its values are hashed. A RUN does, because it is a parent.
     """
     node: Any = run.config
     for name in key.split("."):
@@ -39,7 +39,7 @@ def changes_hash(run: Run, key: str) -> bool:
             return True
         field = getattr(node, "__dataclass_fields__", {}).get(name)
         if field is None:
-            return "." not in key  # an option without a knob, such as recipe=
+            return "." not in key  # a group without a field, such as recipe=
         if not is_hashed(field, node):
             return bool(field.metadata.get("run"))
         node = getattr(node, name)

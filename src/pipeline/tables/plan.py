@@ -113,8 +113,8 @@ class Item:
     """One number under a cell: the mean over `readings`, one per language.
 
     A reading has a score for each candidate of `choice`. The winner's score counts, and the others
-    are shown next to it. A reading has a single score under () without a choice, and if only the
-    Chosen model is scored.
+    are shown next to it. If there is no choice, or only the Chosen model is scored, a reading has a
+    single score under ().
 
     Attributes:
         model: The spec of a fact or a figure, which is not scored.
@@ -132,7 +132,7 @@ class Cell:
 
     Attributes:
         reduce: The steps: mean, max or min over these axes.
-        of: The rows that it is reduced over instead.
+        of: The rows that the cell is reduced over, in place of items.
     """
 
     row: str

@@ -1,4 +1,4 @@
-"""The runs of a table's specs and scores, which are each other's parents.
+"""The runs of a table's specs and scores, built with their parents.
 
 A training, a selection or an analysis is a run. Each score is an evaluation of one model on one
 task in one language. A merge is scored in memory, and written only if another run is made from it.
@@ -199,9 +199,9 @@ class Planning:
             return None
 
     def graph(self) -> tuple[list[Run], list[Run], dict[str, str]]:
-        """Return the targets, all runs that they need (parents first), and why runs are unfinished.
+        """Return the targets, all runs that they need, and run hash -> why a run is unfinished.
 
-        The reasons are by run hash.
+        In the second list, parents come first.
         """
         targets = self.targets()
         runs = order_runs(targets)
@@ -357,7 +357,7 @@ class Planning:
     def task_to_score(self, config: EvalStage, name: str | None) -> EvalTask:
         """Return the task of a bundle with this name.
 
-        If there are several, it is the task that the evaluation has its name from.
+        If there are several, it is the task that the evaluation is named after.
 
         Raises:
             Refused: If the task is ambiguous or unknown.

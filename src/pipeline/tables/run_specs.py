@@ -203,9 +203,10 @@ class Specs:
     # --- axes ---
 
     def axes_named_by(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
-        """Return the axes that a value names.
+        """Return the axes that a value depends on.
 
-        It names them by placeholders, in the words of their values, and by runs.
+        It depends on the axes of its placeholders, on the axes that the words of their values name,
+        and on the axes of the runs that it names.
         """
         axes: list[str] = []
         if isinstance(value, Names):

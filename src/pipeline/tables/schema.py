@@ -19,8 +19,8 @@
                Without `family` all are tested
     baselines  {NAME: SIGN, ...}: a cell that is significantly better than this column (or row) has
                the sign, such as †
-    controls   true, or the runs of language experts: each merge of them again with the base in
-               their place, compared with the merge (tables/controls.py)
+    controls   true, or the runs of language experts: each of their merges is compared with the same
+               merge with the base in their place (tables/controls.py)
     defaults   tables that this one starts from. Their axes, every and runs are merged entry by
                entry (null removes an entry), other keys as a whole
 
@@ -36,9 +36,9 @@ The words of a cell:
     run                   null: the cell is empty
     AXIS                  a value of the axis
     eval, task            task: of a bundle
-    in                    a language, or several that are averaged
+    in                    a language, or several languages, whose scores are averaged
     eval.KEY
-    data_root             of the items, if it is not the one of `every`
+    data_root             the data_root of the items, if it differs from that of `every`
     where_possible        missing data is allowed
     metric, pair          pair: of FLORES
     fact                  a number that a training recorded; of an analysis,

@@ -6,21 +6,21 @@
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
       bn: {train: mine.csv, prompt: "{q}", completion: " {a}", language: bn, sft: lora} # own rows
-    methods: [layer_swap, soup]         # or with knobs and names:
+    methods: [layer_swap, soup]         # or with names and settings:
                                         # {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
-    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null}: items elsewhere
+    benchmarks: [mgsm_2shot]            # {eval: gsm8k_5shot, data_root: null}: another data_root
                                         # {mine: {en: mine_en, sw: mine_sw}}: a task per language
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method. Each merge is compared with both experts
-and with the base. These comparisons are tested on the first benchmark in the languages other than
-English, and exploratory elsewhere. If language experts are of several languages of the study, a
-merge is scored in its language and in English.
+Each method merges each math expert with each language expert. Each merge is compared with both of
+its experts and with the base. These comparisons are tested on the first benchmark in the languages
+other than English, and exploratory elsewhere. If the language experts have several languages of the
+study, each merge is scored in its language and in English.
 
 A mergekit file is a method, {merge: mergekit, file: ./recipe.yaml}. Its models 0 and 1 are the math
-and the language expert. The table language (tables/schema.py) can say more than this form:
+and the language expert. The table language (tables/schema.py) can express more than this form.
 stage=plan plan.expand=true prints the table of a study.
 """
 
@@ -189,9 +189,10 @@ def languages_of_merges(
     pair_of: dict[str, tuple[str, str]],
     languages: list[str],
 ) -> dict[str, str]:
-    """Return the language of each merge; empty unless experts have several of the languages.
+    """Return the language of each merge if the experts have at least two of the languages.
 
-    An expert's language is the one of its own rows, or else its option or name.
+    Otherwise the result is empty.
+    An expert's language is that of its own rows, otherwise its option or name.
     """
     spoken = {}
     for name in names:
@@ -205,7 +206,10 @@ def languages_of_merges(
 def primary_comparison(
     columns: Words, target: str, pair_of: dict[str, tuple[str, str]], language_of: dict[str, str]
 ) -> list[str]:
-    """Return the first merge, its math expert, and the column in its language or else `target`."""
+    """Return the first merge, its math expert, and a column.
+
+    The column is the first in the language of the merge, or `target` if there is none.
+    """
     merge, (math, _) = next(iter(pair_of.items()))
     for name, words in columns.items():
         if words["in"] == language_of.get(merge):
@@ -316,8 +320,8 @@ def benchmark_by_language(item: Words, languages: list[str], refuse: Refuse) -> 
 def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmark:
     """Return a benchmark in all languages, or in a single one for a task with one test set.
 
-    The language of such a task of the harness is the end of its name. Without a language there, its
-    column has no language in its name.
+    The language of a task with one test set is the end of its name. If there is no language at its
+    end, its column has no language in its name.
     """
     if not has_one_set(name):
         return Benchmark(name, dict.fromkeys(languages, name), words)
@@ -353,11 +357,7 @@ def experts_of(
 ) -> tuple[dict[str, Words], dict[str, list[str]]]:
     """Return the experts as runs of a table, and side -> their names.
 
-    Args:
-        experts: The experts, as written.
-        trainable: True if the study names a model to train.
-        refuse: Makes an error of a problem.
-        mistakes: Collects the mistakes.
+    `trainable` is True if the study names a model to train. `mistakes` collects the mistakes.
     """
     if not isinstance(experts, dict):
         raise refuse("experts", f"a study needs names and experts, {EXAMPLE}")
@@ -429,7 +429,7 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
 
 
 def side_of(name: str, settings: Words) -> str:
-    """Return the side of an expert without one, by its option or else by its name."""
+    """Return the side of an expert that does not set it: from its option, otherwise its name."""
     by_name = "math" if name.startswith("math") else "language"
     return option_of("expert", settings, "side", by_name)
 

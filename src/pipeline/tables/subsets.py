@@ -32,13 +32,9 @@ def draw_subsets(draw: Mapping[str, Any], refuse: Refuse) -> dict[str, list[str]
 
     `draws` different subsets of each size are drawn. Without it, all subsets of each size are used.
 
-    Args:
-        draw: The draw, as in YAML.
-        refuse: Makes an error of a problem.
-
     Raises:
         PipelineError: For an unknown key, a repeated member, or a size or a number of draws that
-            the pool lacks.
+            the pool does not have.
     """
     for key in draw:
         if key not in KEYS:

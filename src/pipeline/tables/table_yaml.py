@@ -68,7 +68,7 @@ def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) ->
         text: The table's YAML.
         file: The name of its file, for errors.
         find: Finds a table by its name.
-        above: The tables that start from this one.
+        above: The tables whose `defaults` lead to this one.
     """
     settings = parsed_yaml(text, file)
     for key in settings:
@@ -168,5 +168,5 @@ def is_nested(key: str, value: Any) -> bool:
 
 @lru_cache
 def cached_yaml(text: str) -> Any:
-    """Parse YAML text, which a plan reads dozens of times for some tables."""
+    """Parse YAML text once. For some tables, a plan reads the same text dozens of times."""
     return OmegaConf.to_container(OmegaConf.create(check_aliases(text)))

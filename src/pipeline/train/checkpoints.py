@@ -65,7 +65,7 @@ class Progress(TrainerCallback):
         self.tokens, self.losses = 0.0, 0.0  # sums over all steps
         # tokens and seconds at this attempt's first log
         self.begun: tuple[float, float] | None = None
-        self.rate = 0.0  # tokens a second since the first log, which excludes warm-up costs
+        self.rate = 0.0  # tokens per second since the first log, which excludes warm-up costs
         self.bar = Bar(run.name, steps, "step", stays=True)
         earlier = ""
         if record:

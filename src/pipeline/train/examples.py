@@ -84,11 +84,11 @@ def check_rows(
 ) -> tuple[int, list[int]]:
     """Check that the template can express each row, and find rows that sft.seq_length cuts.
 
-    A chat template must write a row as its prompt, as in generation, then the response, then its
-    end. After the response only whitespace and special tokens are allowed, and the last special
-    token must be an end. The model must also write, and learns, what the template puts before the
-    response (Qwen 3's empty thought, gpt-oss' channel). Many templates strip spaces around a
-    message, so these may be missing. Packing cuts joined rows, and loses no row.
+    A chat template must write the prompt as in generation, then the response, then its end. After
+    the response only whitespace and special tokens are allowed, and the last special token must be
+    an end. Text that the template puts before the response is trained on, because the model must
+    write it (Qwen 3's empty thought, gpt-oss' channel). Spaces around a message may be missing,
+    because many templates strip them. Packing cuts joined rows, and loses no row.
 
     Args:
         examples: the rows.
@@ -178,7 +178,7 @@ def refuse_marked(example: Example, sft: Sft) -> None:
     if not all(map(is_trained, example.get("messages", ()))):
         raise PipelineError(
             f"A turn has weight: 0 or train: false, but sft.loss_on={sft.loss_on} trains on it."
-            " Give sft.loss_on=response."
+            " Set sft.loss_on=response."
         )
 
 
@@ -307,11 +307,7 @@ def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     """Return a sentence about truncated rows, or an empty text if no row is truncated.
 
-    Args:
-        sft: the recipe.
-        cut: the number of truncated rows.
-        lost: the number of truncated rows without a response.
-        rows: describes all rows.
+    `lost` is the number of truncated rows without a response. `rows` describes all rows.
     """
     if not cut:
         return ""

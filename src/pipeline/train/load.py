@@ -55,7 +55,7 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
     tokenizer = load.with_end_token(load.load_tokenizer(folder), sft.eos_token)
     if tokenizer.eos_token is None:
         raise PipelineError(
-            f"The tokenizer of {folder} has no end-of-sequence token. Give sft.eos_token."
+            f"The tokenizer of {folder} has no end-of-sequence token. Set sft.eos_token."
         )
     if sft.template != "chat":
         return tokenizer
@@ -67,11 +67,6 @@ def check_base(base: Path, tokenizer: Any, rows: Sequence[Example] = ()) -> None
 
     A class of tokenizers may add a token to the tokens of the files (Qwen's: <|endoftext|>). If the
     embedding has no row for it, it must not occur in the training rows.
-
-    Args:
-        base: the folder of the base.
-        tokenizer: the tokenizer.
-        rows: the training rows.
 
     Raises:
         PipelineError: the base is quantized, or its tensors do not fit.
@@ -177,9 +172,7 @@ def check_hub_kernel(attention: str) -> None:
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     """Train a byte-level BPE on the training text, in its order.
 
-    Args:
-        examples: the training rows.
-        vocab_size: the number of pieces, three special ones included.
+    The vocabulary includes three special tokens.
     """
     from tokenizers import ByteLevelBPETokenizer, processors
     from transformers import PreTrainedTokenizerFast
@@ -230,7 +223,7 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         raise PipelineError(
             f"model.path={base} could not be loaded with"
             f" model.attn_implementation={model.attn_implementation}: {one_line(str(error))}. If"
-            " the model does not support it, give model.attn_implementation=eager."
+            " the model does not support it, set model.attn_implementation=eager."
         ) from error
     if run.config.sft.eos_token is not None:
         loaded.config.eos_token_id = tokenizer.eos_token_id
@@ -247,11 +240,6 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     full and mixed have one part, `all`; partial has its side; simultaneous has math and language,
     in the order of their turns. With LoRA the returned model has adapters, which are
     rank-stabilised (Kalajdzievski 2023: scaled by alpha / sqrt(rank)).
-
-    Args:
-        model: the model.
-        sft: the recipe.
-        partition: the sides.
 
     Raises:
         PipelineError: the partition does not split this model, a LoRA target matches no module, or
@@ -348,10 +336,7 @@ def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
 def adapted_modules(model: Any, targets: list[str] | None, names: set[str]) -> list[str]:
     """Return the modules that get an adapter, in the model's order.
 
-    Args:
-        model: the model.
-        targets: sft.lora_targets.
-        names: the parameters that may get an adapter.
+    `names` are the parameters that may get an adapter.
 
     Raises:
         PipelineError: no layer has a target, or `anatomy` raises.

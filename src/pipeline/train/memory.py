@@ -33,7 +33,7 @@ SPARE = 0.9  # shards stay gathered up to this share of a card: the estimate is 
 CONTEXT = 1e9  # bytes of CUDA's context on a GPU
 LIBRARIES = 0.7e9  # bytes of Python, torch and transformers on a CPU
 
-# Trained attentions, MLPs and norms that both share, by layer, and OUTSIDE
+# The trained sites: attention, MLP and shared norm of each layer, and OUTSIDE
 Trained = frozenset[Site]
 OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
@@ -135,12 +135,12 @@ def frozen_matrices(shape: Shape, parts: Collection[Trained]) -> int:
 
 
 def layer_bytes(shape: Shape, weights: str) -> int:
-    """Return the bytes a token that the backward pass needs of one layer.
+    """Return the bytes per token that one layer keeps for the backward pass.
 
     The sum is over the tensors of transformers' layers with products in bf16. Tests compare it with
-    what autograd saves. Two norms keep their input and its normalised form. Six inputs of products
-    and the attention's output are kept in bf16. Further tensors are keys and values, a number per
-    head, and four of the MLP's width.
+    the tensors that autograd saves. Two norms keep their input and its normalised form. Six inputs
+    of products and the attention's output are kept in bf16. Further tensors are keys and values, a
+    number per head, and four of the MLP's width.
     """
     of_width = 30 if weights == "float32" else 20
     keys_and_values = 4 * shape.kv_heads * shape.head_width
@@ -153,7 +153,10 @@ def is_sharded(sft: Sft) -> bool:
 
 
 def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
-    """Return what the rows of each side train. Only simultaneous training has two sides."""
+    """Return the sites that the rows of each side train.
+
+    Only simultaneous training has two sides.
+    """
     sft, expert, partition = config.sft, config.expert, config.partition
     if partition is None:
         return {expert.side: full_model(shape)}
@@ -165,14 +168,10 @@ def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
 def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float) -> bool:
     """Return True if weights stay gathered from the forward pass to the backward pass.
 
-    They do if every card has the memory. The backward pass then gathers none, and the bits are the
-    same.
+    They do if every card has the memory. The backward pass then gathers no weights, and the results
+    are bit-identical.
 
-    Args:
-        config: the stage.
-        shape: the model.
-        length: tokens of the longest row.
-        card: bytes of the smallest card.
+    `length` is the number of tokens of the longest row, and `card` the bytes of the smallest card.
     """
     parts = trained_parts(config, shape).values()
     needed = training_memory(shape, parts, length, config.sft, gathered=True)
@@ -193,13 +192,13 @@ def training_memory(
     results/bench/shapes.json). The moments are the loss, the highest layer of the backward pass,
     and its end.
 
-    - Gradients: if a step has several passes, they exist from the first pass on. Otherwise they
-      appear as activations are freed. Sides that take turns need the memory of one side.
+    - Gradients: if a step has several passes, they exist from the first pass on. Otherwise they are
+      allocated while activations are freed. If sides take turns, only one side has gradients.
     - Activations: checkpointing keeps the input of each layer, and one layer in full. The loss
       needs a tile of logits (4,096 tokens x 32,768 words) and the head's gradient in fp32 in
       addition to its cast; on a CPU it needs all logits.
-    - Weights: frozen matrices in layers are stored in bf16, as a base stored in bf16 allows. Under
-      adapters so are embeddings that are not tied. fsdp2 does not narrow weights.
+    - Weights: the base is assumed to be stored in bf16, so frozen matrices in layers stay in bf16.
+      Under adapters, embeddings that are not tied do, too. fsdp2 does not narrow weights.
     - Casts: autocast copies other fp32 weights to bf16, trained weights until the forward pass
       ends, and a layer's other weights while it is computed. The gradient of tied embeddings waits
       for the whole backward pass, and is then added to the gradient of the input.
@@ -209,10 +208,10 @@ def training_memory(
     Args:
         shape: the model.
         parts: the trained parameters; two parts if sides take turns.
-        length: tokens of a row of the longest micro-batch; 0 for what is needed in any case.
+        length: tokens of a row of the longest micro-batch; 0 for the memory that any row needs.
         sft: the recipe.
         on_gpu: False on a CPU.
-        gathered: all layers stay gathered after the forward pass (`stays_gathered`).
+        gathered: whether all layers stay gathered after the forward pass (`stays_gathered`).
     """
     micro, passes = micro_batches(sft)
     lora, sharded = sft.adapter == "lora", is_sharded(sft)
@@ -241,7 +240,7 @@ def training_memory(
         top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else casts)
         low = max(low, min(layer, casts))
     others = cast * (shape.parameters - shape.embedding) - layer if gathered else 0.0
-    # Bytes a token. Frozen norms do not keep their normalised form
+    # Bytes per token. Frozen norms do not keep their normalised form
     saved = layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora
     wider = WIDER if cast == 4 else 1
     one_layer = (saved + 4 * shape.inner) * wider
@@ -282,6 +281,6 @@ def emulated(sft: Sft) -> str:
     if sft.precision != "bf16" or has_bf16():
         return ""
     return (
-        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32. Give"
+        "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32. Set"
         " sft.precision=fp32."
     )

@@ -34,7 +34,7 @@ def launched_count() -> int | None:
 
     Raises:
         PipelineError: WORLD_SIZE is set without RANK or MASTER_ADDR, so torch would wait forever,
-            or srun started several tasks, which torch does not learn.
+            or srun started several tasks, which torch does not notice.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     if count != "1":
@@ -71,7 +71,7 @@ def check_launch(processes: int) -> None:
 
 
 def join_processes(run: Run[TrainStage]) -> None:
-    """Wait for all launched processes, and give them the lease of the first.
+    """Wait for all launched processes, and share the lease of the first with them.
 
     The first process arrives when the run's parents are finished.
     """
@@ -87,12 +87,6 @@ def train_together(
     train: Train, run: Run[TrainStage], work: Path, tracker: Tracker
 ) -> dict[str, Any]:
     """Run `train(run, work, tracker)` in sft.processes processes, and return what rank 0 returns.
-
-    Args:
-        train: trains in one process.
-        run: the run.
-        work: its work folder.
-        tracker: its tracker.
 
     Raises:
         PipelineError: a process raised it. Other errors come with the traceback of their process.

@@ -1,8 +1,8 @@
 """The stages sft and cpt: load a base, choose the trained parameters, train and save.
 
-All ways to train use TRL's SFTTrainer. Prompts and completions have the loss on the completion.
-Plain text has the loss on all of it: documents are joined with an end of sequence and cut into rows
-of seq_length tokens (sft.packing, cpt's default).
+All training methods use TRL's SFTTrainer. For prompts and completions, the loss is on the
+completion by default (sft.loss_on). For plain text, the loss is on all tokens: documents are joined
+with an end of sequence and cut into rows of seq_length tokens (sft.packing, cpt's default).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Train in one of the stage's processes.
 
-    The first process prints, saves and returns the facts. The others return none.
+    The first process prints, saves and returns the facts. The others return an empty dictionary.
     """
     config, sft = run.config, run.config.sft
     silence = redirect_stderr(io.StringIO()) if processes.is_follower() else nullcontext()
@@ -129,12 +129,7 @@ def check_early(
 ) -> int:
     """Check, before weights are loaded, that base, rows and machine fit the recipe.
 
-    Args:
-        run: the run.
-        rows: the training rows.
-        validation: the validation rows.
-        tokenizer: the tokenizer.
-        base: the folder of the base, or None for random weights.
+    `base` is None for random weights.
 
     Returns:
         The number of truncated rows.

@@ -15,7 +15,7 @@ SIDES = ("math", "language")  # in the order of their turns
 
 
 def available_steps(sft: Sft, rows: Sequence[int]) -> int:
-    """Return the optimizer steps that sets of this many rows suffice for, in whole turns.
+    """Return the number of optimizer steps that sets of this many rows allow, in whole turns.
 
     No row is repeated beyond sft.epochs. Training stops with the shorter set.
     """
@@ -32,14 +32,12 @@ def side_of_step(step: int, steps_per_switch: int, sides: Sequence[str] = SIDES)
 def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the optimizer steps on each of the trainer's sets, and the unused rows of each set.
 
-    Without sft.steps each side completes its last turn, so both sides train for as many steps.
+    Without sft.steps each side completes its last turn, so both sides train for equally many steps.
 
-    Args:
-        sft: the recipe.
-        rows: the rows of each set, after packing.
+    `rows` has the rows of each set, after packing.
 
     Raises:
-        PipelineError: sft.steps exceeds what the shorter set suffices for.
+        PipelineError: the shorter set has too few rows for sft.steps, or for a single turn.
     """
     available = available_steps(sft, [*rows.values()])
     if available < (sft.steps or 1):

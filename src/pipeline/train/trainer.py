@@ -66,7 +66,7 @@ def trainer_of(
     torch.set_float32_matmul_precision("high" if sft.precision == "tf32" else "highest")
     if (trainer.is_fsdp_enabled and sft.parallel != "fsdp2") or trainer.is_deepspeed_enabled:
         raise PipelineError(
-            "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and give"
+            "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and set"
             " sft.parallel=fsdp2."
         )
     if memory.is_sharded(sft):
@@ -90,9 +90,10 @@ def trainer_of(
 
 
 def stays_gathered(trainer: Any, config: TrainStage) -> bool:
-    """Return True if all GPUs have memory for the weights from forward to backward pass.
+    """Return True if all GPUs have the memory to keep gathered weights until the backward pass.
 
-    It is the plan's estimate for the longest row. It is False for a model of unknown shape.
+    The plan's estimate for the longest row decides. The result is False for a model of unknown
+    shape.
     """
     longest = max(chain.from_iterable(trainer.lengths.values()))
     own = torch.tensor([card_memory()], device=trainer.args.device)
@@ -109,7 +110,7 @@ def card_memory() -> int:
 
 
 class Trainer(SFTTrainer):
-    """A trainer of the parts of a model in turns, each on the rows of its own set.
+    """A trainer that trains the parts of a model in turns, each on the rows of its own set.
 
     A single part is trained in all steps. With two parts (simultaneous training: unreasonable,
     section 4.5) a step on a batch of a side's set trains that side. One AdamW has the moments of
@@ -240,11 +241,7 @@ def order_of_turns(lengths: dict[str, list[int]], sft: Sft, steps: int, seed: in
     set, sorted by length, so micro-batches need hardly any padding. A step's rows, and so its loss,
     do not depend on the sorting.
 
-    Args:
-        lengths: for each side, the tokens of each row of its set.
-        sft: the recipe.
-        steps: the number of steps.
-        seed: the seed.
+    `lengths` has, for each side, the tokens of each row of its set.
     """
     all_lengths = [*chain.from_iterable(lengths.values())]
     passes, first = {}, 0
@@ -346,9 +343,10 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
 
 
 def warn_of_rate(sft: Sft) -> None:
-    """Warn of a rate that hardly changes adapters, or bfloat16 weights rounded to nearest.
+    """Warn of a learning rate that hardly changes adapters or bfloat16 weights.
 
-    One factor of an adapter starts from zero.
+    Adapters need a larger rate, because one of their factors starts from zero. In bfloat16 weights,
+    small updates are lost by rounding to nearest.
     """
     rate = sft.learning_rate or LOW_RATE
     if rate >= LOW_RATE:
@@ -356,11 +354,11 @@ def warn_of_rate(sft: Sft) -> None:
     low = f"sft.learning_rate={rate:g} is below {LOW_RATE:g}, where"
     if sft.adapter == "lora":
         warn(
-            f"{low} adapters hardly move. Give the papers' sft.learning_rate=6e-5"
+            f"{low} adapters hardly move. Set the papers' sft.learning_rate=6e-5"
             " (recipe=unreasonable_lora)."
         )
     elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
         warn(
             f"{low} most updates of bfloat16 weights are lost in rounding (84 % at 1e-05, 98 % at"
-            " 1e-06). Give sft.weights=float32 or sft.optimizer=adamw_8bit."
+            " 1e-06). Set sft.weights=float32 or sft.optimizer=adamw_8bit."
         )

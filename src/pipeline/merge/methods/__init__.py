@@ -1,8 +1,8 @@
 """The merge methods, found by listing this folder; conf/merge/ has an option for each.
 
 A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name. Its
-fields are the method's knobs. The command line imports all files at its start, so functions import
-NumPy and torch themselves.
+fields are the method's settings. The command line imports all files at its start, so functions
+import NumPy and torch themselves.
 """
 
 from __future__ import annotations

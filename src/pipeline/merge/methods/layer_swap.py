@@ -280,7 +280,7 @@ def layer_swap_weights(
     and what belongs to neither side is math's.
 
     Args:
-        config: the knobs. A side that is a list is the uniform soup of its experts.
+        config: the settings. A side that is a list is the uniform soup of its experts.
         sites: the parameters of the model.
         partition: the sides.
         measure: returns the mean absolute change of a side's experts, for weights by magnitude.

@@ -200,13 +200,8 @@ def reset_weights(
 
     Sources are `expert` and `base`. With merge.threshold, parameters of the layers are left out,
     because their rows are judged separately. Resetting a side also resets what is outside the
-    layers, unless merge.outside=keep. "Frozen during" and "reset after" training then differ in
-    nothing else.
-
-    Args:
-        config: the knobs.
-        sites: the parameters of the model.
-        partition: the sides.
+    layers, unless merge.outside=keep. Then "frozen during" and "reset after" training treat the
+    same parameters.
 
     Raises:
         PipelineError: not exactly one of side, layers and threshold is given, or the model does not

@@ -1,4 +1,4 @@
-"""The knobs of TIES (Yadav et al., 2023). Its arithmetic is in merge/ties.py."""
+"""The settings of TIES (Yadav et al., 2023). Its arithmetic is in merge/ties.py."""
 
 from __future__ import annotations
 

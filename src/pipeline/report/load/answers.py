@@ -1,6 +1,6 @@
-"""Samples files, each read once.
+"""Reading of samples files, each once.
 
-They give the scores of questions, the columns of answers.parquet, and the answers on the page.
+They contain the scores of questions, the columns of answers.parquet, and the answers on the page.
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ def read_answers(
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    Args:
-        evaluations: The evaluations, by name.
-        keep: How many of the first questions of a place the page shows.
+    `keep` is the number of first questions of each place that the page shows.
 
     Raises:
         PipelineError: If a samples file is truncated, or contains something other than answers.
@@ -305,8 +303,8 @@ def text_of(value: Any) -> str:
 def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """Yield the columns of answers.parquet that differ from answer to answer.
 
-    `score` is a share of 1: right or wrong, or else the task's metric. The score is None for other
-    metrics, such as bits.
+    `score` is a share of 1: whether the answer is right, otherwise the task's metric. It is None if
+    the metric is no share, such as bits.
     """
     metric, _ = primary_metric(task)
     for sample in samples:

@@ -25,11 +25,11 @@ class RunResult:
     Attributes:
         label: The name that its seeds share.
         reason: Why it is missing.
-        stale: Why its files may have changed since.
+        stale: Why it has to be recomputed, or "".
         model: The model that it scored or started from.
         merge: What the merge that it scored does, in its model's layers.
         parents: role -> name.
-        config: Knobs with non-default values, by dotted names.
+        config: Settings with non-default values, by dotted names.
     """
 
     name: str

@@ -43,9 +43,7 @@ def refuse_unlike(results: Results) -> None:
 def refuse_several(key: str, values: Mapping[str, Any]) -> None:
     """Raise PipelineError unless all runs have the same value of a key.
 
-    Args:
-        key: The key.
-        values: run -> value.
+    `values` has the value of each run.
     """
     first: dict[Any, str] = {}  # value -> a run that has it
     for name, value in values.items():

@@ -93,9 +93,7 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
 def legend(results: Results, published: str) -> list[str]:
     """Return the meaning of the marks that the cells have.
 
-    Args:
-        results: The table's results.
-        published: The meaning of published numbers.
+    `published` is the meaning of published numbers.
     """
     cells = results.cells
     notes = baseline_notes(results)
@@ -134,9 +132,7 @@ def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
 def group_reasons(results: Results, name: str) -> list[str]:
     """Return the distinct reasons of cells, each with the cells concerned.
 
-    Args:
-        results: The table's results.
-        name: `missing` or `suspect`.
+    `name` is `missing` or `suspect`.
     """
     messages = []
     for cell in results.cells:
@@ -152,8 +148,7 @@ def group_reasons(results: Results, name: str) -> list[str]:
 def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     """Return each distinct message, with the names of the runs or cells that have it.
 
-    Args:
-        messages: The message and the name of each run or cell.
+    `messages` has the message and the name of each run or cell.
     """
     names_of: dict[str, list[str]] = {}
     for message, name in messages:
@@ -178,8 +173,8 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Return the text of summary.txt, as stage=table prints it.
 
-    It has the verdict, the cells in columns, the first comparisons, and the meaning of the marks.
-    Cells have their intervals if these fit.
+    It has the headline, the cells in columns, the first comparisons, and the meaning of the marks.
+    Cells have their intervals if the lines are then not too wide.
     """
     heads = ["", *results.columns]
     right = range(1, len(heads))

@@ -16,10 +16,7 @@ def changes_of(name: str, folder: Path, number: int) -> tuple[str, str]:
 
     It shows the share of rows with a change above the published threshold.
 
-    Args:
-        name: The name of the analysis.
-        folder: Its folder.
-        number: Distinguishes the maps of a page.
+    `number` distinguishes the maps of a page.
 
     Raises:
         PipelineError: If the files of the analysis cannot be read.

@@ -18,7 +18,7 @@ def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def lines_csv(lines: Sequence[Mapping[str, Any]], digits: int | None = None) -> str:
-    """Return CSV text of lines with the same keys, numbers with at most these decimals."""
+    """Return CSV text of lines with the same keys, with numbers rounded to `digits` decimals."""
     rows: list[list[Any]] = [[]]
     if lines:
         rows = [list(lines[0])]

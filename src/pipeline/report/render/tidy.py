@@ -29,7 +29,8 @@ def tidy_rows(results: Results) -> str:
     """Return the text of results.csv, sorted by run, task and language.
 
     Values are in percent, but BLEU, chrF++ and bits have their usual scale. `low` and `high` come
-    from `score_interval`. A run in several rows, columns or seeds of the table lists them all.
+    from `score_interval`. If a run is in several rows, columns or seeds of the table, its line has
+    all of them.
     """
     runs = {run.name: run for run in results.runs}
     places = places_of_runs(results)
