@@ -221,7 +221,7 @@ REFUSED = {
     "stage=eval eval=mgsm_2shot checkpoint=hub:": (
         "checkpoint=hub: is not a model on the Hub. Write hub:org/name"
     ),
-    SOUP + "merge.experts=[a]": "merge.experts=['a']: too few runs. Name at least two",
+    SOUP + "merge.experts=[a]": "merge.experts=['a']: too few runs. Name at least 2",
     SFT + "model=trained": "model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
     "stage=data expert=own": (

@@ -398,7 +398,7 @@ def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_pat
     )
     (tmp_path / "one.yaml").write_text(yaml.safe_dump({"task": "own_one", **PLAIN}))
     include(str(tmp_path))
-    with pytest.raises(PipelineError, match=f"the group changed {why}"):
+    with pytest.raises(PipelineError, match=f"The group changed {why}"):
         members("changed")
 
 

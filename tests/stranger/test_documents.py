@@ -218,7 +218,7 @@ def test_what_needs_more_than_this_machine_is_planned(
         told = call("stage=plan", *asked)
         # DIR has few files, few disks hold 8B's snapshots, and org is nobody's
         allowed = (
-            "needs? up to|data_root=DIR has no mgsm/|trainings write .* [GT]B|hub:org/.* cannot be"
+            "needs? up to|data_root=DIR has no mgsm/|[Tt]rainings write .* [GT]B|hub:org/.* cannot be"
             " reached"
         )
         named = re.search(allowed, told.err)

@@ -3,17 +3,19 @@
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fixture_types import Make, Patch
 
 from pipeline.config.compose import compose
+from pipeline.config.stages import EvalStage
 from pipeline.evaluate import stage
 from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.records import ScoreRow
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.evaluation import is_bundle, source_models
 from pipeline.stages.rows import build
 
 ASKED = ["eval.max_gen_toks=4", "eval.limit=3"]
@@ -160,3 +162,11 @@ def test_averages_by_hand() -> None:
         ("mgsm", "exact_match", "mean", "en-mean", 15.0, 20, None),
         ("mgsm", "exact_match", "mean", "mean-en", 40.0, 20, None),
     ]
+
+
+def test_files_of_an_evaluation_are_no_models_of_it() -> None:
+    """Otherwise two tasks of one model have different models, and a worker loads it twice."""
+    roles = ("math", "language", "base", "data_root", "benchmarks", "spm_model", "include_path")
+    parents = {role: SimpleNamespace(hash=role) for role in (*roles, "language quz")}
+    run: Any = SimpleNamespace(config=EvalStage(), parents=parents)
+    assert source_models(run) == ("base", "language", "math")

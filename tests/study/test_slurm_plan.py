@@ -591,6 +591,21 @@ def test_a_job_that_was_cancelled_did_not_fail(
     assert not failed or one["detail"].startswith("job 1 ended before it began: ")
 
 
+def test_the_log_of_an_array_and_of_the_last_job_are_found(tmp_path: Path) -> None:
+    """The last job's log is named by its job, because each plan of a runs_dir has such a job."""
+    folder, logs = tmp_path / ".slurm/table", tmp_path / ".logs"
+    folder.mkdir(parents=True)
+    logs.mkdir()
+    assert slurm.log_of("0-1gpu", folder) == (None, None)
+    (folder / "goes-on.job").write_text("7")
+    assert slurm.log_of("0-1gpu", folder) == ("7", None)
+    for name in ("slurm-goes-on-6.log", "slurm-goes-on-7.log", "slurm-5_0.log"):
+        (logs / name).write_text("the reason\n")
+    assert slurm.log_of("0-1gpu", folder) == ("7", logs / "slurm-goes-on-7.log")
+    (folder / "0-1gpu.job").write_text("5")
+    assert slurm.log_of("0-1gpu", folder) == ("5", logs / "slurm-5_0.log")
+
+
 def of_8b(tmp_path: Path, *words: str) -> Run:
     return build(
         compose(

@@ -196,10 +196,17 @@ def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
     If there is no array of that name, the last job is used, which computes or submits the remaining
     runs. The job id is None if there is no last job either.
     """
-    files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
-    job = next((file.read_text() for file in files if file.is_file()), None)
-    logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
-    return job, max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
+    logs = folder.parents[1] / LOGS
+    of_array, of_last_job = folder / f"{array}.job", folder / f"{AGAIN_JOB}.job"
+    if of_array.is_file():
+        job = of_array.read_text()
+        tasks = logs.glob(f"slurm-{job}_*.log")
+        return job, max(tasks, key=lambda log: log.stat().st_mtime_ns, default=None)
+    if of_last_job.is_file():
+        job = of_last_job.read_text()
+        log = logs / f"slurm-{AGAIN_JOB}-{job}.log"
+        return job, log if log.is_file() else None
+    return None, None
 
 
 def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
@@ -362,7 +369,7 @@ class Submission:
         if self.before:
             options += ["--dependency", f"afterany:{':'.join(self.before)}"]
         if name == AGAIN_JOB:
-            log = AGAIN_JOB
+            log = f"{AGAIN_JOB}-%j"
             script = script_of(launcher, command, GOES_ON, {CONTINUES: resources.name})
         else:
             log = "%A_%a"

@@ -189,11 +189,18 @@ def refuse_lower(task: str, what: str) -> None:
         )
 
 
+# roles of an evaluation's parents that are no models; "language CODE" is a language file
+OTHER_INPUTS = ("data_root", "benchmarks", "spm_model", "include_path")
+
+
 def source_models(run: Run) -> tuple[str, ...]:
     """Return the hashes of the models that an evaluation reads. Other stages have none."""
     if not isinstance(run.config, EvalStage):
         return ()
-    models = [parent.hash for role, parent in run.parents.items() if role != "data_root"]
+    models = []
+    for role, parent in run.parents.items():
+        if role not in OTHER_INPUTS and not role.startswith("language "):
+            models.append(parent.hash)
     return tuple(sorted(models))
 
 

@@ -101,7 +101,7 @@ def _check_references(merge: Merge) -> None:
     experts = merge.references()
     if len(experts) < merge.fewest:
         names = [reference for _, reference in experts.values()]
-        raise PipelineError(f"merge.experts={names}: too few runs. Name at least two.")
+        raise PipelineError(f"merge.experts={names}: too few runs. Name at least {merge.fewest}.")
     for key, reference in experts.values():
         if not isinstance(reference, str):
             raise PipelineError(
