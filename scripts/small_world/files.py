@@ -169,7 +169,7 @@ def mgsm_rows(
         _, equations, number = item
         prompt, solution = world.problem_text(item, world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
-        answer = f"Step-by-Step Answer: {solution}"
+        answer: str | None = f"Step-by-Step Answer: {solution}"
         if not worked:
             question = question.removeprefix("Question: ")
             answer = None
@@ -228,7 +228,7 @@ def mmlu_rows(
 def flores_rows(
     world: ConstructedWorld, items: list[Sentence], language: str
 ) -> list[dict[str, Any]]:
-    facts = dict.fromkeys(("URL", "domain", "topic"), "sandbox")
+    facts: dict[str, Any] = dict.fromkeys(("URL", "domain", "topic"), "sandbox")
     facts |= dict.fromkeys(("has_image", "has_hyperlink"), 0)
     rows = []
     for index, item in enumerate(items, start=1):
